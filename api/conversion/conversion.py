@@ -67,6 +67,7 @@ Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 PATH = "/api/v1/jobs"
+#: How long a finished conversion and its files are kept.
 _KEEP_SECONDS = 7 * 24 * 3600
 _SLOW = Problem(
     HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "The form did not arrive in time.", {"Connection": "close"}

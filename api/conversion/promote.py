@@ -105,10 +105,10 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if len(set(keys)) != len(keys):
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
-        begun = await promotions.begin(connection, caller.tenant_id, job_id)
-    if begun is None:
+        call_and_changes = await promotions.begin(connection, caller.tenant_id, job_id)
+    if call_and_changes is None:
         return await _answer_without_call(services, caller, job_id, keys)
-    call, earlier_changes = begun
+    call, earlier_changes = call_and_changes
 
     async def record_promotion(connection: Connection) -> None:
         await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)

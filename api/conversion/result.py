@@ -62,11 +62,11 @@ async def get_conversion_result(
     audit("result.requested", request, caller, **audit_fields)
     try:
         artifacts = await finished_artifacts(services, caller, job_id, (artifact,))
-        download_id = await _begin(services, caller, artifacts[0]["size"])
+        download_id = await _begin_download(services, caller, artifacts[0]["size"])
     except LeaseholdError as error:
         audit(f"result.{_outcome_of(error)}", request, caller, **audit_fields)
         raise
-    return await _open(services, request, caller, download_id, artifacts[0], audit_fields)
+    return await _open_stream(services, request, caller, download_id, artifacts[0], audit_fields)
 
 
 async def finished_artifacts(
@@ -100,7 +100,8 @@ def _suffix(name: str) -> str:
     return "json" if name == "report" else name
 
 
-async def _begin(services: Services, caller: Caller, size: int) -> UUID:
+async def _begin_download(services: Services, caller: Caller, size: int) -> UUID:
+    """Charge the key for `size` bytes. Returns the download's id. Raises TooMany if the key is over a limit."""
     async with services.pool.acquire() as connection:
         return await downloads.begin(connection, caller.tenant_id, caller.quota_key, size)
 
@@ -119,7 +120,7 @@ def _outcome_of(error: LeaseholdError) -> str:
     return "failed"
 
 
-async def _open(
+async def _open_stream(
     services: Services,
     request: Request,
     caller: Caller,
@@ -135,7 +136,7 @@ async def _open(
         first_piece = await anext(pieces, b"")
     except BaseException as error:
         await pieces.aclose()
-        await _end(services, caller, download_id, 0)
+        await _end_download(services, caller, download_id, 0)
         if isinstance(error, ObjectMissing):
             audit("result.expired", request, caller, **audit_fields)
             raise expired() from None
@@ -149,14 +150,14 @@ async def _open(
 
     async def record_end(sent_bytes: int, outcome: str) -> None:
         audit(f"result.{outcome}", request, caller, **audit_fields, bytes=sent_bytes)
-        await _end(services, caller, download_id, sent_bytes, audit_fields | {"outcome": outcome})
+        await _end_download(services, caller, download_id, sent_bytes, audit_fields | {"outcome": outcome})
 
     return _Streamed(
         pieces, first_piece, output["size"], record_end, headers=headers, media_type=output["content_type"]
     )
 
 
-async def _end(
+async def _end_download(
     services: Services, caller: Caller, download_id: UUID, sent_bytes: int, recorded: dict[str, Any] | None = None
 ) -> None:
     """Charge the download for `sent_bytes`. `recorded`: the fields for the audit; None: no byte was sent.
@@ -200,7 +201,7 @@ class _Streamed(Response):
         except TimeoutError:
             if not time_limit.expired():
                 raise
-            # Not raised, because a slow client is not an outage.
+            # The error is not raised, because a slow client is not an outage.
             log.info("a download was cut at its time limit", bytes=self._sent_bytes)
         finally:
             disconnected.cancel()

@@ -1,7 +1,8 @@
 """Reads the form of a new conversion from the socket into the object store, within bounds of bytes, time and memory.
 
-`conversion` calls `receive`. It stores the model in parts, and each complete reference image in one tar archive. It
-reads a form with an error to its end, so that the client sees the answer. Nothing of such a form stays in the store.
+`conversion` calls `receive`. `receive` stores the model in parts, and all reference images in one tar archive. A form
+with an error is also read to its end, because a client that is still sending would not read an earlier answer. Then
+nothing of the form stays in the store.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class _Form:
         self._file_name: str | None = None
         self._images = 0
         self._part = Begin("", None)  # the part that is arriving
-        self._buffer = bytearray()  # its bytes, if it is a field or a picture
+        self._buffer = bytearray()  # the bytes of this part, if it is a field or a picture
         self._error: RequestError | StoreError | None = None
 
     async def handle(self, event: Begin | Data | End) -> None:
@@ -204,8 +205,10 @@ class _Form:
         owner_tenant, tags = _text(self._fields, "tenant_id"), _tags(self._fields)
         callback_url = _callback_url(self._fields, self._settings)
         if self._images:
-            await self._references.write(bytes(2 * _TAR_BLOCK))
+            await self._references.write(bytes(2 * _TAR_BLOCK))  # the end of a tar archive
         model, references = await self._model.finish(), await self._references.finish()
+        # Tags and the callback URL are left out if the form has none. Then the fingerprint is the same as in releases
+        # that did not know these fields, so a request that is repeated after an upgrade gets its first answer.
         fingerprinted = [
             params.model_dump_json(),
             user_id,

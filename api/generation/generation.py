@@ -208,7 +208,7 @@ def _new_generation(
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
         keep_seconds=settings.generation_keep_seconds,
-        deadline_at=params.deadline_at + BACKSTOP,
+        deadline_at=params.deadline_at + BACKSTOP,  # later than the order's own deadline, at which a poll ends the job
         trace=trace,
         id=job_id,
         limits=own_limits(settings, caller.tenant_id, order.server_id, terms),

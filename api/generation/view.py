@@ -70,8 +70,10 @@ def answer(services: Services, row: Row) -> GenerationAnswer:
 
 def etag(row: Row) -> str:
     """The ETag of the state. It is weak, because `created` and the signatures of URLs differ in every answer to the
-    same state. For a finished generation it also changes every half week: so after a 304, the client's URLs, which are
-    valid for a week at most, are valid for some time.
+    same state.
+
+    A URL is valid for a week at most. So the ETag of a finished generation also changes every half week: then the
+    answer is not 304, and the client gets new URLs.
     """
     version = f"{row['job_id']}.{row['status']}.{row['event_seq']}"
     return weak_etag(version + (f".{int(time() // (_MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))

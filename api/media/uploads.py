@@ -20,6 +20,7 @@ from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.media.inspection import Refusal, inspect_upload
+from leasehold.api.media.media import find_media
 from leasehold.api.media.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import REFUSED, SUBMITTED
@@ -27,11 +28,11 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.domain.errors import Conflict, Invalid, NotFound, StoreError
+from leasehold.domain.errors import Conflict, Invalid, StoreError
 from leasehold.domain.ids import new_id
 from leasehold.limits import uploads
 from leasehold.limits.admission import queues_of
-from leasehold.pipelines.media import reads, transitions
+from leasehold.pipelines.media import transitions
 from leasehold.pipelines.media.kinds import ALLOWED, HEIC
 from leasehold.pipelines.media.limits import PictureLimits
 from leasehold.pipelines.media.pipeline import MediaParams, media
@@ -73,7 +74,7 @@ async def create_upload_url(
     request_hash = fingerprint(b"POST /upload-url", upload.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
-    if answer.age.total_seconds() > ticket.expires_in / 2 and await _extended(services, caller, ticket):
+    if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket):
         # More than half of the first URL's time has passed, so the same media gets a new URL. A repetition before this
         # time gets the first answer unchanged.
         ticket = _ticket(services, ticket.media_id, ticket.original_key, upload)
@@ -81,9 +82,9 @@ async def create_upload_url(
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
 
-async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
-    """Extend the time in which the upload may arrive. False: the upload has ended or ends before that, so it may get no
-    new URL.
+async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
+    """Let the upload arrive for one more lifetime of a URL. False: the upload has ended, or the media expires within
+    this time. Then the upload gets no new URL.
     """
     async with services.pool.acquire() as connection:
         return await transitions.extend_upload(
@@ -158,7 +159,7 @@ def _ticket(services: Services, media_id: UUID, key: str, upload: UploadRequest)
 async def complete_upload(request: Request, response: Response, body: CompleteRequest, caller: Writer) -> Accepted:
     services = services_of(request)
     structlog.contextvars.bind_contextvars(media_id=str(body.media_id))
-    picture = await _find(services, caller, body.media_id)
+    picture = await find_media(services, caller, body.media_id)
     if body.original_key != picture.original_key:
         raise Invalid("wrong_key", "The original_key is not the key of this media.")
     rate_limit_headers: dict[str, str] = {}
@@ -171,16 +172,10 @@ async def complete_upload(request: Request, response: Response, body: CompleteRe
     return Accepted(media_id=picture.id, job_id=job_id)
 
 
-async def _find(services: Services, caller: Caller, media_id: UUID) -> MediaView:
-    async with services.pool.acquire() as connection:
-        picture = await reads.find_media(connection, caller.tenant_id, media_id)
-    if picture is None:
-        raise NotFound("media_not_found", "There is no such media.")
-    return picture
-
-
 def _job_id_of(picture: MediaView) -> UUID | None:
-    """The id of the picture's job. None: it may still get a job. Raises Invalid if the picture is refused already."""
+    """The id of the picture's job. None: the picture has no job yet. Raises Invalid if the picture is refused
+    already.
+    """
     if picture.error is not None:
         raise Invalid(picture.error["code"], picture.error["message"])
     return picture.job_id
@@ -199,14 +194,15 @@ async def _check_and_submit(
     await refuse_early(services, caller, queues_of(caller.tenant_id, media))
     limits = _limits(services.settings)
     try:
-        size = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
+        size_or_refusal = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
         # Another request may have refused the object meanwhile, and deleted it.
-        if (job_id := _job_id_of(await _find(services, caller, picture.id))) is not None:
+        if (job_id := _job_id_of(await find_media(services, caller, picture.id))) is not None:
             return job_id
         raise
-    if isinstance(size, Refusal):
-        return await _refuse(services, caller, picture, size)
+    if isinstance(size_or_refusal, Refusal):
+        return await _refuse(services, caller, picture, size_or_refusal)
+    size = size_or_refusal
     job = _job(services.settings, caller, picture, body, trace)
     submitted, rate_limits = await _write_job(services, caller, picture, job, size)
     if submitted is None:
@@ -287,10 +283,10 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
 
 
 async def _outcome_of_other_request(services: Services, caller: Caller, media_id: UUID) -> UUID:
-    """The job that another request has started. Raises Invalid if it has refused the picture, and Conflict if the
-    upload expired.
+    """The job that another request has started. Raises Invalid if the other request has refused the picture, and
+    Conflict if the upload expired.
     """
-    job_id = _job_id_of(await _find(services, caller, media_id))
+    job_id = _job_id_of(await find_media(services, caller, media_id))
     if job_id is None:
         raise Conflict("upload_expired", "The upload was not completed in time: get a new upload URL.")
     return job_id

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message
 
 from leasehold.api.auth import security
-from leasehold.api.conversion.result import _end, _Streamed
+from leasehold.api.conversion.result import _end_download, _Streamed
 from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.process import deadline
 from leasehold.api.process.keyring import Caller
@@ -45,13 +45,13 @@ async def test_a_pool_without_a_connection_changes_no_answer_after_the_commit(
 ) -> None:
     async with no_connection_left(running.services, settings) as services:
         await publish_and_admit(services, [], [LIMIT])
-        await _end(services, CALLER, new_id(), 0)
+        await _end_download(services, CALLER, new_id(), 0)
 
 
 async def test_a_request_without_time_left_changes_no_answer_after_the_commit(running: Running) -> None:
     deadline.begin(0.0)
     await publish_and_admit(running.services, [], [LIMIT])
-    await _end(running.services, CALLER, new_id(), 0)
+    await _end_download(running.services, CALLER, new_id(), 0)
 
 
 async def test_a_form_is_not_called_slow_while_the_database_is_away(running: Running, client_with: MakeClient) -> None:
