@@ -1,5 +1,5 @@
 """Downloads a provider's files for the `store` step. Addresses are guarded and sizes are bounded. The first bytes of a
-file show its type: the provider's word does not count.
+file decide its type: the Content-Type that the provider sends does not count.
 """
 
 from __future__ import annotations

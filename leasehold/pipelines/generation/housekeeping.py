@@ -9,6 +9,14 @@ from leasehold.pipelines.generation.rows import SOURCES, expired_sources, forget
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
     """The hook of the kind `generation`."""
     return KindHousekeeping(
-        duties=[Forgetting(SOURCES, expired_sources, lambda key: key, context.store.delete, forget_sources)],
+        duties=[
+            Forgetting(
+                SOURCES,
+                find=expired_sources,
+                key=lambda key: key,
+                delete=context.store.delete,
+                forget=forget_sources,
+            )
+        ],
         prefixes=("sources/",),
     )

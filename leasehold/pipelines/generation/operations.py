@@ -23,7 +23,13 @@ from leasehold.transitions.jobs import NewJob
 
 def operations() -> KindOperations:
     """The hook `operations` of the kind `generation`."""
-    orders = UnknownOrders("submit", ("submit_outcome_unknown",), sent_order, adopted_order, is_adoptable)
+    orders = UnknownOrders(
+        step="submit",
+        codes=("submit_outcome_unknown",),
+        sent=sent_order,
+        adopted=adopted_order,
+        adoptable=is_adoptable,
+    )
     return KindOperations(orders, after_cancel=withdraw, before_retry=retry_terms)
 
 
@@ -68,6 +74,7 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
 
 
 def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> RetryTerms:
+    """The terms of a retried job: a generation gets a new deadline and the limits that the settings now define."""
     if "provider" not in job.params:  # a withdrawal
         return RetryTerms()
     params = GenerationParams.model_validate(job.params)

@@ -126,9 +126,8 @@ GENERATION = Kind(
         "leasehold.api.generation.events:router",
         "leasehold.api.generation.source_images:router",
     ),
-    public=frozenset(
-        {"/v1/generations/callbacks/{job_id}/{signature}"}
-    ),  # providers have no API key: the signature in the address proves that they may call it
+    # Providers have no API key: the signature in the address proves that they may call it.
+    public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
     opens="leasehold.pipelines.generation.providers:open_catalogue",
     objects=NamedObjects(
         prefix="sources/",

@@ -63,7 +63,7 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | None
             raise
     else:
         return submitted
-    await existing_order(connection, new)
+    await existing_order(connection, new)  # raises Conflict if the task_id belongs to a different order
     return None
 
 

@@ -73,10 +73,14 @@ async def submit(attempt: Attempt) -> Done | Snooze:
 
 @generation.handles("poll")
 async def poll(attempt: Attempt) -> Done | Snooze:
-    """Ask the provider once, then snooze: the task holds no slot until the next poll."""
+    """Ask the provider once, then snooze: the task holds no slot until the next poll.
+
+    The first attempt asks nothing, because the provider has only just got the order. `misses` in the note: how many
+    polls in a row have failed.
+    """
     params, provider_context = _params_and_context(attempt)
     note = await attempt.note()
-    if not note:
+    if not note:  # this is the first attempt
         purchase = await attempt.value("submit")
         if "urls" in purchase:  # the provider returned the files immediately
             return Done(value=purchase | {"submitted_at": purchase["at"]})
@@ -103,42 +107,51 @@ async def store(attempt: Attempt) -> Done:
     """Download and store every file. The value lists the files that cannot be stored. The step fails only if no file
     could be stored.
     """
-    params, provider_context = _params_and_context(attempt)
     finished, began = await attempt.value("poll"), monotonic()
+    urls: list[str] = finished["urls"]
     errors: list[dict[str, Any]] = []
     stored = 0
-    for number, url in enumerate(finished["urls"]):
-        path = attempt.directory / str(number)
-        try:
-            extension, content_type = await download(
-                provider_context.egress, provider_context.settings, params.kind, url, path
-            )
-        except UnusableFile as error:
-            errors.append({"file": number, "code": error.code, "message": str(error)})
+    for number, url in enumerate(urls):
+        error = await _store_file(attempt, number, url)
+        if error is not None:
+            errors.append({"file": number} | error)
             continue
-        except FileUnavailable as error:
-            if attempt.number < generation.by_name["store"].max_attempts:
-                raise Retryable(str(error), code="file_unavailable") from None
-            errors.append({"file": number, "code": "file_unavailable", "message": str(error)})
-            continue
-        await attempt.write_file(f"{number}.{extension}", path, content_type)
-        path.unlink()
         stored += 1
-        attempt.progress(
-            50.0 + 50.0 * (number + 1) / len(finished["urls"]), f"stored {stored} of {len(finished['urls'])}"
-        )
+        attempt.progress(50.0 + 50.0 * (number + 1) / len(urls), f"stored {stored} of {len(urls)}")
     if not stored:
         raise Permanent(errors[0]["code"], errors[0]["message"])
     return Done(
         value={
-            "original_urls": finished["urls"],
-            "total_files": len(finished["urls"]),
+            "original_urls": urls,
+            "total_files": len(urls),
             "successful_uploads": stored,
             "tos_upload_errors": errors,
             "generation_time": _milliseconds(finished["submitted_at"], finished["at"]),
             "tos_upload_time": int((monotonic() - began) * 1000),
         }
     )
+
+
+async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str] | None:
+    """Download one file and write it as an output. Returns the code and the message if the file cannot be stored.
+
+    Raises Retryable if another attempt may still download the file.
+    """
+    params, provider_context = _params_and_context(attempt)
+    path = attempt.directory / str(number)
+    try:
+        extension, content_type = await download(
+            provider_context.egress, provider_context.settings, params.kind, url, path
+        )
+    except UnusableFile as error:
+        return {"code": error.code, "message": str(error)}
+    except FileUnavailable as error:
+        if attempt.number < generation.by_name["store"].max_attempts:
+            raise Retryable(str(error), code="file_unavailable") from None
+        return {"code": "file_unavailable", "message": str(error)}
+    await attempt.write_file(f"{number}.{extension}", path, content_type)
+    path.unlink()
+    return None
 
 
 def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
@@ -177,7 +190,8 @@ async def _recorded(attempt: Attempt, error: Rejected, note: dict[str, Any] | No
 
 def _retry_delay(params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int) -> timedelta:
     """The pause before the next request: the provider's Retry-After, but at least the poll interval. Without
-    Retry-After the pause starts at the poll interval, and doubles with each request that fails.
+    Retry-After the pause starts at the poll interval, and doubles with each of the `misses`, the requests that failed
+    in a row.
     """
     retry_after = getattr(error, "after", None)
     if retry_after is None:

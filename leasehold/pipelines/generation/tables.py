@@ -14,9 +14,8 @@ generation = Table(
     Column("task_id", Text, nullable=False),  # the client's own id of the order
     Column("kind", Text, nullable=False),
     Column("server_id", Text, nullable=False),  # the server whose concurrency limit counts this generation
-    Column(
-        "request_hash", LargeBinary, nullable=False
-    ),  # of the order: the same task_id with another hash is a conflict
+    # The hash of the order: another order with the same task_id is a conflict.
+    Column("request_hash", LargeBinary, nullable=False),
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client consumed the result: no later request finds it
     CheckConstraint("kind IN ('image', 'video')", name="kind"),

@@ -34,7 +34,13 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
     return KindHousekeeping(
         duties=[
-            Forgetting(ABANDONED, abandoned_uploads, lambda unit: unit[0], lambda unit: store.delete(unit[1]), forget)
+            Forgetting(
+                ABANDONED,
+                find=abandoned_uploads,
+                key=lambda unit: unit[0],
+                delete=lambda unit: store.delete(unit[1]),
+                forget=forget,
+            )
         ],
         before_jobs_go=forget_with_jobs,
         upload_too_large=too_large,
@@ -43,7 +49,7 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """Uploads that were not completed in time, with their keys. The duty deletes the objects first, then calls
+    """The id and the key of each upload that was not completed in time. The duty deletes the objects first, then calls
     `forget_uploads`.
     """
     rows = await connection.fetch(

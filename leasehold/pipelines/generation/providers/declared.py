@@ -75,9 +75,9 @@ class Declaration(BaseModel):
     submit_seconds: float = Field(60.0, gt=0, le=170)
 
     @model_validator(mode="after")
-    def _check_polling(self) -> Self:
-        needed_to_poll = (self.ref, self.poll, self.status)
-        if any(needed_to_poll) and not (all(needed_to_poll) and self.statuses):
+    def _check_members(self) -> Self:
+        members_for_polls = (self.ref, self.poll, self.status)
+        if any(members_for_polls) and not (all(members_for_polls) and self.statuses):
             raise ValueError("ref, poll, status and statuses belong together")
         for request, names in (
             (self.submit, PLACEHOLDERS),

@@ -46,7 +46,7 @@ class Fal:
         self._url = base_url.rstrip("/")
 
     async def submit(self, order: Order, credential: str) -> Accepted:
-        _app_of(order)
+        _app_of(order)  # raises Rejected if the order has no model of fal
         path = f"/{quote(order.model or '')}"
         if order.callback and order.callback.startswith("https://"):
             path += f"?{urlencode({'fal_webhook': order.callback})}"

@@ -127,8 +127,8 @@ def _body(order: Order) -> dict[str, Any]:
 
 
 def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
-    """The data of a successful answer. Raises ProviderError for any other answer. A known code in
-    the body decides; otherwise the HTTP status decides.
+    """The data of a successful answer. Raises ProviderError for any other answer: a known code in the body decides
+    which error. Without a known code, the HTTP status decides.
     """
     if not isinstance(answer.body, dict):
         if answer.is_success:
