@@ -14,9 +14,9 @@ _DECAY = 0.9
 
 
 class BatchSize:
-    """The size of the next batch, in jobs. It follows the slowest of the last batches, whose weight falls with each
-    faster batch. If the size followed only the last batch, one fast batch would double the next batch, even during a
-    checkpoint of PostgreSQL, when most batches are slow.
+    """The size of the next batch, in jobs. It follows the slowest of the last batches. Each faster batch makes the slow
+    batch count a little less. If the size followed only the last batch, one fast batch would double the next batch,
+    even during a checkpoint of PostgreSQL, when most batches are slow.
     """
 
     def __init__(self) -> None:

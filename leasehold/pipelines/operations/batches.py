@@ -1,9 +1,12 @@
-"""Acts on one batch of an operation: a few jobs of one tenant, in one transaction. The step `act` calls `act_on`."""
+"""Cancels, retries or deletes one batch of an operation's jobs: a few jobs of one tenant, in one transaction. The step
+`act` (steps.py) calls `act_on`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from uuid import UUID
 
 import asyncpg
@@ -17,7 +20,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.evaluation.templates import TemplateVersion
-from leasehold.limits.admission import Payer
+from leasehold.limits.admission import Paid, Payer
 from leasehold.pipelines.operations.context import OperationContext
 from leasehold.pipelines.operations.pipeline import Operation
 from leasehold.runtime.transient import may_try_again
@@ -32,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """The operation that acts. `id`: of its job."""
+    """The operation that acts. `id`: the id of the operation's own job."""
 
     id: UUID
     operation: Operation
@@ -98,7 +101,7 @@ async def _cancel(
     for target in targets:
         if target.id in effects.states:
             outcome.acted.append(target.id)
-        else:  # the locked job has not ended, so only this reason is left
+        else:  # the job is locked and has not ended, so no other reason is possible
             sentence = "The template of this job does not support cancelling."
             outcome.refusals.append(Refusal(target.id, "cancel_not_supported", sentence))
 
@@ -106,21 +109,16 @@ async def _cancel(
 async def _delete(
     context: OperationContext, connection: Connection, acting: Acting, targets: Sequence[Target], outcome: Outcome
 ) -> None:
-    """Delete the jobs. Housekeeping deletes their objects and rows later: waiting for the store would take hours."""
+    """Delete the jobs. Housekeeping deletes their objects and rows later, because to wait for the store would take
+    hours.
+    """
     finished = [target for target in targets if target.row["finished_at"] is not None]
-
-    async def delete_finished() -> None:
-        await ending.delete_together(context.actions, connection, finished)
-
-    remaining = targets
-    if finished and await _act_together(connection, finished, outcome, delete_finished):
-        remaining = [target for target in targets if target.row["finished_at"] is None]
-    for target in remaining:
+    unfinished = [target for target in targets if target.row["finished_at"] is None]
+    delete_finished = partial(ending.delete_together, context.actions, connection, finished)
+    is_deleted = bool(finished) and await _act_together(connection, finished, outcome, delete_finished)
+    for target in unfinished if is_deleted else targets:
         effects = Effects()
-
-        async def delete(target: Target = target, effects: Effects = effects) -> None:
-            await ending.delete(context.actions, connection, target, acting.by, effects, acting.id)
-
+        delete = partial(ending.delete, context.actions, connection, target, acting.by, effects, acting.id)
         if await _act_alone(connection, target, outcome, delete):
             outcome.ended += effects.ended
             outcome.hints += effects.hints
@@ -130,77 +128,83 @@ async def _retry_charged(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
     """Retry the jobs. Each retry is charged as a submission. As in every submission, the rates are locked first."""
-    operation, cause = acting.operation, {"by": acting.by, "operation": str(acting.id)}
+    operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
         targets = [_target(context, row) for row in rows]
-        templates = _Templates(context, connection)
-        to_revive_together = await _jobs_to_revive_together(templates, connection, targets, tenant_id)
-
-        async def retry_together() -> None:
-            outcome.hints += await revive_together(context.actions, connection, to_revive_together, cause)
-            for target in to_revive_together:
-                await context.admission.add_queues_of(connection, charge, target.id)
-
-        is_done = bool(to_revive_together) and await _act_together(
-            connection, to_revive_together, outcome, retry_together
-        )
-        retried = {target.id for target in to_revive_together} if is_done else set()
+        retries = _Retries(context, connection, acting, charge, outcome)
+        retried = await retries.retry_together(targets, tenant_id)
         for target in targets:
-            if target.id in retried:
-                continue
-
-            async def retry(target: Target = target) -> None:
-                template_version = await templates.of(target)
-                effects = await revive(context.actions, connection, target, template_version, cause=cause)
-                if effects is None:  # although the job is locked and had failed
-                    raise Conflict("resource_invalid_state", "The job's state does not allow this.")
-                outcome.limits |= set(effects.limits)
-                outcome.departed += effects.departed
-                outcome.ended += effects.ended
-                outcome.hints += effects.hints
-                await context.admission.add_queues_of(connection, charge, target.id)
-
-            await _act_alone(connection, target, outcome, retry)
+            if target.id not in retried:
+                await _act_alone(connection, target, outcome, partial(retries.retry, target))
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
     return outcome
 
 
-class _Templates:
-    """Reads the templates of a batch's runs, each once."""
+class _Retries:
+    """The retries of one batch. They add to `outcome`, and to the queues of `charge`."""
 
-    def __init__(self, context: OperationContext, connection: Connection) -> None:
-        self.actions, self._connection = context.actions, connection
-        self._known: dict[tuple[str, int], TemplateVersion | None] = {}
+    def __init__(
+        self, context: OperationContext, connection: Connection, acting: Acting, charge: Paid, outcome: Outcome
+    ) -> None:
+        self._context = context
+        self._connection = connection
+        self._cause = {"by": acting.by, "operation": str(acting.id)}
+        self._charge = charge
+        self._outcome = outcome
+        self._templates: dict[tuple[str, int], TemplateVersion | None] = {}  # by name and version, each read once
 
-    async def of(self, target: Target) -> TemplateVersion | None:
+    async def retry_together(self, targets: Sequence[Target], tenant_id: str) -> set[UUID]:
+        """Retry the jobs that can be retried together, and return their ids. The caller retries the others one by one.
+        Empty: there are no such jobs, or PostgreSQL refused a row and nothing changed.
+        """
+        together = await self._jobs_to_retry_together(targets, tenant_id)
+        revive_all = partial(self._revive_together, together)
+        if together and await _act_together(self._connection, together, self._outcome, revive_all):
+            return {target.id for target in together}
+        return set()
+
+    async def _jobs_to_retry_together(self, targets: Sequence[Target], tenant_id: str) -> list[Target]:
+        rules = (await tenant_rules(self._connection, {tenant_id}))[tenant_id]
+        together = []
+        for target in targets:
+            try:
+                template_version = await self._template_of(target)
+            except (Conflict, NotFound):
+                continue  # `retry` raises the error again, and it becomes the job's refusal
+            if may_revive_together(self._context.actions, target, template_version, rules):
+                together.append(target)
+        return together
+
+    async def _revive_together(self, targets: Sequence[Target]) -> None:
+        self._outcome.hints += await revive_together(self._context.actions, self._connection, targets, self._cause)
+        for target in targets:
+            await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
+
+    async def retry(self, target: Target) -> None:
+        """Retry one job. Raises NotFound, Conflict or Invalid."""
+        template_version = await self._template_of(target)
+        effects = await revive(self._context.actions, self._connection, target, template_version, cause=self._cause)
+        if effects is None:  # although the job is locked and had failed
+            raise Conflict("resource_invalid_state", "The job's state does not allow this.")
+        self._outcome.limits |= set(effects.limits)
+        self._outcome.departed += effects.departed
+        self._outcome.ended += effects.ended
+        self._outcome.hints += effects.hints
+        await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
+
+    async def _template_of(self, target: Target) -> TemplateVersion | None:
         """The template of the job. None: the job is not a run. Raises NotFound or Conflict."""
         key = (target.row["template"], target.row["version"])
-        if key not in self._known:
-            self._known[key] = await template_of(self.actions, self._connection, target)
-        return self._known[key]
-
-
-async def _jobs_to_revive_together(
-    templates: _Templates, connection: Connection, targets: Sequence[Target], tenant_id: str
-) -> list[Target]:
-    """The jobs that can be retried together. The caller retries the others one by one."""
-    rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
-    to_revive_together = []
-    for target in targets:
-        try:
-            template_version = await templates.of(target)
-        except (Conflict, NotFound):
-            continue
-        if may_revive_together(templates.actions, target, template_version, rules):
-            to_revive_together.append(target)
-    return to_revive_together
+        if key not in self._templates:
+            self._templates[key] = await template_of(self._context.actions, self._connection, target)
+        return self._templates[key]
 
 
 async def _act_together(
-    connection: Connection, targets: Sequence[Target], outcome: Outcome, act: Callable[[], Awaitable[None]]
+    connection: Connection, targets: Sequence[Target], outcome: Outcome, act: Callable[[], Awaitable[object]]
 ) -> bool:
     """Call `act` for all jobs at once. False: PostgreSQL refused a row and nothing changed; the caller then acts on
     each job by itself.
@@ -217,7 +221,7 @@ async def _act_together(
 
 
 async def _act_alone(
-    connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[None]]
+    connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[object]]
 ) -> bool:
     """Call `act` for one job, and record the outcome. A job that is refused or has an invalid row does not stop others.
     Returns whether `act` succeeded.

@@ -1,6 +1,4 @@
-"""The context that all bulk operations of a worker share: the actions on jobs of every kind, and the
-tenants' limits.
-"""
+"""The context that all bulk operations of a worker share: the actions on jobs, and the limits of tenants."""
 
 from __future__ import annotations
 
@@ -33,7 +31,8 @@ class OperationContext:
 async def open_operation_context(settings: Settings, pipelines: Pipelines) -> AsyncIterator[OperationContext]:
     kinds = kinds_of(pipelines)
     job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
-    store = ObjectStore.from_settings(settings)  # the hooks of deletions change only rows, so the store is not opened
+    # The hooks that operations call before deletions change only rows, so the store is never opened.
+    store = ObjectStore.from_settings(settings)
     context = HousekeepingContext(settings, lambda: connected(settings, "worker operations"), store)
     async with AsyncExitStack() as stack:
         evaluator = await stack.enter_async_context(evaluating(settings))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from leasehold.pipelines.operations.pipeline import Action
 from leasehold.settings import Settings
 
-#: An operation that is late makes up for this many seconds at most. Without that, it would lose the time of each batch,
-#: and of each sleep that takes a little too long. After a longer pause it does not hurry.
+#: An operation that is late may act faster than its rate, until it has made up for at most this many seconds. So it
+#: keeps its rate although each batch takes time, and each sleep a little too long. After a longer pause it does not
+#: hurry.
 CATCH_UP_SECONDS = 0.1
 
 
 def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
-    """The most jobs a second of an operation. `rate`: the one that its submitter named. Without one, a retry is slower
-    than other operations may be: each retried job runs, and so takes time from the jobs of others.
+    """The most jobs a second of an operation. `rate`: the rate that its submitter named; None: no rate. Without a named
+    rate, a retry is slower than other operations, because each retried job runs, and so takes time from the jobs of
+    others.
     """
     if rate is None and action == "retry":
         rate = settings.operation_retry_rate or None
@@ -20,15 +22,16 @@ def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
 
 
 def largest_batch(rate: int) -> int:
-    """The most jobs of one batch. At a low rate the jobs of a tenth of a second, at a high rate those of a fiftieth. So
-    the workers get the retried jobs evenly, and not in bursts that the jobs of others would meet.
+    """The most jobs of one batch: as many as the rate allows in a tenth of a second (at most 20), or in a fiftieth of a
+    second if that is more. The batches are so small because the jobs of others would wait behind a burst of retried
+    jobs.
     """
     return max(rate // 50, min(rate // 10, 20), 1)
 
 
 def next_time(previous: float, now: float, jobs: int, rate: int) -> float:
-    """When the next job may be acted on, after `jobs` jobs. `previous`: when these might be acted on; 0: they are the
-    first. All are Unix times.
+    """The Unix time at which the operation may act on the next job, after a batch of `jobs` jobs at the time `now`.
+    `previous`: the time that this function returned for that batch; 0: the batch is the first.
     """
     begin = max(previous, now - CATCH_UP_SECONDS) if previous else now
     return begin + jobs / rate

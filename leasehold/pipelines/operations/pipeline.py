@@ -1,6 +1,4 @@
-"""Declares the pipeline of bulk operations. Each operation is one job with one step, which acts on batch
-after batch.
-"""
+"""Declares the pipeline of bulk operations. Each operation is one job. Its one step acts on batch after batch."""
 
 from __future__ import annotations
 
@@ -30,9 +28,10 @@ class Operation(BaseModel):
     """The parameters of an operation, as its submission fixed them.
 
     `at`: the operation does not act on jobs that were created later, and ages in the filter count from this time.
-    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the pipelines whose jobs the key's
-    scopes let it act on. `runs`: whether it may act on runs, too. `payer_key`: the quota key that is charged for
-    retries. `canary`: the number of jobs that go first; 0: none. `rate`: the largest number of jobs a second.
+    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the pipelines whose jobs the scopes of the
+    client's key allow the operation to change. `runs`: whether it may act on runs, too. `payer_key`: the quota key that
+    is charged for retries. `canary`: the number of jobs that go first; 0: none. `rate`: the largest number of jobs a
+    second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,7 +1,8 @@
 """The handler of bulk operations. It walks over the jobs that the filter finds, newest first, in small batches.
 
-A batch and the note about it commit together, under the lease: so the operation acts on each target once, whatever
-dies. The step snoozes from time to time, so that it does not hold a slot for hours and a worker can drain.
+A target is a job that the filter finds. A batch and the step's note (progress.py) commit in one transaction, under
+the lease. So the operation acts on each target once, even if the worker dies. The step snoozes from time to time, so
+that it does not hold a slot for hours and a worker can drain.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from leasehold.transitions.operations import Refusal
 #: An attempt snoozes after this many seconds.
 _ATTEMPT_SECONDS = 15.0
 #: How many targets one statement reads ahead, and the most rows that it may read for them.
-_STRIDE, _MAX_READ = 500, 15_000
+_TARGETS_AHEAD, _MAX_READ = 500, 15_000
 #: The step sleeps for a pause up to this long, and snoozes for a longer one.
 _LONGEST_SLEEP = 1.0
 #: How often, and after how many seconds, the operation tries again a job that another transaction holds.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
+#: The pause between two checks of the canary jobs.
 _CANARY_SECONDS = 1.0
 
 #: The commit of a batch does not wait for the disk, so its locks are short. If PostgreSQL dies before the batch is on
@@ -87,22 +89,18 @@ class _OperationAttempt:
         self._acting = Acting(attempt.job_id, self._operation)
         self._context: OperationContext = attempt.opened
         self._ends_at = monotonic() + _ATTEMPT_SECONDS
-        self._targets: list[tuple[UUID, str]] = []
-        self._after_targets: tuple[UUID | None, bool] = (None, False)
+        self._targets: list[tuple[UUID, str]] = []  # those that have been read: id and tenant
+        #: `before` and `walked` of the progress once the operation has acted on all `_targets`.
+        self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
         self._size = BatchSize()
         self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
 
     async def run(self) -> Done | Snooze:
-        if self._progress.total is None:
-            async with self._attempt.connection() as connection:
-                n, exact = await job_lists.count(connection, self._listing())
-            self._progress.total = Count(n=n, exact=exact)
+        await self._count_targets()
         while True:
             self._attempt.checkpoint()
-            if self._progress.canary.until is not None and self._progress.canary.passed is None:
-                if not await self._canary_ended():
-                    return self._snooze(_CANARY_SECONDS)
-                continue
+            if not await self._may_go_on():
+                return self._snooze(_CANARY_SECONDS)
             batch = await self._next_batch()
             if batch is None:
                 return Done(value=self._summary())
@@ -112,10 +110,17 @@ class _OperationAttempt:
             if pause > 0:
                 await asyncio.sleep(pause)
                 self._attempt.checkpoint()
-            retry_after = await self._commit(batch)
-            if retry_after is not None:
-                return self._snooze(retry_after)
+            seconds_until_room = await self._commit(batch)
+            if seconds_until_room is not None:
+                return self._snooze(seconds_until_room)
             self._attempt.progress(self._progress.percent, counted(self._progress.done, "job", "jobs"))
+
+    async def _count_targets(self) -> None:
+        """Count the targets, in the first attempt of the operation only."""
+        if self._progress.total is None:
+            async with self._attempt.connection() as connection:
+                n, exact = await job_lists.count(connection, self._listing())
+            self._progress.total = Count(n=n, exact=exact)
 
     def _snooze(self, seconds: float) -> Snooze:
         return Snooze(timedelta(seconds=seconds), self._progress.note())
@@ -148,11 +153,11 @@ class _OperationAttempt:
         """Read the next targets of the walk, if none is left and the walk has not ended."""
         while not self._targets and not self._progress.walked:
             async with self._attempt.connection() as connection:
-                part = await job_lists.next_walk_part(connection, self._listing(_MAX_READ), _STRIDE)
+                part = await job_lists.next_walk_part(connection, self._listing(_MAX_READ), _TARGETS_AHEAD)
             self._targets = list(part.targets)
-            self._after_targets = (part.before, part.before is None)
-            if not self._targets:
-                self._progress.before, self._progress.walked = self._after_targets
+            self._walk_after_targets = (part.before, part.before is None)
+            if not self._targets:  # the statement stopped at _MAX_READ rows, or at the end of the jobs
+                self._progress.before, self._progress.walked = self._walk_after_targets
                 self._attempt.checkpoint()
 
     def _busy_batch(self) -> _Batch:
@@ -164,7 +169,7 @@ class _OperationAttempt:
         )
 
     def _batch_of_targets(self) -> _Batch:
-        """The first of the targets that have been read, as far as they are of one tenant."""
+        """The first of the targets that have been read, up to the first target of another tenant."""
         tenant_id = self._targets[0][1]
         job_ids = []
         for job_id, owner in self._targets[: self._max_jobs()]:
@@ -172,7 +177,7 @@ class _OperationAttempt:
                 break
             job_ids.append(job_id)
         is_last = len(job_ids) == len(self._targets)
-        before, walked = self._after_targets if is_last else (job_ids[-1], False)
+        before, walked = self._walk_after_targets if is_last else (job_ids[-1], False)
         return _Batch(job_ids, tenant_id, before, walked)
 
     def _max_jobs(self) -> int:
@@ -188,16 +193,18 @@ class _OperationAttempt:
     # --- a batch
 
     async def _commit(self, batch: _Batch) -> float | None:
-        """Act on the batch. Returns the seconds to wait if a limit of the tenant has no room even for one job."""
+        """Act on the batch, and commit. If a limit of the tenant has no room for the batch, nothing changes, and the
+        next batch is smaller. Returns the seconds to wait if the limit has no room even for one job.
+        """
         async with self._attempt.connection() as connection:
             began = monotonic()
             try:
                 async with connection.transaction():
                     await connection.execute(_ASYNCHRONOUS_COMMIT)
                     outcome = await act_on(self._context, connection, self._acting, batch.job_ids, batch.tenant_id)
-                    progress = self._after(batch, outcome)
+                    progress = self._progress_after(batch, outcome)
                     failpoints.reach("mid_batch")
-                    await self._report(connection, outcome)
+                    await self._record_refusals(connection, outcome)
                     await self._attempt.remember(progress.note(), connection)
             except (TooMany, Invalid) as error:  # Invalid: the batch alone exceeds a limit
                 if len(batch.job_ids) > 1:
@@ -208,36 +215,45 @@ class _OperationAttempt:
             self._progress = progress
             if not batch.is_repeated:
                 del self._targets[: len(batch.job_ids)]
-            self._size.measured(len(batch.job_ids), seconds := monotonic() - began)
+            seconds = monotonic() - began
+            self._size.measured(len(batch.job_ids), seconds)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
             hints = list(outcome.hints)
             if outcome.limits:
                 hints += await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
-        # The relay would publish the hints, too, but in bursts: the retried jobs of half a second at once.
+        # The relay would publish the hints, too, but in bursts: each time those of all jobs retried in half a second.
         self._attempt.announce(hints)
         count_ended_jobs(outcome.ended)
         return None
 
-    def _after(self, batch: _Batch, outcome: Outcome) -> Progress:
-        """The progress once the batch is committed. A job that was busy too often is refused."""
+    def _progress_after(self, batch: _Batch, outcome: Outcome) -> Progress:
+        """The progress once the batch is committed. Also adds the refusals of jobs that were busy too often to the
+        outcome.
+        """
         progress = self._progress.model_copy(deep=True)
-        tries = {busy.job_id: busy.tries for busy in progress.busy}
-        in_batch = set(batch.job_ids)
-        progress.busy = [busy for busy in progress.busy if busy.job_id not in in_batch]
-        for job_id in outcome.busy:
-            tries_now = tries.get(job_id, 0) + 1
-            if tries_now < _MAX_TRIES:
-                progress.busy.append(Busy(job_id=job_id, tenant_id=batch.tenant_id, tries=tries_now))
-            else:
-                sentence = "Another transaction held the job all the time."
-                outcome.refusals.append(Refusal(job_id, "job_busy", sentence))
+        progress.busy = self._busy_after(batch, outcome)
         progress.count(outcome.acted, outcome.refusals)
         progress.before, progress.walked = batch.before, batch.walked
         progress.next_at = next_time(progress.next_at, time(), len(outcome.acted), self._rate)
         self._advance_canary(progress, outcome)
         return progress
 
+    def _busy_after(self, batch: _Batch, outcome: Outcome) -> list[Busy]:
+        """The jobs that the operation must try again. A job that was busy too often is refused instead."""
+        tries = {busy.job_id: busy.tries for busy in self._progress.busy}
+        in_batch = set(batch.job_ids)
+        to_try_again = [busy for busy in self._progress.busy if busy.job_id not in in_batch]
+        for job_id in outcome.busy:
+            tries_now = tries.get(job_id, 0) + 1
+            if tries_now < _MAX_TRIES:
+                to_try_again.append(Busy(job_id=job_id, tenant_id=batch.tenant_id, tries=tries_now))
+            else:
+                sentence = "Another transaction held the job all the time."
+                outcome.refusals.append(Refusal(job_id, "job_busy", sentence))
+        return to_try_again
+
     def _advance_canary(self, progress: Progress, outcome: Outcome) -> None:
+        """Add the jobs of a batch to the canary. When it is complete, its time begins."""
         canary, size = progress.canary, self._operation.canary
         if not size or canary.passed is not None:
             return
@@ -245,21 +261,23 @@ class _OperationAttempt:
         if progress.done >= size:
             canary.until = time() + self._context.settings.operation_canary_seconds
 
-    async def _report(self, connection: Connection, outcome: Outcome) -> None:
-        """Record refusals, up to the number in the setting. All of them are counted."""
+    async def _record_refusals(self, connection: Connection, outcome: Outcome) -> None:
+        """Record refusals, up to the number in the setting. The progress counts all of them."""
         room = self._context.settings.operation_refusals - self._progress.refused
         if outcome.refusals and room > 0:
             await operations.record(connection, self._attempt.job_id, self._attempt.tenant_id, outcome.refusals[:room])
 
     # --- the canary
 
-    async def _canary_ended(self) -> bool:
-        """Whether all canary jobs have succeeded. False: some have not ended.
+    async def _may_go_on(self) -> bool:
+        """Whether the operation may act on the next batch. False: it must wait until all canary jobs have succeeded.
 
         Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. A person
         who retries the operation lets it go on.
         """
         canary = self._progress.canary
+        if canary.until is None or canary.passed is not None:  # the canary is not complete yet, or its end is known
+            return True
         if self._progress.refused:
             codes = ", ".join(sorted(self._progress.codes))
             refused = counted(self._progress.refused, "of the canary jobs was", "of the canary jobs were")
@@ -273,7 +291,7 @@ class _OperationAttempt:
             if failed:
                 await self._stop("canary_failed", f"{failed} of {len(canary.job_ids)} canary jobs did not succeed.")
             if unfinished:
-                if time() > (canary.until or 0.0):
+                if time() > canary.until:
                     await self._stop(
                         "canary_late", f"{counted(unfinished, 'canary job', 'canary jobs')} had not ended in time."
                     )
