@@ -28,8 +28,8 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def remember_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Remember conversions that are about to be deleted, so that the API answers `expired` for them instead of
-    `job_not_found`.
+    """Remember conversions that are about to be deleted with their jobs, so that the API answers `expired` for them
+    instead of `job_not_found`.
     """
     await connection.execute(
         "INSERT INTO expired_conversion (job_id, tenant_id)"

@@ -9,9 +9,9 @@ signed.
     n bytes   the manifest: JSON in UTF-8
     parts     one after another, in the order of the manifest
 
-The chip vendor's NEF is another format, with other magic bytes. The manifest has the sha256 of each part: reading a
-damaged part raises BadContainer. The signature shows which installation packaged the model. The signature covers the
-manifest, and so every part, because the manifest has its digest.
+The chip vendor's NEF is another format, with other magic bytes. The manifest has the sha256 of each part, so a reader
+notices a damaged part. The signature shows which installation packaged the model. It covers the manifest, and by the
+sha256 of each part also the parts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Container:
 
 
 def write(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Path]) -> None:
-    """Write an unsigned container of `parts`. The same facts and parts give the same bytes.
+    """Write an unsigned container of `parts`. Its manifest has `facts`, and the name, size and sha256 of each part. The
+    same facts and parts give the same bytes.
 
     Raises BadContainer if the manifest would be too large for `read`.
     """

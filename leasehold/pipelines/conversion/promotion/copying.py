@@ -203,12 +203,13 @@ class Promoter:
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
     """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo.
 
-    A key that could not be undone is tried again when its hold (`_UNDO_LEASE_SECONDS` of ownership.py) has ended.
+    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). After that, it tries again to undo the keys that
+    it could not undo.
     """
     if not is_configured(settings):
         return 0
     async with connections() as connection:
-        changes, calls = await promotions.dead(connection)
+        changes, calls = await promotions.claim_dead(connection)
     if not changes:
         return 0
     try:

@@ -126,35 +126,36 @@ UPDATE promoted_object SET {_NO_TURN} WHERE turn = $1 AND key = $2
 # The worker that undoes dead calls holds their keys, and claims their jobs as a new call does. Otherwise a new call
 # could promote a job at the same time, and the worker would remove the new object. A job that is deleted or promoted
 # needs no claim: no new call can begin for it. $1: the seconds of the hold; $2: the largest number of keys.
-_DEAD = """
+_CLAIM_DEAD = """
 -- promotion_dead
-WITH due AS MATERIALIZED (
+WITH dead_keys AS MATERIALIZED (
     SELECT key, for_job FROM promoted_object WHERE turn IS NOT NULL AND until < statement_timestamp()
     ORDER BY until LIMIT $2
-), unclaimed AS (
+), free_jobs AS (
     SELECT job_id FROM conversion
-    WHERE job_id IN (SELECT for_job FROM due) AND promoted IS NULL
+    WHERE job_id IN (SELECT for_job FROM dead_keys) AND promoted IS NULL
       AND (promoting_until IS NULL OR promoting_until < clock_timestamp())
     FOR UPDATE SKIP LOCKED
-), claimed AS (
+), claimed_jobs AS (
     UPDATE conversion SET promoting_until = clock_timestamp() + make_interval(secs => $1)
-    WHERE job_id IN (SELECT job_id FROM unclaimed)
+    WHERE job_id IN (SELECT job_id FROM free_jobs)
     RETURNING job_id
-), held AS (
+), locked_keys AS (
+    -- The time is checked again, because another worker may have held the key since `dead_keys` read it.
     SELECT key FROM promoted_object
     WHERE turn IS NOT NULL AND until < statement_timestamp() AND key IN (
-        SELECT due.key FROM due
-        WHERE due.for_job IN (SELECT job_id FROM claimed)
-           OR NOT EXISTS (SELECT 1 FROM conversion c WHERE c.job_id = due.for_job AND c.promoted IS NULL))
+        SELECT dead_keys.key FROM dead_keys
+        WHERE dead_keys.for_job IN (SELECT job_id FROM claimed_jobs)
+           OR NOT EXISTS (SELECT 1 FROM conversion c WHERE c.job_id = dead_keys.for_job AND c.promoted IS NULL))
     FOR UPDATE SKIP LOCKED
 )
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $1)
-WHERE key IN (SELECT key FROM held)
+WHERE key IN (SELECT key FROM locked_keys)
 RETURNING turn, key, reached, backup, tenant_id, for_job
 """
-# The keys that earlier calls hold for the job. Each of these calls is dead, or could not undo its copies: a call that
-# lives would still hold the job, and this call could not have claimed it.
-_OTHER_CHANGES = """
+# Holds the keys that earlier calls have claimed for the job. Each of these calls is dead, or could not undo its copies.
+# A live call would still have its claim of the job, and then this call could not have claimed the job.
+_HOLD_EARLIER_KEYS = """
 -- promotion_left
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $3)
 WHERE for_job = $1 AND tenant_id = $2 AND turn IS NOT NULL
@@ -170,7 +171,7 @@ async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[P
     async with connection.transaction():
         if await connection.fetchval(_BEGIN, job_id, tenant_id, LEASE_SECONDS) is None:
             return None
-        rows = await connection.fetch(_OTHER_CHANGES, job_id, tenant_id, _UNDO_LEASE_SECONDS)
+        rows = await connection.fetch(_HOLD_EARLIER_KEYS, job_id, tenant_id, _UNDO_LEASE_SECONDS)
     return PromoteCall(new_id(), tenant_id, job_id), _changes(rows)
 
 
@@ -186,18 +187,19 @@ async def claim(
         rows = await connection.fetch(
             _CLAIM, list(keys), call.tenant_id, call.id, call.job_id, list(replaceable), LEASE_SECONDS
         )
-        claimed = {row["key"]: row["job_id"] is not None for row in rows}
-        missing = sorted(set(keys) - claimed.keys())
-        if missing:
-            raise await _conflict_at(connection, call.tenant_id, missing[0])
-    return claimed
+        has_own_object = {row["key"]: row["job_id"] is not None for row in rows}
+        not_claimed = sorted(set(keys) - has_own_object.keys())
+        if not_claimed:
+            raise await _conflict_at(connection, call.tenant_id, not_claimed[0])
+    return has_own_object
 
 
 async def _conflict_at(connection: Connection, tenant_id: str, key: str) -> Conflict:
-    busy = await connection.fetchval(
+    """The error for a key that the call could not claim."""
+    is_being_written = await connection.fetchval(
         "SELECT turn IS NOT NULL FROM promoted_object WHERE key = $1 AND tenant_id = $2", key, tenant_id
     )
-    return in_progress() if busy else target_exists(key)
+    return in_progress() if is_being_written else target_exists(key)
 
 
 def in_progress() -> Conflict:
@@ -245,7 +247,7 @@ async def record_undone(connection: Connection, change: KeyChange) -> None:
 
 
 async def give_up(connection: Connection, call: PromoteCall) -> None:
-    """End the call's claim of the job, so that the next call can have it."""
+    """End the call's claim of the job, so that another call can claim the job."""
     await connection.execute(_GIVE_UP, call.job_id, call.tenant_id)
 
 
@@ -256,11 +258,11 @@ async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChang
     return _changes(await connection.fetch(_CHANGES, call.id))
 
 
-async def dead(connection: Connection) -> tuple[list[KeyChange], set[PromoteCall]]:
-    """Some of the changes of dead calls, and these calls. The statement holds their keys and claims their jobs for the
-    caller. The caller ends the claim of each job with `give_up`.
+async def claim_dead(connection: Connection) -> tuple[list[KeyChange], set[PromoteCall]]:
+    """Hold the keys of some dead calls and claim their jobs for the caller. Returns the changes of these calls, and the
+    calls. The caller ends the claim of each job with `give_up`.
     """
-    rows = await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
+    rows = await connection.fetch(_CLAIM_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
     return _changes(rows), {PromoteCall(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
 
 

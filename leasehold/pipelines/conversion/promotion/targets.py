@@ -105,9 +105,11 @@ def _failed(key: str) -> BadGateway:
 
 
 class _Bucket:
-    """Another bucket. `conditional`: `create` asks the store, by `If-None-Match`, to refuse the put if the key holds an
-    object. A store may not honour the header. So `create` also reads the head of the key when all bytes have arrived:
-    without the header, `create` overwrites only an object that was put there in the moment after that.
+    """Another bucket. `conditional`: `create` sends `If-None-Match`, so that the store refuses the put if the key holds
+    an object.
+
+    Some stores ignore this header. So `create` also looks at the key itself, when all bytes have arrived. Then it
+    overwrites an object only if somebody puts it there in the moment between this look and the end of the upload.
     """
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:

@@ -35,22 +35,22 @@ def _compare_output(reference: list[np.ndarray[Any, Any]], answers: list[np.ndar
     pairs = list(zip(reference, answers, strict=True))
     top1_equal = [_same_top1(expected, answer) for expected, answer in pairs]
     agreement = sum(top1_equal) / len(top1_equal)
-    differ_infinitely = {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": agreement}
+    infinite_difference = {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": agreement}
     if any(expected.shape != answer.shape for expected, answer in pairs):
-        return differ_infinitely
+        return infinite_difference
     all_expected, all_answers = (
         np.concatenate([np.asarray(values, np.float64).ravel() for values in side]) for side in (reference, answers)
     )
     finite = np.isfinite(all_expected)
-    a, b = all_expected[finite], all_answers[finite]
-    if not np.isfinite(b).all():
-        return differ_infinitely
-    noise, signal = float(np.sum((a - b) ** 2)), float(np.sum(a**2))
-    lengths = math.sqrt(signal) * float(np.linalg.norm(b))
+    expected, actual = all_expected[finite], all_answers[finite]
+    if not np.isfinite(actual).all():
+        return infinite_difference
+    noise, signal = float(np.sum((expected - actual) ** 2)), float(np.sum(expected**2))
+    product_of_norms = math.sqrt(signal) * float(np.linalg.norm(actual))
     return {
         "snr_db": _snr_db(signal, noise),
-        "cosine": float(a @ b) / lengths if lengths else float(noise == 0),
-        "max_error": float(np.max(np.abs(a - b), initial=0.0)),
+        "cosine": float(expected @ actual) / product_of_norms if product_of_norms else float(noise == 0),
+        "max_error": float(np.max(np.abs(expected - actual), initial=0.0)),
         "top1_agreement": agreement,
     }
 

@@ -47,9 +47,7 @@ _THREADS = 1
 
 
 def optimise(work: Work) -> Done:
-    """Convert a .tflite model to ONNX, then run the vendor's optimiser. Raises Permanent, or Retryable
-    without `ktc`.
-    """
+    """Convert a .tflite model to ONNX, then run the vendor's optimiser. Raises Permanent; Retryable without `ktc`."""
     params: ConversionParams = work.params
     tools = _ktc().onnx_optimizer
     source = work.files["model"]

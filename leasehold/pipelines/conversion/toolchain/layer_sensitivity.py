@@ -39,7 +39,7 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
     noise = dict.fromkeys(names, 0.0)
     float_exposed = _with_outputs(model, names, directory / "exposed-0.onnx")
     int8_exposed = _with_outputs(int8_model, names, directory / "exposed-1.onnx")
-    graph = onnx.GraphProto()
+    graph = onnx.GraphProto()  # only the nodes: the weights are dropped before onnxruntime loads them again
     graph.node.extend(model.graph.node)
     del model, int8_model
     samples = inputs[:_MAX_SAMPLES]
@@ -59,11 +59,11 @@ def _comparable(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
     names, bytes_left = [], _MAX_BYTES
     for node in model.graph.node:
+        if node.op_type in _MOVING:
+            continue
         for name in node.output:
-            value = values.get(name)
-            if node.op_type in _MOVING or name not in int8_names or value is None:
-                continue
-            if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+            value = values.get(name) if name in int8_names else None
+            if value is None or value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
                 continue
             bytes_left -= 4 * math.prod(shape_of(value))
             if bytes_left >= 0:

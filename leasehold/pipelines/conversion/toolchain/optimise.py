@@ -90,13 +90,13 @@ def largest_difference(trials: list[tuple[Tensors, Tensors]], optimised: Path) -
     `trials`: from `trial_answers`. Raises Permanent("not_equivalent") if the difference is beyond the tolerance.
     """
     model = Runnable(optimised)
-    worst = max(_largest_difference(answer, model.run(inputs)) for inputs, answer in trials)
+    worst = max(_relative_difference(answer, model.run(inputs)) for inputs, answer in trials)
     if not worst <= _TOLERANCE:
         raise refusals.not_equivalent(worst)
     return worst
 
 
-def _largest_difference(original: Tensors, optimised: Tensors) -> float:
+def _relative_difference(original: Tensors, optimised: Tensors) -> float:
     """The largest relative difference between the answers to one input. Infinite if names, shapes, NaN or infinite
     values differ.
     """
@@ -104,15 +104,16 @@ def _largest_difference(original: Tensors, optimised: Tensors) -> float:
         return float("inf")
     worst = 0.0
     for name, values in original.items():
-        a, b = np.asarray(values, np.float64), np.asarray(optimised[name], np.float64)
-        finite = np.isfinite(a)
-        if a.shape != b.shape or not np.array_equal(finite, np.isfinite(b)):
+        expected, actual = np.asarray(values, np.float64), np.asarray(optimised[name], np.float64)
+        finite = np.isfinite(expected)
+        if expected.shape != actual.shape or not np.array_equal(finite, np.isfinite(actual)):
             return float("inf")
-        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):  # +inf, -inf and NaN differ from each other
+        # The values that are not finite must be equal: +inf, -inf and NaN differ from each other.
+        if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
             return float("inf")
         if finite.any():
-            scale = max(float(np.abs(a[finite]).max()), 1e-6)
-            worst = max(worst, float(np.abs(a[finite] - b[finite]).max()) / scale)
+            scale = max(float(np.abs(expected[finite]).max()), 1e-6)
+            worst = max(worst, float(np.abs(expected[finite] - actual[finite]).max()) / scale)
     return worst
 
 

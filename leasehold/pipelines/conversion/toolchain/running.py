@@ -74,7 +74,7 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Write the graph as onnxruntime optimises it for any processor: loading the written graph costs little."""
+    """Write the graph as onnxruntime optimises it for any processor, so that to load the written graph costs little."""
     options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
     _session(source, options)
