@@ -39,7 +39,7 @@ async def cancel(
     cancelled already, or (unless `forced`) does not support cancelling. `operation_id`: the bulk operation that
     cancels.
     """
-    cancels = await jobs.request_cancel(
+    cancellation = await jobs.request_cancel(
         connection,
         [target.id for target in targets],
         targets[0].tenant_id,
@@ -48,10 +48,10 @@ async def cancel(
         forced=forced,
         operation_id=operation_id,
     )
-    effects = Effects(cancels.states, cancels.ended, cancels.hints)
+    effects = Effects(cancellation.states, cancellation.ended, cancellation.hints)
     for target in targets:
         after_cancel = target.kind.operations.after_cancel
-        if after_cancel is not None and target.id in cancels.states:
+        if after_cancel is not None and target.id in cancellation.states:
             effects.hints += await after_cancel(connection, actions.settings, target.id, target.tenant_id)
     return effects
 

@@ -34,7 +34,7 @@ def may_revive_together(
     actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
 ) -> bool:
     """Whether `revive_together` may retry the job: it has no limit and no exclusive or dedupe key, waits for no other
-    run, and its kind has no hook for retries.
+    run, and its kind has no hook for retries. `rules`: the rules for the tenant's new jobs.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
@@ -57,11 +57,9 @@ async def revive_together(
     for target in targets:
         if target.row["notify"]:
             hints += await actions.dispatch(connection, target.id)
-    pipelines_with_follow_up = [
-        pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None
-    ]
+    with_on_failure_run = [pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None]
     return hints + await jobs.replay_together(
-        connection, [target.id for target in targets], targets[0].tenant_id, pipelines_with_follow_up, cause
+        connection, [target.id for target in targets], targets[0].tenant_id, with_on_failure_run, cause
     )
 
 
@@ -126,13 +124,14 @@ async def _revive_other(
         if error.constraint_name not in runs.KEYS:
             raise
         raise Conflict("same_key_running", "Another job with the same key is unfinished.") from None
-    names = [(limit.tenant_id, limit.key) for limit in all_limits]
-    return None if hints is None else CreatedRun(target.id, hints, names)
+    limit_names = [(limit.tenant_id, limit.key) for limit in all_limits]
+    return None if hints is None else CreatedRun(target.id, hints, limit_names)
 
 
 def _terms_of_retry(actions: Actions, target: Target) -> RetryTerms:
     before_retry = target.kind.operations.before_retry
     if before_retry is None:
         return RetryTerms()
-    job = FailedJob(target.tenant_id, target.row["params"], target.queue.partition("@")[2] or None)
+    pin = target.queue.partition("@")[2] or None  # the queue of a pinned job is `name@label`
+    job = FailedJob(target.tenant_id, target.row["params"], pin)
     return before_retry(actions.settings, actions.opened.get(target.kind.name), job)

@@ -1,5 +1,7 @@
-"""The kinds of jobs for `/v1/jobs`, with the scopes that may read and change their jobs. Also the hook
-`Kind.operations`, by which a kind adds work to cancels and retries, and to jobs that people settle.
+"""The kinds of jobs for `/v1/jobs`, with the scopes that may read and change their jobs.
+
+Also the hook `Kind.operations`. By this hook a kind of work adds its own part to cancels and retries, and lets people
+settle jobs whose outcome at another system is unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class RetryTerms:
 #: commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
-#: output.
+#: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
 
 
@@ -81,7 +83,6 @@ class KindOperations:
     """The hook `Kind.operations`."""
 
     unknown_orders: UnknownOrders | None = None
-
     after_cancel: AfterCancel | None = None
     before_retry: BeforeRetry | None = None
 
@@ -117,8 +118,8 @@ class NameableJobs:
 
 
 def subjects_of(kinds: Iterable[Kind]) -> Subjects:
-    """The subjects of webhooks: the pipelines of `kinds` with the names of their kinds, and the platform's own
-    pipelines among them, about which webhooks send nothing.
+    """The subjects of webhooks: the pipelines of `kinds` with the names of their kinds. Some of these pipelines are the
+    platform's own (`own`): webhooks send nothing about their jobs.
     """
     named_pipelines = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
     own = frozenset(pipeline.name for _, pipeline in named_pipelines if pipeline.terms.unlimited)
