@@ -100,9 +100,8 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. If the decoder disagrees with it, here or at a later frame, the
-        picture is refused.
-        Raises Permanent: corrupt_image or too_many_pixels.
+        `header`: the result of the header check. If the decoder finds a larger size or more frames, here or at a later
+        frame, the picture is refused. Raises Permanent: corrupt_image or too_many_pixels.
         """
         with damage_is_permanent():
             if header is not None:
@@ -126,7 +125,7 @@ class Picture:
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
 
     def _check_size(self) -> None:
-        """Raises Permanent `corrupt_image` if the decoder has a larger picture than the header check let through."""
+        """Raises Permanent `corrupt_image` if the decoder has a larger picture than the header said."""
         width, height = self._image.size
         header = self._header
         if header is not None and not (0 < width <= header.width and 0 < height <= header.height):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pyvips
 from PIL import Image
 
-from leasehold.pipelines.media.shared import pixels_of
+from leasehold.pipelines.media.shared_pixels import pixels_of
 
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]

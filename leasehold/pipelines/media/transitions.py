@@ -24,6 +24,8 @@ INSERT INTO media (id, tenant_id, original_key, content_type, file_name, expires
 VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::interval)
 """
 
+# `look_at`: when housekeeping next inspects the object at the key. $3: the seconds of the extension; $4: how long a
+# transfer may take that begins in its last moment; $5: the seconds until the next inspection.
 EXTEND_UPLOAD = """
 -- upload_extend
 UPDATE upload SET writable_until = clock_timestamp() + make_interval(secs => $3),
@@ -79,7 +81,7 @@ async def register(
 
 
 async def extend_upload(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:
-    """Let a client send to `key` for `seconds` from now. False: the upload is finished, or expires before that."""
+    """Let a client send to `key` for `seconds` from now. False: the upload has ended, or expires within this time."""
     extended_key = await connection.fetchval(
         EXTEND_UPLOAD, key, tenant_id, seconds, uploads.SLOWEST_TRANSFER, uploads.INSPECTION_SECONDS
     )

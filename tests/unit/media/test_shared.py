@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from leasehold.pipelines.media import pixels
-from leasehold.pipelines.media.shared import BYTES_PER_PIXEL, pixels_of
+from leasehold.pipelines.media.shared_pixels import BYTES_PER_PIXEL, pixels_of
 from tests import pictures
 
 SIZE, SMALL = (301, 203), (157, 106)

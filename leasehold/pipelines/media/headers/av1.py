@@ -3,7 +3,8 @@ by the sizes in the container.
 
 The sequence header has the size of most frames. A frame header may have a size of its own: the standard forbids a
 larger size than that of the sequence, but decoders accept it. So this module reads both headers, and each frame header
-up to the size. The fields have the names of the AV1 Bitstream Specification, 5.5 and 5.9.
+up to the size. The fields before the size have lengths that depend on earlier fields, so it must read or skip each of
+them. Comments name the fields as the AV1 Bitstream Specification does (5.5 and 5.9).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ MAX_UNITS = 100_000  # units (headers, tiles, metadata) of a file
 #: time for its whole area.
 MAX_FRAMES_PER_SAMPLE = 4
 
-_SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # 3: alone, 6: with its tiles, 7: a copy
+_SEQUENCE_HEADER, _FRAME_HEADERS = 1, {3, 6, 7}  # kinds of units. 3: a header alone, 6: with its tiles, 7: a copy
 _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3  # types of frames
-_CHOOSE = 2  # the value is in each frame header
-_REFERENCES, _SLOTS = 7, 8
+_CHOOSE = 2  # a value of `screen_content` and `integer_vectors`: each frame header has a flag of its own
+_REFERENCES, _SLOTS = 7, 8  # the frames that a frame refers to, and the slots in which a decoder keeps frames
 _ALL_SLOTS = 0xFF
 _MAX_PROFILE = 2
 _FIRST_LEVEL_WITH_TIERS = 8
@@ -57,7 +58,11 @@ class _Timing:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The fields of a sequence header on which the fields of frame headers depend."""
+    """The fields of a sequence header on which the fields of frame headers depend.
+
+    `is_reduced`: the stream is one still picture, whose headers leave out most fields. `size`: of a frame that names no
+    size. `*_bits`: the lengths of fields in frame headers; 0: frame headers do not have the field.
+    """
 
     is_reduced: bool
     timing: _Timing
@@ -74,6 +79,8 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
+    """The first fields of a frame header. `is_resilient`: the header does not depend on those of earlier frames."""
+
     kind: int
     is_shown: bool
     is_resilient: bool
@@ -230,7 +237,7 @@ def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool)
         raise corrupt_image("its first coded picture depends on others")
     if is_repeated:
         return None
-    has_own_size = _read_tools(bits, sequence, frame)
+    has_own_size = _read_size_override(bits, sequence, frame)
     _skip_order(bits, sequence, frame, layers)
     _skip_slots(bits, sequence, frame)
     if not frame.is_intra:
@@ -243,6 +250,7 @@ def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool)
 
 
 def _read_kind(bits: Bits, sequence: _Sequence) -> _Frame:
+    """The fields from frame_type to error_resilient_mode."""
     if sequence.is_reduced:
         return _Frame(_KEY, is_shown=True, is_resilient=True)
     kind, is_shown = bits.unsigned(2), bits.flag()
@@ -254,7 +262,7 @@ def _read_kind(bits: Bits, sequence: _Sequence) -> _Frame:
     return _Frame(kind, is_shown, is_resilient)
 
 
-def _read_tools(bits: Bits, sequence: _Sequence, frame: _Frame) -> bool:
+def _read_size_override(bits: Bits, sequence: _Sequence, frame: _Frame) -> bool:
     """Skip the fields before frame_size_override_flag. Returns this flag."""
     bits.flag()  # disable_cdf_update
     allows_screen_content = bits.unsigned(1) if sequence.screen_content == _CHOOSE else sequence.screen_content
@@ -265,6 +273,7 @@ def _read_tools(bits: Bits, sequence: _Sequence, frame: _Frame) -> bool:
 
 
 def _skip_order(bits: Bits, sequence: _Sequence, frame: _Frame, layers: int) -> None:
+    """Skip the frame's order number, primary_ref_frame and the removal times."""
     bits.unsigned(sequence.order_bits)
     if not frame.is_intra and not frame.is_resilient:
         bits.unsigned(3)  # primary_ref_frame

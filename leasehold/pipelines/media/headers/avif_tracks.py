@@ -55,7 +55,7 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     entries = [
         entry
         for kind, start, end in _children(data, table, b"stsd")
-        for entry in _children(data, (kind, start + _FULL + 4, end), b"av01")
+        for entry in _children(data, (kind, start + _FULL + 4, end), b"av01")  # 4 bytes: the number of entries
     ]
     if not entries:
         return None
@@ -89,8 +89,8 @@ def _samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Ite
     is_long = not _children(data, table, b"stco")
     offsets = _numbers(data, _only_child(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
     chunk_rows = _numbers(data, _only_child(data, table, b"stsc"), "III")
-    _, start, _ = sizes_box = _only_child(data, table, b"stsz")
-    (same_size,) = struct.unpack_from(">I", data, start + _FULL)
+    sizes_box = _only_child(data, table, b"stsz")
+    (same_size,) = struct.unpack_from(">I", data, sizes_box[1] + _FULL)  # 0: each sample has a size of its own
     sizes = repeat(same_size) if same_size else iter(_numbers(data, sizes_box, "I", skipped=4))
     sample_counts = _samples_by_chunk(chunk_rows[::3], chunk_rows[1::3], len(offsets))
     total = 0

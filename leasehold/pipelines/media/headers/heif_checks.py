@@ -30,6 +30,7 @@ def check_copies(items: Items) -> None:
 
 
 def declared_size(item: Item, data: bytes) -> Size:
+    """The size in the item's properties. Raises Permanent if there is none."""
     size_property = item.property(b"ispe")
     if size_property is None:
         raise corrupt_image("an item has no size")

@@ -37,6 +37,8 @@ class Item:
 
 @dataclass(slots=True)
 class Items:
+    """The items of a file, by their numbers. `primary`: the item that is the picture itself."""
+
     all: dict[int, Item]
     primary: Item
 
@@ -113,32 +115,35 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 
 
 def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """The number of each item, with start and end of each of its pieces."""
+    """The number of each item, with start and end of each of its pieces.
+
+    The box says how many bytes its own fields have: two nibbles in each of the two bytes after its version and flags.
+    """
     _, start, _ = box
     version = data[start]
-    sizes = data[start + 4], data[start + 5]
-    offset_size, length_size, base_size = sizes[0] >> 4, sizes[0] & 15, sizes[1] >> 4
-    index_size = sizes[1] & 15 if version else 0
+    offset_size, length_size = data[start + 4] >> 4, data[start + 4] & 15
+    base_size, index_size = data[start + 5] >> 4, data[start + 5] & 15 if version else 0
+    number_size = 4 if version > 1 else 2
     reader = _Reader(data, start + 6)
     total = 0
-    for _ in range(reader.unsigned(4 if version > 1 else 2)):
-        number = reader.unsigned(4 if version > 1 else 2)
+    for _ in range(reader.unsigned(number_size)):
+        number = reader.unsigned(number_size)
         construction = reader.unsigned(2) & 15 if version else _IN_FILE
-        reader.unsigned(2)
+        reader.unsigned(2)  # data_reference_index
         base = reader.unsigned(base_size)
         if construction not in (_IN_FILE, _IN_DATA):
             raise unsupported_format("items that are made of other items are not accepted")
         origin, limit = (0, len(data)) if construction == _IN_FILE else data_box[1:]
-        pieces = []
         count = reader.unsigned(2)
         total += count
         if total > MAX_PIECES:
             raise corrupt_image("the items have too many pieces")
+        pieces = []
         for _ in range(count):
             reader.unsigned(index_size)
             piece_start = origin + base + reader.unsigned(offset_size)
             length = reader.unsigned(length_size)
-            piece_end = piece_start + length if length else limit
+            piece_end = piece_start + length if length else limit  # 0: up to the end
             if not origin <= piece_start <= piece_end <= limit:
                 raise corrupt_image("the items name more bytes than the file has")
             pieces.append((piece_start, piece_end))
@@ -183,7 +188,7 @@ def _properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
     for kind, begin, _ in inner:
         if kind != b"ipma":
             continue
-        has_long_indices = data[begin + 3] & 1
+        has_long_indices = data[begin + 3] & 1  # the last of the flags
         reader = _Reader(data, begin + _FULL)
         for _ in range(reader.unsigned(4)):
             number = reader.unsigned(4 if data[begin] else 2)

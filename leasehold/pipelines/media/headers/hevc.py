@@ -47,7 +47,7 @@ def coded_sizes(data: bytes, length_size: int) -> list[Size]:
     pictures, sizes = 0, []
     for unit in _units(data, length_size):
         if _is_base_layer(unit) and _kind(unit) < _FIRST_NON_SLICE:
-            pictures += unit[2] >> 7  # the first slice of each picture has this bit
+            pictures += unit[2] >> 7  # this bit is 1 only in the first slice of a picture
         sizes += _sizes(unit)
     if pictures > 1:
         raise corrupt_image("an item has several coded pictures")

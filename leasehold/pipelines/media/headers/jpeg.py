@@ -17,8 +17,8 @@ MAX_SEGMENTS = 4096  # a file of 32 MiB has 512 metadata segments of the largest
 # A marker. Restart markers, stuffed zeroes and fill bytes do not match. The pattern begins with one 0xFF. If it allowed
 # a run of 0xFF, the search would take quadratic time on a file full of them.
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
-_SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01  # start and end of the image, start of a scan, temporary
+_FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL = {0xC0, 0xC1}
 _DECODABLE = _SEQUENTIAL | {0xC2}
 _LENGTH_BYTES = 2
@@ -32,18 +32,18 @@ def read(data: bytes) -> Header:
     ends too early.
     """
     header: Header | None = None
-    components, sequential, scans = 0, False, 0
+    components, is_sequential, scans = 0, False, 0
     for marker, body in _segments(data):
-        if marker in _FRAMES:
+        if marker in _FRAME_HEADERS:
             if header is not None:
                 raise corrupt_image("the file has two frame headers")
             header, components = _frame(marker, data, body)
-            sequential = marker in _SEQUENTIAL
+            is_sequential = marker in _SEQUENTIAL
         elif marker == _SOS:
             scans += 1
             if scans > MAX_SCANS:
                 raise too_many_scans(MAX_SCANS)
-            if sequential and data[body] == components:
+            if is_sequential and data[body] == components:
                 break  # the scan has all components: the decoder stops after it, so the check can stop, too
     if header is None or not scans:
         raise corrupt_image("the file ends before its pixels")

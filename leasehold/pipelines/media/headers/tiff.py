@@ -23,8 +23,8 @@ _SIDES_SWAPPED = range(5, 9)  # orientations that swap width and height; the dec
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error if the file
-    ends too early.
+    """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error if the file ends too
+    early.
     """
     order = "<" if data[:2] == b"II" else ">"
     entries = _entries(data, order)
