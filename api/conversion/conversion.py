@@ -40,6 +40,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.multipart import form_too_slow
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
 from leasehold.api.http.responses import publish_and_admit
@@ -69,9 +70,6 @@ Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 PATH = "/api/v1/jobs"
 #: How long a finished conversion and its files are kept.
 _KEEP_SECONDS = 7 * 24 * 3600
-_SLOW = Problem(
-    HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "The form did not arrive in time.", {"Connection": "close"}
-)
 
 
 @router.post(
@@ -100,26 +98,11 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     services, identity = services_of(request), identity_of(request)
     services.store.require()
     job_id = new_id()
-    keys = keys_of(job_id)
     rate_fields = await check_rate(services, caller, "posts")
     await refuse_early(services, caller, queues_of(caller.tenant_id, conversion), idempotency_key)
-    form_bytes = _announced_bytes(request)
-    await _announce_upload(services, caller, job_id, form_bytes)
-    try:
-        async with services.bodies.room(caller.tenant_id, min(form_bytes, MEMORY_BYTES)):
-            form = await receive(request, services.store, keys, services.settings)
-    except TimeoutError:
-        await _clean_up(services, caller, job_id)
-        return _SLOW.response(identity.request_id)
-    except StoreError as error:
-        await _clean_up(services, caller, job_id)
-        raise BadGateway("store_unavailable", "The model could not be stored. Try again soon.") from error
-    except BaseException:
-        await asyncio.shield(_clean_up(services, caller, job_id))
-        raise
-    new_conversion = _new_conversion(
-        caller, form, job_id, keys, identity.trace, services.settings.conversion_deadline_seconds
-    )
+    form = await _receive_form(services, caller, request, job_id)
+    deadline_seconds = services.settings.conversion_deadline_seconds
+    new_conversion = _new_conversion(caller, form, job_id, identity.trace, deadline_seconds)
     try:
         response = await _create(services, caller, new_conversion, form, idempotency_key)
     except Busy as busy:
@@ -132,6 +115,27 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     for name, value in rate_fields.items():
         response.headers.setdefault(name, value)  # a header that the tenant's limits have set stays
     return response
+
+
+async def _receive_form(services: Services, caller: Caller, request: Request, job_id: UUID) -> StoredForm:
+    """Read the form, and store its files under the prefix of the job. After an error, the stored files are deleted.
+
+    Raises BodyTooSlow, BadGateway `store_unavailable`, and the other errors of `upload.receive`.
+    """
+    form_bytes = _announced_bytes(request)
+    await _announce_upload(services, caller, job_id, form_bytes)
+    try:
+        async with services.bodies.room(caller.tenant_id, min(form_bytes, MEMORY_BYTES)):
+            return await receive(request, services.store, keys_of(job_id), services.settings)
+    except TimeoutError:
+        await _clean_up(services, caller, job_id)
+        raise form_too_slow() from None
+    except StoreError as error:
+        await _clean_up(services, caller, job_id)
+        raise BadGateway("store_unavailable", "The model could not be stored. Try again soon.") from error
+    except BaseException:
+        await asyncio.shield(_clean_up(services, caller, job_id))
+        raise
 
 
 def _announced_bytes(request: Request) -> int:
@@ -187,8 +191,9 @@ async def _create(
 
 
 def _new_conversion(
-    caller: Caller, form: StoredForm, job_id: UUID, keys: dict[str, str], trace: dict[str, str], deadline_seconds: int
+    caller: Caller, form: StoredForm, job_id: UUID, trace: dict[str, str], deadline_seconds: int
 ) -> NewConversion:
+    keys = keys_of(job_id)
     job = NewJob(
         pipeline=conversion,
         tenant_id=caller.tenant_id,

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
+from leasehold.api.conversion import upload
 from leasehold.api.conversion.view import disposition
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
@@ -233,6 +234,18 @@ async def test_another_tenants_job_is_not_there(api: Running, client: httpx2.Asy
 def test_a_file_name_cannot_break_out_of_its_header() -> None:
     said = disposition('a"b\r\nc模型.onnx', "nef")
     assert said == "attachment; filename=\"a_b__c__.nef\"; filename*=UTF-8''a%22b%0D%0Ac%E6%A8%A1%E5%9E%8B.nef"
+
+
+async def test_a_form_that_takes_too_long_is_refused_and_leaves_nothing_behind(
+    api: Running, client: httpx2.AsyncClient, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "MAX_SECONDS", 0.0)
+    answer = await send(client)
+    assert (answer.status_code, answer.json()["code"]) == (408, "body_too_slow")
+    assert answer.headers["Connection"] == "close"  # the rest of the form is not read
+    assert await objects(api) == []
+    for table in ("job", "upload"):
+        assert await count(rows, table) == 0, table
 
 
 async def test_a_model_that_cannot_be_stored_leaves_the_database_clean(
