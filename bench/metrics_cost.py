@@ -147,8 +147,8 @@ def _seconds_of_counting() -> float:
     def attempt() -> None:
         metrics.HINTS.labels("claimed").inc()
         metrics.CLAIMS.labels("hint").inc()
-        metrics.claimed("default", "pending", 0.05)
-        metrics.ended("noop", "only", "succeeded", 0.01, None)
+        metrics.count_claim("default", "pending", 0.05)
+        metrics.count_end("noop", "only", "succeeded", 0.01, None)
         count_ended_jobs(ended)
 
     return min(timeit.repeat(attempt, number=10_000, repeat=20)) / 10_000

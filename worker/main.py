@@ -36,28 +36,28 @@ async def serve(settings: Settings, health: Health | None = None) -> None:
     first_signal = asyncio.Event()
     second_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
-    starting = asyncio.current_task()  # None once the worker has started
+    start_task = asyncio.current_task()  # None once the worker has started
 
     def on_signal() -> None:
         if first_signal.is_set():
             second_signal.set()
             return
         first_signal.set()
-        if starting is not None:
-            starting.cancel()
+        if start_task is not None:
+            start_task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
         async with Worker(settings, health=health) as worker:
-            starting = None
+            start_task = None
             freeze_loaded()
             await _first_of(first_signal.wait(), worker.retired.wait(), worker.failed())
             await _first_of(worker.drain(), second_signal.wait(), worker.failed())
     except asyncio.CancelledError:
-        if starting is None:
+        if start_task is None:
             raise
-        starting.uncancel()  # `on_signal` has cancelled the start
+        start_task.uncancel()  # `on_signal` has cancelled the start: the process ends without an error
     log.info("stopped")
 
 

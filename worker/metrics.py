@@ -1,7 +1,7 @@
 """The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Metrics that every attempt updates are fast metrics. They have no lock: only one thread may use a child, the main loop's
-or the heartbeat's. All other metrics are objects of the Prometheus client library, which have locks.
+Metrics that every attempt updates are fast metrics. They have no lock: only one thread, the main loop's or the
+heartbeat's, may update a time series. All other metrics are objects of the Prometheus client library, which have locks.
 """
 
 from __future__ import annotations
@@ -91,21 +91,21 @@ _bounded_code = Bounded()  # bounds the number of different codes, because handl
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
 
-def claimed(queue: str, was: str, waited: float) -> None:
-    """Count a claim of a task that was in state `was`, `waited` seconds after the task became due."""
-    if was == "running":
+def count_claim(queue: str, previous_state: str, waited: float) -> None:
+    """Count a claim of a task, `waited` seconds after the task became due. `previous_state`: before the claim."""
+    if previous_state == "running":
         TAKEN_OVER.inc()
     else:
-        WAIT.labels(queue, _KINDS.get(was, "new")).observe(max(waited, 0.0))
+        WAIT.labels(queue, _KINDS.get(previous_state, "new")).observe(max(waited, 0.0))
 
 
-def ended(pipeline: str, step: str, outcome: str, seconds: float, example: Mapping[str, str] | None) -> None:
-    """Count the end of an attempt. `example`: the exemplar that leads to its trace."""
+def count_end(pipeline: str, step: str, outcome: str, seconds: float, exemplar: Mapping[str, str] | None) -> None:
+    """Count the end of an attempt. `exemplar`: the labels that lead from the metric to the attempt's trace."""
     ATTEMPTS.labels(pipeline, step, outcome).inc()
-    SECONDS.labels(pipeline, step).observe(seconds, example)
+    SECONDS.labels(pipeline, step).observe(seconds, exemplar)
 
 
-def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
+def count_failure(pipeline: str, step: str, outcome: str, code: str) -> None:
     """Count a failed attempt. `outcome`: `retried`, or `failed` for good."""
     (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _bounded_code(code)).inc()
 

@@ -1,8 +1,8 @@
 """The parts of a worker. `open_parts` opens them in order and closes them in the opposite order.
 
-The parts open in the order of their dependence: servers (database, broker, store), registration, announcer, heartbeat,
-batchers, runner, slot pools, duties. Before all of them, worker/warm_up.py makes the work directory and starts the
-children.
+`Worker` enters `open_parts` once. The parts open in the order of their dependence: servers (database, broker, store),
+registration (the worker's row), announcer (publishes hints), heartbeat, batchers, runner, slot pools, duties. Before
+all of them, worker/warm_up.py makes the work directory and starts the children (the processes of isolated steps).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ log = structlog.get_logger(__name__)
 _BATCH = 128
 #: Seconds for which a worker that starts waits for the database.
 _PATIENCE_SECONDS = 60.0
-#: A worker waits for its presence before it claims tasks, for at most this many seconds.
+#: Before a worker claims tasks, it waits for its presence (the lock by which other workers see that it lives), for at
+#: most this many seconds.
 _PRESENCE_SECONDS = 5.0
 
 
@@ -271,7 +272,7 @@ async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Sett
     """Wait for the children. Returns the queues that the worker may serve, given the fences that this kernel offers."""
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
-    if not queues.isolated <= allowed:
+    if not queues.isolated <= allowed:  # then the worker serves no isolated queue, and needs no children
         await warm_up.children.close()
     return allowed
 

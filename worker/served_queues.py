@@ -1,4 +1,6 @@
-"""The queues that a worker serves, and the queues among them that need child processes. `Worker` computes both once."""
+"""The queues that a worker serves, and the queues among them that need child processes because they have isolated
+steps. `Worker` computes both once.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ class ServedQueues:
     have an isolated step.
 
     `isolated_pipelines`: the pipelines with a step in one of the queues and with an isolated step. `inline_pipelines`:
-    the same, with an inline step. A pipeline may be in both. `slots`: the slots by queue. Queues of one slot pool share
-    its slots, so each of them has the number of the pool.
+    the same, with an inline step. A pipeline may be in both. `slots`: queue -> the slots of the slot pool that serves
+    it. The queues of one pool share its slots.
     """
 
     every: frozenset[str]
@@ -35,8 +37,9 @@ class ServedQueues:
 
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
-        """The queues that the settings name; if they name none, all queues that the pipelines declare. The queues that
-        are pinned to a label of the worker are added.
+        """The queues that the settings name; if they name none, all queues that the pipelines declare. In addition, for
+        each of these queues, the queues that are pinned to a label of this worker: only workers with that label serve
+        them.
         """
         declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
         named = frozenset(settings.queues or declared)

@@ -1,7 +1,8 @@
-"""Starts the children of a worker before the rest of the worker: they load their handlers on other cores meanwhile.
+"""Starts the children of a worker (the processes of isolated steps) before the rest of the worker: the children load
+their handlers on other cores meanwhile.
 
 `Worker` enters `warm_up` first. This module must not import the rest of the worker: that import takes about half as
-long as a zygote needs to load its handlers.
+long as a zygote (the process that forks the children) needs to load its handlers.
 """
 
 from __future__ import annotations

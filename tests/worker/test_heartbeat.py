@@ -296,7 +296,7 @@ async def test_after_a_lost_answer_a_worker_releases_what_it_does_not_hold_and_n
     forgotten = (await rows.leased()).lease
     cancelled = await rows.leased()
     await jobs.request_cancel(rows.connection, [cancelled.job_id], "t", reason="r", by="b")
-    heartbeat.answer_lost()
+    heartbeat.record_lost_answer()
     async with asyncio.timeout(SECONDS):
         while (await rows.task(forgotten.task_id))["status"] != "pending":
             await asyncio.sleep(0.02)

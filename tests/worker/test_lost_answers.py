@@ -29,7 +29,7 @@ def lost_answers() -> list[str]:
 
 @pytest.fixture
 def heartbeat(lost_answers: list[str]) -> Any:
-    return SimpleNamespace(holds=lambda _task: False, answer_lost=lambda: lost_answers.append("lost"))
+    return SimpleNamespace(holds=lambda _task: False, record_lost_answer=lambda: lost_answers.append("lost"))
 
 
 @pytest.mark.parametrize("loses", [False, True])

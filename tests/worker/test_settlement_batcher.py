@@ -63,7 +63,9 @@ def opened(settings: Settings, rows: Rows, announced: list[Announcement], lost_a
 
     @asynccontextmanager
     async def batcher(*held: UUID) -> AsyncIterator[SettlementBatcher]:
-        heartbeat: Any = SimpleNamespace(all_held=lambda: list(held), answer_lost=lambda: lost_answers.append("lost"))
+        heartbeat: Any = SimpleNamespace(
+            all_held=lambda: list(held), record_lost_answer=lambda: lost_answers.append("lost")
+        )
         batcher = SettlementBatcher(settings, rows.terms, heartbeat, announced.extend, 64)
         try:
             yield batcher

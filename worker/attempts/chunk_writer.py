@@ -1,9 +1,12 @@
-"""Writes the lines and stream chunks of running attempts into the database: in batches while the attempts run, and the
-rest before their settlements.
+"""Writes what running attempts log and emit into the database: in batches while the attempts run, and the remaining
+items before their settlements.
+
+In this module, an item is a log line or a chunk that a handler emits to its job's stream. A chunk is the items of one
+attempt that one write takes.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
-is written: so a settled attempt has all its lines. A killed attempt loses at most the items since the last write. All
-attempts share one connection for log lines and one for stream chunks. Each connection opens when its first chunk is
+is written: so a settled attempt has all its items. A killed attempt loses at most the items since the last write. All
+attempts share one connection for log lines and one for emitted items. Each connection opens when its first chunk is
 written.
 """
 
@@ -104,8 +107,8 @@ class ChunkWriter(Generic[_B, _C]):
     def _enqueue(self, attempt: AttemptBuffer[_B]) -> None:
         """Remember a buffer that has unwritten items. Any thread may call this.
 
-        This appends before it checks the event, and `turn` clears the event before it empties the queue: so no buffer
-        waits for a wake that has passed.
+        This first appends and then checks the event. `turn` first clears the event and then empties the queue. So
+        either that turn takes the buffer, or the event is set again for the next turn.
         """
         self._unwritten.append(attempt)
         if not self._wake.is_set():

@@ -135,6 +135,7 @@ class IsolatedAttempts:
     async def _inputs(
         self, claimed: Claimed, step: Step, sources: list[Source], speculation: Speculation | None
     ) -> Fetched:
+        """The inputs in the attempt's directory: those that its speculation has already, or else downloaded ones."""
         if speculation is not None:
             return {name: (path, speculation.sha256[name]) for name, path in speculation.files.items()}
         directory = self._directories.make(claimed.lease)

@@ -56,7 +56,8 @@ def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
     def may_replace(existing: Stored) -> bool:
         if not held.trusted():
             return False
-        task_id, epoch, owner = [*existing.metadata.get(_WRITER, "").split(" "), "", "", ""][:3]
+        writer = existing.metadata.get(_WRITER, "").split(" ")
+        task_id, epoch, owner = [*writer, "", "", ""][:3]  # an empty text for each part that the metadata lacks
         if task_id != str(held.lease.task_id) or not epoch.isdecimal():  # the object names no attempt at this task
             return True
         if int(epoch) != held.lease.epoch:

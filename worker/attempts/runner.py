@@ -58,15 +58,16 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: for the database.
 _GRACE_SECONDS = 120.0
 #: Seconds for which a worker puts off a task whose code it lacks: the worker may be of an older release. If no living
-#: worker has the code, the worker puts the task off for as long as the job is old, at most _MAX_UNKNOWN_SECONDS: each
-#: time adds two events to the job's history. A worker that has the code wakes the task earlier
-#: (transitions/unknown_tasks.py); one of an older release does not.
+#: worker has the code, the worker puts the task off for as long as the job is old, at most _MAX_UNKNOWN_SECONDS,
+#: because each time adds two events to the job's history. A worker that has the code wakes the task earlier
+#: (transitions/unknown_tasks.py); only a worker of an older release does not.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
 
-#: The kind of settlement -> the outcome, as metrics, traces and log lines name it.
+#: The kind of settlement -> the outcome, as metrics, traces and log lines name it. They keep two words of an earlier
+#: release: "parked" for snoozed, "spread" for fanned out.
 _OUTCOME_OF_SETTLEMENT = {
     Completion: "succeeded",
     Failure: "failed",
@@ -170,9 +171,9 @@ class Runner:
             span.set_attributes(leasehold_outcome=outcome)
             if isinstance(settlement, Failure):
                 span.mark_failed(settlement.code)
-        if claimed.gated:
+        if claimed.gated:  # the job has concurrency limits: its end may admit another job
             self._admitter.may_have_ended(claimed.job_id)
-        metrics.ended(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace_id))
+        metrics.count_end(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace_id))
         return next_step
 
     # --- the work
@@ -191,7 +192,7 @@ class Runner:
         """
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
-            return await self._until_known(claimed)
+            return await self._put_off(claimed)
         work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, slot))
         if claimed.cancelling:  # a workflow sees the cancel of its job
             held.cancelled = True
@@ -218,17 +219,17 @@ class Runner:
             return None
         return pipeline, step
 
-    async def _until_known(self, claimed: Claimed) -> Snoozing:
-        """Put off a task whose code this worker lacks."""
+    async def _put_off(self, claimed: Claimed) -> Snoozing:
+        """The snooze of a task whose code this worker lacks. It is short while a living worker has the code."""
         handler = _handler_of(claimed)
-        place = (claimed.queue, handler)
+        queue_and_handler = (claimed.queue, handler)
         try:
             async with self._pool.acquire() as connection:
-                served = await handler_reads.served(connection, [place], await workers.dead(connection))
+                served = await handler_reads.served(connection, [queue_and_handler], await workers.dead(connection))
         except TRY_AGAIN as error:
             log.warning("the worker could not read who has the code", error=type(error).__name__)
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
-        if served[place].able:
+        if served[queue_and_handler].able:
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
         seconds = min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
         return Snoozing(claimed.lease, seconds, unknown=handler)
@@ -348,7 +349,7 @@ class Runner:
         if outcome == "lost":
             metrics.REFUSED.inc()
         if isinstance(settlement, Failure) and outcome in ("failed", "retried"):
-            metrics.failed(claimed.pipeline, claimed.step, outcome, settlement.code)
+            metrics.count_failure(claimed.pipeline, claimed.step, outcome, settlement.code)
         if outcome in ("failed", "retried", "lost"):
             log.warning(
                 "attempt ended",

@@ -31,6 +31,7 @@ class Watched(Awaitable[_T], Generic[_T]):
     def __await__(self) -> Generator[Any, Any, _T]:
         """As `yield from`, step by step: run `work` until it waits, pass its future on, and give `work` the answer."""
         inner = self._work.__await__()
+        # A future's iterator is no generator: it has neither `send` nor `throw`.
         send, throw = getattr(inner, "send", lambda _value: next(inner)), getattr(inner, "throw", None)
         value: Any = None
         error: BaseException | None = None

@@ -91,7 +91,7 @@ class Threads:
         if self._idle == 0 and self._started < self._at_most:
             self._start_thread()
         else:
-            self._idle -= 1
+            self._idle -= 1  # the reservation proves that a thread is idle, or is about to be
         future: Future[Any] = Future()
         future.add_done_callback(self._on_done)
         self._work.put((future, lambda: context.run(work)))

@@ -91,7 +91,7 @@ class Workflows:
         try:
             try:
                 outcome = await driver.advance(port)
-            except JournalLost:
+            except JournalLost:  # a failover has undone calls of the kept driver: run the function again from its top
                 driver.close()
                 driver = Driver(attempt.job_id, start, self._max_calls)
                 outcome = await driver.advance(port)
@@ -199,6 +199,7 @@ class _Port:
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
         recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
+        # Only a cancel that the workflow has not seen yet refuses the calls under a valid lease: then return False.
         if not recorded.committed and (cancelling or not recorded.cancelling):
             raise LeaseLost
         return recorded.committed

@@ -83,7 +83,7 @@ class Claimer:
             async with self._pool.acquire() as connection:
                 return await polls.claim(connection, self._terms, queues, min(limit, self._max_claims), overdue, rooms)
         except TRY_AGAIN:
-            self._heartbeat.answer_lost()
+            self._heartbeat.record_lost_answer()
             raise
 
     async def _dead_owner(self, task_id: UUID) -> UUID | None:

@@ -62,20 +62,16 @@ class Hints:
 
     def _next_tenant(self) -> str | None:
         chosen: str | None = None
-        compared = 0
-        for tenant in self._waiting:
-            if not self._shares.may_take(tenant):
-                continue
+        for tenant in islice(filter(self._shares.may_take, self._waiting), _MAX_COMPARED):
             if chosen is None or self._shares.running(tenant) < self._shares.running(chosen):
                 chosen = tenant
-            compared += 1
-            if compared >= _MAX_COMPARED or not self._shares.running(chosen):
-                break
+            if not self._shares.running(chosen):
+                break  # no tenant runs fewer steps than none
         return chosen
 
     def lighter_tenant_waits(self, tenant: str) -> bool:
         """Whether another tenant has a hint here and runs at least two steps fewer than `tenant`. Then a slot of
-        `tenant` should go to that tenant.
+        `tenant` should go to that tenant. With one step fewer, the two tenants would only change places.
         """
         bound = self._shares.running(tenant) - 1
         if bound <= 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):

@@ -1,5 +1,5 @@
-"""The polls of one slot pool. A poll reads no further back than the poll window. It counts the running tasks of all
-tenants only when a new count is due. The claimer calls `Polls.claim`.
+"""The polls of one slot pool. A poll reads tasks that became due within the poll window (runtime/poll_window.py). It
+counts the running tasks of all tenants only when a new count is due. The claimer calls `Polls.claim`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Polls:
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
     ) -> Polled:
         """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does."""
-        started_at, back = monotonic(), self._window.seconds_back()
+        started_at, seconds_back = monotonic(), self._window.seconds_back()
         polled = await claims.poll(
             connection,
             terms,
             queues,
             limit,
             overdue=overdue,
-            back=back,
+            back=seconds_back,
             running=self._load.running(),
             shares=rooms.by_tenant,
             other_room=rooms.for_others,
             other_overdue=rooms.others_overdue,
         )
-        self._window.polled(started_at, whole=back is None, oldest=polled.oldest, min_overdue=overdue)
+        self._window.polled(started_at, whole=seconds_back is None, oldest=polled.oldest, min_overdue=overdue)
         self._load.polled(started_at, polled.running)
         return polled

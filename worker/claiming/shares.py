@@ -131,4 +131,6 @@ class Shares:
         unused = self.slots - self.busy
         rounded_up = -((running - GREED * unused) // (GREED + 1))
         room = min(rounded_up, self.at_most - running)
-        return None if not self.reserve or room >= limit else max(room, 0 if running else 1)
+        if not self.reserve or room >= limit:
+            return None
+        return max(room, 0 if running else 1)  # `_may_run` always admits the first step of a tenant

@@ -28,7 +28,7 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.periodic import unforeseen
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages
-from leasehold.transitions.claims import Claimed
+from leasehold.transitions.claims import Claimed, Polled
 from leasehold.worker import metrics
 from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.claiming.claimer import Claimer
@@ -56,8 +56,8 @@ _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `plenty`: more tasks may be due. `hinted`: hints announce tasks of these queues, because
-    some claimed tasks were new. `held_back`: some due tasks belong to tenants that have no room in this pool.
+    """What a poll found out. `plenty`: more tasks may be due. `hinted`: some claimed tasks were new, so hints announce
+    the tasks of these queues. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
     A poll that failed counts as hinted. If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
     """
@@ -68,7 +68,7 @@ class _PollResult:
 
 
 class _Slot:
-    """The slot of one attempt: a leasehold.worker.attempts.slot.Slot."""
+    """The slot of one attempt. It implements the protocol leasehold.worker.attempts.slot.Slot."""
 
     def __init__(self, pool: SlotPool, tenant: str) -> None:
         self._pool = pool
@@ -126,8 +126,8 @@ class SlotPool:
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
         self._may_poll = asyncio.Event()
-        self._awaited_ended = asyncio.Event()  # set when `_ends_awaited` attempts have ended
-        self._ends_awaited = 0
+        self._enough_ended = asyncio.Event()  # set when the attempts that `_wait_for_ends` awaits have ended
+        self._ends_left = 0  # how many of these attempts have not ended yet; below 0 if more have ended
         self._finds_unhinted = False  # the last poll that claimed tasks found only tasks that no hint announces
         self._following: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -198,9 +198,9 @@ class SlotPool:
     def _release(self, tenant: str) -> None:
         self._shares.release(tenant)
         self._may_start.set()
-        self._ends_awaited -= 1
-        if self._ends_awaited <= 0:
-            self._awaited_ended.set()
+        self._ends_left -= 1
+        if self._ends_left <= 0:
+            self._enough_ended.set()
         if self._keeps_next and not self._is_full:
             self._may_poll.set()
 
@@ -274,7 +274,7 @@ class SlotPool:
         self, claimed: Claimed, found_by: str, headers: Mapping[str, str] | None, tenant: str
     ) -> Claimed | None:
         metrics.CLAIMS.labels(found_by).inc()
-        metrics.claimed(claimed.queue, claimed.previous_state, claimed.waited)
+        metrics.count_claim(claimed.queue, claimed.previous_state, claimed.waited)
         return await self._runner.run(claimed, headers, _Slot(self, tenant))
 
     def may_continue(self, tenant: str) -> bool:
@@ -329,21 +329,21 @@ class SlotPool:
         about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            # To wait for others than those that ended with the first would be to wait for the next settlement, while
-            # the slots are empty.
+            # Subtract the attempts that ended together with the first one. If they are enough, poll now: the next end
+            # comes only with the next settlement, and the slots would be empty until then.
             await self._wait_for_ends(1 + self.slots // _SLOTS_PER_END - ended, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> int:
         """Wait until this number of `attempts` has ended, at most `seconds`. Returns how many have ended. These may be
         more, because one settlement ends many attempts before this task goes on.
         """
-        self._ends_awaited = attempts
-        self._awaited_ended.clear()
+        self._ends_left = attempts
+        self._enough_ended.clear()
         if attempts > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):  # wait_for loses a cancellation before Python 3.12
-                    await self._awaited_ended.wait()
-        return attempts - self._ends_awaited
+                    await self._enough_ended.wait()
+        return attempts - self._ends_left
 
     def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
         """Keep the next free slot for a poll if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
@@ -390,27 +390,15 @@ class SlotPool:
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
             return _PollResult(plenty=True, hinted=not self._finds_unhinted, held_back=False)
-        others_overdue = _HINT_SECONDS if self._is_crowded else None
-        rooms = replace(shares.begin_poll(limit), others_overdue=others_overdue)
-        try:
-            began = perf_counter()
-            polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
-            metrics.observe_duration("look", began)
-        except TRY_AGAIN as error:
-            outages.DATABASE.record_error(error, "polls")
+        polled = await self._claim_from_database(limit, overdue)
+        if polled is None:
             return _PollResult(plenty=False, hinted=True, held_back=False)
-        except Exception as error:  # noqa: BLE001 - of any kind: the next poll may work
-            unforeseen("look", error)
-            return _PollResult(plenty=False, hinted=True, held_back=False)
-        finally:
-            shares.end_poll()
-            self._may_start.set()
         metrics.CLAIMS.labels("look").inc(len(polled.claimed))
         hinted = any(claimed.previous_state == "pending" for claimed in polled.claimed)
         if overdue and hinted:
             self._check_consumer()
         for claimed in polled.claimed:
-            metrics.claimed(claimed.queue, claimed.previous_state, claimed.waited)
+            metrics.count_claim(claimed.queue, claimed.previous_state, claimed.waited)
             self._occupy(claimed.tenant_id, self._run_polled(claimed))
         if polled.claimed or not polled.held_back:
             self._finds_unhinted = bool(polled.claimed) and not hinted
@@ -421,6 +409,25 @@ class SlotPool:
             hinted=hinted or (polled.held_back and not self._finds_unhinted),
             held_back=polled.held_back,
         )
+
+    async def _claim_from_database(self, limit: int, overdue: float) -> Polled | None:
+        """Claim up to `limit` due tasks. Meanwhile `limit` slots are kept for them. None: the poll failed."""
+        others_overdue = _HINT_SECONDS if self._is_crowded else None
+        rooms = replace(self._shares.begin_poll(limit), others_overdue=others_overdue)
+        try:
+            began = perf_counter()
+            polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
+            metrics.observe_duration("look", began)
+        except TRY_AGAIN as error:
+            outages.DATABASE.record_error(error, "polls")
+            return None
+        except Exception as error:  # noqa: BLE001 - of any kind: the next poll may work
+            unforeseen("look", error)
+            return None
+        finally:
+            self._shares.end_poll()
+            self._may_start.set()
+        return polled
 
     def _check_consumer(self) -> None:
         """Call this after a poll has found new work whose hint has not come. If no other hint has come either, the

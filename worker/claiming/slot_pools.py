@@ -74,13 +74,14 @@ class SlotPools:
     def _inline_pools(self, queues: frozenset[str]) -> Iterator[SlotPool]:
         """One pool for each pipeline with slots of its own, and one for all other queues."""
         for pipeline in self._pipelines:
-            if pipeline.slots is not None:
-                declared = {step.queue for step in pipeline.steps}
-                of_pipeline = frozenset(queue for queue in queues if unpinned_queue(queue) in declared)
-                if of_pipeline:
-                    slots = getattr(self._settings, pipeline.slots)
-                    yield self._pool(of_pipeline, slots, reserve=slots)
-                    queues -= of_pipeline
+            if pipeline.slots is None:
+                continue
+            declared = {step.queue for step in pipeline.steps}
+            of_pipeline = frozenset(queue for queue in queues if unpinned_queue(queue) in declared)
+            if of_pipeline:
+                slots = getattr(self._settings, pipeline.slots)
+                yield self._pool(of_pipeline, slots, reserve=slots)
+                queues -= of_pipeline
         if queues:
             slots, reserve = self._settings.worker_concurrency, self._settings.worker_reserve
             yield self._pool(queues, slots, reserve=slots if reserve is None else reserve)

@@ -1,8 +1,8 @@
 """Remembers how many steps each tenant runs in the whole installation. Polls serve the tenant with the fewest first.
 
 To count, PostgreSQL reads all running tasks, with every row version since the last vacuum. An old snapshot can delay
-the vacuum for hours. So the longer a count takes, the less often polls count. Until the next count, polls use the last
-one.
+the vacuum for hours. So the longer a count takes, the less often polls count. Between two counts, polls use the earlier
+count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from time import monotonic
 
 from leasehold.runtime.duty_cycle import Pauses
 
-#: The most of the time that polls that count may take. Exception: a count is due after OLDEST_SECONDS in any case.
+#: The largest share of the time that counts may take. Exception: a count is due after OLDEST_SECONDS in any case.
 COUNTING_SHARE = 1 / 100
 OLDEST_SECONDS = 60.0
 

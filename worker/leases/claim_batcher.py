@@ -1,6 +1,4 @@
-"""Claims the tasks that hints announce, for the claimer. All hints that arrive during one round trip share the next
-one.
-"""
+"""Claims the tasks that hints announce, for the claimer. Hints that arrive during one round trip share the next one."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class _Request:
 
 
 class _Held(Enum):
-    """The answer for a task that this worker held already when the batch began: the statement did not name the task."""
+    """The answer for a task that this worker held already when the batch began, so that the statement left it out."""
 
     HELD = auto()
 
@@ -81,20 +79,20 @@ class ClaimBatcher:
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Claimed | _Held | None]:
         dead = {owner for request in requests for owner in request.dead}
-        # Leave out tasks that this worker holds. `reclaim`: the earlier try may have taken leases whose answer was
-        # lost; the repetition takes them again.
         held_ids = {request.task_id for request in requests if self._heartbeat.holds(request.task_id)}
-        free = {request.task_id for request in requests} - held_ids
+        ids_to_claim = {request.task_id for request in requests} - held_ids
         by_task: dict[UUID, Claimed] = {}
-        if free:
+        if ids_to_claim:
             began = perf_counter()
-            rows = await claims.claim(connection, self._terms, list(free), list(dead), reclaim=repeated)
+            # `reclaim`: the earlier try may have taken leases, and its answer was lost. The repetition takes these
+            # leases again.
+            claimed_tasks = await claims.claim(connection, self._terms, [*ids_to_claim], [*dead], reclaim=repeated)
             metrics.observe_duration("claim", began)
-            by_task = {claimed.lease.task_id: claimed for claimed in rows}
+            by_task = {claimed.lease.task_id: claimed for claimed in claimed_tasks}
             if repeated:
                 # The earlier try may have claimed a task whose job is being cancelled by now. The repetition does not
                 # claim such a task again, so the heartbeat has to release it.
-                self._heartbeat.answer_lost()
+                self._heartbeat.record_lost_answer()
         # `pop`: if two requests name the same task, only the first gets the lease.
         return [
             _Held.HELD if request.task_id in held_ids else by_task.pop(request.task_id, None) for request in requests

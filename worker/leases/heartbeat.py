@@ -82,7 +82,7 @@ class Heartbeat:
         self._connected = threading.Event()
         self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
         self._answer_lost = False
-        self._unconfirmed = True  # the presence ended once, and no renewal has confirmed the leases since
+        self._unconfirmed = True  # no renewal has confirmed the leases since the heartbeat last connected
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
@@ -109,8 +109,8 @@ class Heartbeat:
         - The answer to the claim came too late.
         - This worker has a newer claim of the same task.
         - This worker holds the task with the same epoch, because an asynchronous failover has lost the earlier claim.
-          The new claim makes the attempt that runs the owner again. A second attempt with the same owner and epoch
-          could overwrite what the first attempt settles.
+          Through the new claim, the attempt that already runs owns the task again. A second attempt with the same owner
+          and epoch could overwrite what the first attempt settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
@@ -159,9 +159,10 @@ class Heartbeat:
             is_doubtful = held is not None and not held.lost and (held.settlement_sent or not held.trusted())
         return not is_doubtful and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
-    def answer_lost(self) -> None:
-        """Call this when the answer to a claiming statement is lost, and the statement is not repeated. The heartbeat
-        then releases the orphans: tasks that this worker owns by PostgreSQL's rows, but does not hold (orphans.py).
+    def record_lost_answer(self) -> None:
+        """Call this when the answer to a claiming statement is lost, and no repetition claims all of its tasks again.
+        The heartbeat then releases the orphans: tasks that this worker owns by PostgreSQL's rows, but does not hold
+        (orphans.py).
         """
         self._answer_lost = True
 
@@ -181,7 +182,7 @@ class Heartbeat:
             while not self._closing:
                 await self._beat()
                 if watching_trust.done():
-                    watching_trust.result()
+                    watching_trust.result()  # raises the error that ended it
                 await self._pause(tick if self._connection is not None else 0.1)
         finally:
             watching_trust.cancel()

@@ -61,16 +61,17 @@ class Orphans:
             self._search_began_at = None
             return []
         orphans = {task: epoch for task, epoch in owned.items() if task not in held}
-        if self._suspects != orphans:
+        if self._suspects != orphans:  # the first query that finds these tasks
             self._suspects, self._suspected_at = orphans, monotonic()
             return []
-        if monotonic() - self._suspected_at < _CONFIRM_SECONDS:
+        if monotonic() - self._suspected_at < _CONFIRM_SECONDS:  # too early for the second query
             return []
         if owned == orphans:
             self._search_began_at = None  # this release ends the search: no task from before it remains
         if not orphans:
             return []
-        leases = [Lease(task, self._worker, epoch, 0, 0.0) for task, epoch in orphans.items()]
+        # A release reads neither the attempt's number nor the trust.
+        leases = [Lease(task, self._worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in orphans.items()]
         released = await settlements.release(connection, leases)
         refused = [lease for lease in leases if released.verdicts.get(lease.task_id) is not Verdict.SETTLED]
         log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused))

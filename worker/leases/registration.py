@@ -85,8 +85,8 @@ class Registration:
 
 @asynccontextmanager
 async def _missing_schema_as_outage() -> AsyncIterator[None]:
-    """Raise ConnectionError if the block misses a table or a column: `until_answered` then repeats the block until the
-    migration has made it.
+    """Raise ConnectionError if the block misses a table or a column: `until_answered` then repeats the block until a
+    migration has made the table or column.
     """
     try:
         yield

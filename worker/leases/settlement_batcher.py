@@ -1,7 +1,7 @@
 """Settles attempts: all attempts that end during one round trip share the next one.
 
-A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid. The
-batcher passes the hints that a commit wrote to `announce`.
+A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid.
+After each commit, the batcher calls `announce` with the hints that the commit wrote to the outbox.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class SettlementBatcher:
             answers |= await self._recover_next(connection, batch, answers)
             # The earlier try may have claimed a step whose job is being cancelled by now. `_recover_next` does not
             # claim such a step again, so the heartbeat has to release it.
-            self._heartbeat.answer_lost()
+            self._heartbeat.record_lost_answer()
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
@@ -145,9 +145,9 @@ class SettlementBatcher:
         return answers
 
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """Make a workflow due again if a client cancelled its job before its settlement: its code has not seen the
-        cancel yet. A workflow that was about to wait is due immediately. A failed attempt that may be repeated is due
-        after the pause of its failure.
+        """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
+        due again: its code has not seen the cancel yet. A workflow that was about to wait is due immediately. A failed
+        attempt that may be repeated is due after the pause of its failure.
         """
         suspended = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         failed = [
@@ -163,8 +163,8 @@ class SettlementBatcher:
     async def _recover_next(
         self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
     ) -> dict[UUID, Answer]:
-        """Claim again the next steps that the earlier try may have claimed: its answer was lost, and else no worker
-        would run these steps before their leases pass. Returns the changed answers.
+        """Claim again the next steps that the earlier try may have claimed. The answer of that try was lost: without a
+        new claim, no worker would run these steps before their leases pass. Returns the changed answers.
         """
         completed: list[UUID] = []
         workflow_of_step: dict[UUID, UUID] = {}  # a step that a suspension started -> the workflow's task

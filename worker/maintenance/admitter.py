@@ -31,7 +31,7 @@ class Admitter:
         self._has_ended.set()
 
     async def turn(self) -> float:
-        """Wait until jobs may have ended, then admit jobs of their limits. Returns the pause to the next turn: none."""
+        """Wait until jobs may have ended, then admit jobs of their limits. Returns 0: the next turn needs no pause."""
         await self._has_ended.wait()
         await asyncio.sleep(_GATHER_SECONDS)
         self._has_ended.clear()

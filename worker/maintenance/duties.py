@@ -45,7 +45,7 @@ _WATCH_SECONDS = 0.5
 _EVERY_SECONDS = 0.5
 #: Seconds between two searches for tasks whose code this worker has, and that a worker without it has put off.
 _KNOWN_SECONDS = 30.0
-#: The most such tasks that one search wakes, and the seconds until the next search if there may be more.
+#: The most tasks that such a search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
@@ -85,7 +85,7 @@ class Duties:
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
-        self._frequent = _shared(pool, _FREQUENT_CONNECTIONS)
+        self._frequent_connection = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
         self._housekeeping = Housekeeping(settings, self._housekeeping_connection, store, kinds)
 
@@ -109,15 +109,19 @@ class Duties:
             self._leader_duty("probes", housekeeping.probes),
             self._tidying_duty("event_days", self._keep_event_days),
             self._tidying_duty(
-                "forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)
+                "forget_workers",
+                lambda connection: workers.forget_workers(connection, 10 * self._settings.lease_seconds),
             ),
             self._tidying_duty("forget_handlers", workers.forget_handlers),
             self._tidying_duty("forget_idempotency_keys", sweeps.forget_idempotency_keys),
             self._tidying_duty(
-                "forget_tombstones", lambda c: jobs.forget_tombstones(c, self._settings.tombstone_hours)
+                "forget_tombstones",
+                lambda connection: jobs.forget_tombstones(connection, self._settings.tombstone_hours),
             ),
-            self._tidying_duty("forget_audit", lambda c: audit.forget(c, self._settings.audit_days)),
-            self._tidying_duty("forget_people", lambda c: people.forget(c, self._settings.people_days)),
+            self._tidying_duty("forget_audit", lambda connection: audit.forget(connection, self._settings.audit_days)),
+            self._tidying_duty(
+                "forget_people", lambda connection: people.forget(connection, self._settings.people_days)
+            ),
             self._tidying_duty("forget_gates", concurrency.forget_unused_limits),
             self._tidying_duty("forget_rates", rates.forget_rates),
             self._tidying_duty("forget_downloads", downloads.forget_downloads),
@@ -155,17 +159,17 @@ class Duties:
         return self._leader_duty(name, turn)
 
     async def _end_cancels(self) -> None:
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             ended = await sweeps.end_cancels(connection, self._takeover.dead, self._settings.max_losses)
             count_ended_jobs(ended)
 
     async def _end_jobs(self) -> None:
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             count_ended_jobs(await sweeps.expire_jobs(connection))
 
     async def _follow_children(self) -> None:
         """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed."""
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             self._announcer.announce(await children.wake_waiting(connection))
             ended, hints = await children.cancel_orphans(connection)
             count_ended_jobs(ended)
@@ -179,7 +183,7 @@ class Duties:
         if not self._late_step_pauses.due:
             return
         began = monotonic()
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             for ended in await external.end_overdue(connection, self._templates):
                 count_ended_jobs(ended.ended)
                 self._announcer.announce(ended.announcements)
@@ -188,7 +192,7 @@ class Duties:
     async def _wake_known(self) -> float | None:
         """Wake the tasks whose code this worker has, and that a worker without it has put off."""
         registration = self._registration
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             hints, is_cut = await unknown_tasks.wake_known(
                 connection, registration.worker, registration.queues, registration.handlers, _MAX_KNOWN
             )
@@ -196,17 +200,17 @@ class Duties:
         return _NEXT_KNOWN_SECONDS if is_cut else None
 
     async def _admit(self) -> None:
-        """Admit waiting jobs that the admitter does not admit, because they do not wait for the end of another job. For
-        example, a rate has room again. Each turn serves some of the limits.
+        """Admit the waiting jobs that the admitter (admitter.py) does not see, because they do not wait for the end of
+        another job: for example, they wait until a rate has room again. Each turn serves some of the limits.
         """
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             limits = await concurrency.with_waiting_jobs(connection, self._last_limit)
             self._last_limit = limits[-1] if limits else ("", "")
             self._announcer.announce(await concurrency.admit_each(connection, limits))
 
     async def _fire_schedules(self) -> None:
         """Write the schedules that apps declare in code, if this worker has not done so yet. Then fire the due ones."""
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             while self._unwritten_schedules:
                 app = next(iter(self._unwritten_schedules))
                 await declared.reconcile(connection, self._settings.tenant, app, self._unwritten_schedules[app])
@@ -223,7 +227,7 @@ class Duties:
                 self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> None:
-        async with self._frequent() as connection:
+        async with self._frequent_connection() as connection:
             self._announcer.announce(
                 await webhooks.dispatch(
                     connection,

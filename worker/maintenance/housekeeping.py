@@ -128,26 +128,33 @@ class Housekeeping:
         Returns the pause to the next turn; None for the usual pause, because this turn had no units. Raises
         StoreUnavailable if the store is away.
         """
-        deleted: list[_U] = []
-        refused: list[tuple[_U, Exception]] = []
-        store_error: StoreUnavailable | None = None
-        for unit in units:
-            try:
-                await delete(unit)
-            except StoreUnavailable as error:
-                store_error = await self._probe_store()
-                if store_error is not None:
-                    break
-                refused.append((unit, error))
-            except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
-                refused.append((unit, error))
-            else:
-                deleted.append(unit)
+        deleted, refused, store_error = await self._delete_objects(units, delete)
         if deleted or refused:
             await self._forget_rows(duty, deleted, refused, key, forget)
         if store_error is not None:
             raise store_error
         return _NEXT_BATCH_SECONDS if deleted or refused else None
+
+    async def _delete_objects(
+        self, units: Sequence[_U], delete: Callable[[_U], Awaitable[None]]
+    ) -> tuple[list[_U], list[tuple[_U, Exception]], StoreUnavailable | None]:
+        """Call `delete` for each unit, until the store is away. Returns the deleted units, the units at fault with
+        their errors, and the store's error if the store is away.
+        """
+        deleted: list[_U] = []
+        refused: list[tuple[_U, Exception]] = []
+        for unit in units:
+            try:
+                await delete(unit)
+            except StoreUnavailable as error:
+                if (store_error := await self._probe_store()) is not None:
+                    return deleted, refused, store_error
+                refused.append((unit, error))
+            except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
+                refused.append((unit, error))
+            else:
+                deleted.append(unit)
+        return deleted, refused, None
 
     async def _probe_store(self) -> StoreUnavailable | None:
         """The store's error if the store is away. None if the store answers: then the last error was about one unit."""

@@ -67,7 +67,7 @@ def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
     to them. The second frame is the run. It holds the client's parameters, so the child reads it after the restriction.
     """
     if (body := frames.receive(frames.CHANNEL)) is None:
-        return
+        return  # the worker has closed the channel: it does not need this child
     confinement = frames.Confinement.model_validate_json(body)
     own_fences.restrict_files([Path(path) for path in confinement.files], Path(confinement.directory))
     if (body := frames.receive(frames.CHANNEL)) is None:

@@ -26,7 +26,7 @@ class ChildOutput:
         self._read_end, self.write_end = os.pipe()
         self._recorder: Recorder | None = None  # the attempt's recorder, which stores the lines with the job
         self._context = copy_context()
-        self._context.run(record_in, None)
+        self._context.run(record_in, None)  # `_emit` records each line: the worker's log must not record it again
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()
@@ -42,10 +42,10 @@ class ChildOutput:
 
     def begin(self, pipeline: str, step: str) -> None:
         """A run begins: give it a new allowance, and name it in the log. The attempt calls this in its own context."""
-        self._log_rest()
+        self._log_last_line()
         self._recorder = current()
         self._context = copy_context()  # names the job in the worker's log
-        self._context.run(record_in, None)
+        self._context.run(record_in, None)  # as in `__init__`
         self._allowance, self._dropped = MAX_BYTES_PER_RUN, 0
         self._log = self._log.bind(pipeline=pipeline, step=step)
 
@@ -59,7 +59,7 @@ class ChildOutput:
         self._close_write_end()
         self.read()
         self._close_read_end()
-        self._log_rest()
+        self._log_last_line()
 
     def _read(self) -> None:
         try:
@@ -85,7 +85,8 @@ class ChildOutput:
             if self._recorder is not None:
                 self._recorder.add("info", "output", text)
 
-    def _log_rest(self) -> None:
+    def _log_last_line(self) -> None:
+        """Log the line that has no end yet, and how many bytes were dropped."""
         self._emit(self._line)
         self._line = b""
         if self._dropped:

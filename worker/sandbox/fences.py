@@ -117,8 +117,9 @@ def hide_memory() -> None:
 
 
 class Fences:
-    """The fences around a zygote, and those that its children add. `isolation` names the mechanisms:
-    "seccomp+landlock", "seccomp", "netns..." or "limits only...".
+    """The fences around a zygote, and those that its children add. `grants`: the files that every child may read, by
+    Landlock rights (landlock.Grants). `isolation` names the mechanisms: "seccomp+landlock", "seccomp", "netns..." or
+    "limits only...".
     """
 
     def __init__(self, mechanisms: list[str], grants: Mapping[int, list[Path]]) -> None:

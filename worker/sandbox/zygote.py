@@ -41,7 +41,7 @@ def main() -> None:
     fences.hide_memory()
     ready = frames.Ready(isolation=own_fences.isolation, threads=fences.threads())
     control.send(ready.model_dump_json().encode())
-    _preload(pipeline)
+    _preload(pipeline)  # after the answer: the worker starts to serve meanwhile, and its first run waits for this
     gc.collect()
     gc.freeze()  # children share this memory; a garbage collection would write to it, and so copy it
     _serve(control, pipeline, own_fences)
