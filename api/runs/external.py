@@ -182,7 +182,7 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
                 (renewal,) = await claims.renew(connection, lease.owner, [lease], body.lease_seconds)
         if not is_in_time or not renewal.is_valid:
             raise lost()
-    return json_response({"lease_seconds": body.lease_seconds, "cancel_requested": renewal.cancel})
+    return json_response({"lease_seconds": body.lease_seconds, "cancel_requested": renewal.must_stop})
 
 
 @asynccontextmanager

@@ -49,6 +49,8 @@ class FailpointReached(LeaseholdError):
 
 @dataclass
 class _Armed:
+    """An armed failpoint. It acts when the process has reached it `countdown` more times."""
+
     act: str
     countdown: int
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-#: Python collects the youngest generation after this many new objects. Its default of 700 is too small: one batch of
-#: claims makes many times as many. Garbage that waits for a collection takes a few megabytes.
+#: Python collects the youngest generation after this many new objects. Its default of 700 is too small, because one
+#: batch of claims makes thousands of objects. Garbage that waits for a collection takes a few megabytes.
 _YOUNG = 20_000
 #: After this many collections of a generation, Python also collects the next older generation.
 _OLDER = 20

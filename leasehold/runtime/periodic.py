@@ -64,6 +64,7 @@ class Periodic:
         try:
             pause = await self._turn()
         except AWAY as error:
+            # For a value that asyncpg cannot encode, it raises an error of TRY_AGAIN, too. That is no outage.
             is_bad_value = isinstance(error, TRY_AGAIN) and not may_try_again(error)
             return self._after_failure(error) if is_bad_value else self._after_outage(error)
         except Exception as error:  # noqa: BLE001 - of any kind: no error may end a duty
@@ -124,7 +125,7 @@ def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
     return error
 
 
-def unforeseen(duty: str, error: BaseException) -> None:
+def record_unforeseen(duty: str, error: BaseException) -> None:
     """Count and log an error of another loop than a Periodic. That loop must go on, too."""
     ERRORS.labels(duty).inc()
     traceback = first_of_kind(duty, error)

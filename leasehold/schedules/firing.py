@@ -85,6 +85,21 @@ UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, pau
 WHERE id = $1
 """
 
+# $3: whether the refusal counts as a failure of the schedule. It does if only a change of the schedule or of its
+# template helps.
+_RECORD_REFUSAL = """
+-- schedule_refused
+UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
+"""
+
+# `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
+_SUBMITTED = """
+-- schedule_made
+UPDATE schedule SET last_error = NULL, failures = 0,
+    last_run_at = greatest(last_run_at, coalesce($2::timestamptz, clock_timestamp()))
+WHERE id = $1
+"""
+
 
 async def fire_due(
     connection: Connection,
@@ -104,16 +119,20 @@ async def fire_due(
     """
 
     async def fire_ticks(schedule_id: UUID) -> list[CreatedRun]:
-        row = await connection.fetchrow(_LOCK_DUE, schedule_id)
-        return [] if row is None else await _fire(connection, templates, row, keep_seconds, pause_after, admission)
+        schedule = await connection.fetchrow(_LOCK_DUE, schedule_id)
+        if schedule is None:
+            return []
+        return await _fire(connection, templates, schedule, keep_seconds, pause_after, admission)
 
     async def fire_buffered(schedule_id: UUID) -> list[CreatedRun]:
-        row = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
-        if row is None:
+        schedule = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
+        if schedule is None:
             return []
-        await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", row["id"])
-        prepared = await prepare(connection, templates, row)
-        return await _submit_by_overlap(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
+        await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", schedule["id"])
+        prepared = await prepare(connection, templates, schedule)
+        return await _submit_by_overlap(
+            connection, prepared, schedule, schedule["buffered_at"], keep_seconds, admission
+        )
 
     created: list[CreatedRun] = []
     own_pipelines = [pipeline.name for pipeline in templates.pipelines]
@@ -138,16 +157,17 @@ async def _record_failure(
         await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
 
 
-async def _pause(connection: Connection, schedule_id: UUID, reason: str, because: str) -> None:
+async def _pause(connection: Connection, schedule_id: UUID, reason: str, label: str) -> None:
+    """Pause the schedule. `reason`: a text for its owner. `label`: the reason as the metric names it."""
     await connection.execute(_PAUSE, schedule_id, reason)
-    SCHEDULES_PAUSED.labels(because).inc()
+    SCHEDULES_PAUSED.labels(label).inc()
     log.warning("schedule paused", schedule_id=str(schedule_id), reason=reason)
 
 
 async def _fire(
     connection: Connection,
     templates: Templates,
-    row: Any,
+    schedule: Any,
     keep_seconds: int,
     pause_after: int,
     admission: Admission | None,
@@ -155,66 +175,83 @@ async def _fire(
     """Submit the runs of the due ticks of one schedule, and set its next tick. If its last runs have failed too often,
     pause the schedule instead.
     """
-    if await _failed_too_often(connection, row):
-        await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
+    if await _failed_too_often(connection, schedule):
+        await _pause(
+            connection, schedule["id"], f"the last {schedule['pause_after_failures']} runs failed", "runs_failed"
+        )
         return []
-    due, has_more = _due_ticks(row)
+    due, has_more = _due_ticks(schedule)
     created: list[CreatedRun] = []
     refused_tick: datetime | None = None
-    if ticks := _ticks_to_run(row, due, has_more=has_more):
-        prepared = await prepare(connection, templates, row)
-        # An error in `prepared` refuses every tick in the same way: record it once.
-        for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
-            try:
-                async with connection.transaction():  # a savepoint: a refused tick undoes no other tick
-                    created += await _submit_by_overlap(connection, prepared, row, tick, keep_seconds, admission)
-            except TooMany:
-                if not created:
-                    raise
-                refused_tick = tick  # the next firing begins with this tick
-                break
-    continue_after = due[-1] if has_more else row["now"]
-    next_run_at = refused_tick or cron.next_after(row["cron"], row["timezone"], continue_after)
+    if ticks := _ticks_to_run(schedule, due, has_more=has_more):
+        prepared = await prepare(connection, templates, schedule)
+        created, refused_tick = await _submit_ticks(connection, prepared, schedule, ticks, keep_seconds, admission)
+    continue_after = due[-1] if has_more else schedule["now"]
+    next_run_at = refused_tick or cron.next_after(schedule["cron"], schedule["timezone"], continue_after)
     failures = await connection.fetchval(
-        "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], next_run_at
+        "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", schedule["id"], next_run_at
     )
     if failures >= pause_after:
-        await _pause(connection, row["id"], f"{failures} firings in a row were refused", "refused")
+        await _pause(connection, schedule["id"], f"{failures} firings in a row were refused", "refused")
     return created
 
 
-async def _failed_too_often(connection: Connection, row: Any) -> bool:
+async def _submit_ticks(
+    connection: Connection,
+    prepared: Prepared,
+    schedule: Any,
+    ticks: Sequence[datetime],
+    keep_seconds: int,
+    admission: Admission | None,
+) -> tuple[list[CreatedRun], datetime | None]:
+    """Submit the runs of these ticks, until `admission` refuses one. Returns the runs and the refused tick: the next
+    firing begins with this tick. Raises TooMany if a run is refused and none was submitted before.
+    """
+    created: list[CreatedRun] = []
+    # An error in `prepared` refuses every tick in the same way: record it once.
+    for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
+        try:
+            async with connection.transaction():  # a savepoint: a refused tick undoes no other tick
+                created += await _submit_by_overlap(connection, prepared, schedule, tick, keep_seconds, admission)
+        except TooMany:
+            if not created:
+                raise
+            return created, tick
+    return created, None
+
+
+async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
     """Whether the last `pause_after_failures` ended runs of the schedule, since its last change, have all failed."""
-    bound = row["pause_after_failures"]
+    bound = schedule["pause_after_failures"]
     if bound is None:
         return False
     states = await connection.fetch(
         "SELECT j.status FROM run r JOIN job j ON j.id = r.job_id"
         " WHERE r.schedule_id = $1 AND j.finished_at IS NOT NULL AND j.created_at > $3 ORDER BY r.job_id DESC LIMIT $2",
-        row["id"],
+        schedule["id"],
         bound,
-        row["updated_at"],
+        schedule["updated_at"],
     )
     return len(states) == bound and all(state["status"] in ("failed", "expired") for state in states)
 
 
-def _due_ticks(row: Any) -> tuple[list[datetime], bool]:
+def _due_ticks(schedule: Any) -> tuple[list[datetime], bool]:
     """The due ticks of one firing, and whether further ticks are due. The next firing takes those."""
-    first = row["next_run_at"]
-    ticks = [first, *cron.between(row["cron"], row["timezone"], first, row["now"], MAX_TICKS + 1)]
+    first = schedule["next_run_at"]
+    ticks = [first, *cron.between(schedule["cron"], schedule["timezone"], first, schedule["now"], MAX_TICKS + 1)]
     return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
 
 
-def _ticks_to_run(row: Any, due: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
+def _ticks_to_run(schedule: Any, due: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
     """The ticks among `due` that become runs: those on time, and the missed ticks that the catch-up policy allows.
     `has_more`: later ticks are due, too, so the latest missed tick is not among `due`.
     """
-    on_time = [tick for tick in due if row["now"] - tick <= ON_TIME]
-    window = timedelta(seconds=row["catch_up_seconds"])
-    missed = [tick for tick in due if tick not in on_time and row["now"] - tick <= window]
-    if row["catch_up"] == "all":
+    on_time = [tick for tick in due if schedule["now"] - tick <= ON_TIME]
+    window = timedelta(seconds=schedule["catch_up_seconds"])
+    missed = [tick for tick in due if tick not in on_time and schedule["now"] - tick <= window]
+    if schedule["catch_up"] == "all":
         return missed + on_time
-    if row["catch_up"] == "one" and not on_time and not has_more:
+    if schedule["catch_up"] == "one" and not on_time and not has_more:
         return missed[-1:]
     return on_time
 
@@ -222,7 +259,7 @@ def _ticks_to_run(row: Any, due: Sequence[datetime], *, has_more: bool = False) 
 async def _submit_by_overlap(
     connection: Connection,
     prepared: Prepared,
-    row: Any,
+    schedule: Any,
     tick: datetime,
     keep_seconds: int,
     admission: Admission | None,
@@ -233,26 +270,26 @@ async def _submit_by_overlap(
     Raises TooMany and Unavailable. The caller must then roll back.
     """
     if isinstance(prepared, RequestError):
-        await _record_refusal(connection, row["id"], tick, prepared)
+        await _record_refusal(connection, schedule["id"], tick, prepared)
         return []
-    unfinished = await _unfinished(connection, row["id"])
-    if unfinished and row["overlap"] in ("skip", "buffer_one"):
-        if row["overlap"] == "buffer_one":
+    unfinished = await _unfinished(connection, schedule["id"])
+    if unfinished and schedule["overlap"] in ("skip", "buffer_one"):
+        if schedule["overlap"] == "buffer_one":
             await connection.execute(
-                "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", row["id"], tick
+                "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", schedule["id"], tick
             )
         return []
-    cancelled = unfinished if row["overlap"] == "cancel_other" else []
-    if cancelled and not await without_run(connection, row["id"], [tick]):
+    cancelled = unfinished if schedule["overlap"] == "cancel_other" else []
+    if cancelled and not await without_run(connection, schedule["id"], [tick]):
         return []  # a backfill has submitted this tick already: its run may be among `unfinished`
     try:
         async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
-            limit_names, ended = await _cancel(connection, row, cancelled)
-            created = await _submit_charged(connection, prepared, row, tick, keep_seconds, admission)
+            limit_names, ended = await _cancel(connection, schedule, cancelled)
+            created = await _submit_charged(connection, prepared, schedule, tick, keep_seconds, admission)
     except (TooMany, Unavailable):
         raise
     except RequestError as error:
-        await _record_refusal(connection, row["id"], tick, error)
+        await _record_refusal(connection, schedule["id"], tick, error)
         return []
     if created is None:
         return []
@@ -267,14 +304,14 @@ async def _submit_by_overlap(
 
 
 async def _cancel(
-    connection: Connection, row: Any, run_ids: Sequence[UUID]
+    connection: Connection, schedule: Any, run_ids: Sequence[UUID]
 ) -> tuple[Sequence[ConcurrencyLimitName], Sequence[JobEnded]]:
     """Cancel these runs of the schedule. Returns their concurrency limits, and the runs that have ended immediately."""
     if not run_ids:
         return [], []
     limit_names = await limits_of(connection, run_ids)
     cancellation = await jobs.request_cancel(
-        connection, run_ids, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
+        connection, run_ids, schedule["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
     )
     return limit_names, cancellation.ended
 
@@ -282,17 +319,17 @@ async def _cancel(
 async def _submit_charged(
     connection: Connection,
     prepared: tuple[TemplateVersion, dict[str, Any]],
-    row: Any,
+    schedule: Any,
     tick: datetime,
     keep_seconds: int,
     admission: Admission | None,
 ) -> CreatedRun | None:
     """Submit the run and charge the tenant for it. None: the tick has its run already. Raises RequestError."""
     if admission is None:
-        return await _submit(connection, prepared, row, tick, keep_seconds)
-    payer = Payer(row["tenant_id"])
-    async with admission.submitting(connection, payer, queues_of(row["tenant_id"], prepared[0].pipeline)):
-        created = await _submit(connection, prepared, row, tick, keep_seconds)
+        return await _submit(connection, prepared, schedule, tick, keep_seconds)
+    payer = Payer(schedule["tenant_id"])
+    async with admission.submitting(connection, payer, queues_of(schedule["tenant_id"], prepared[0].pipeline)):
+        created = await _submit(connection, prepared, schedule, tick, keep_seconds)
         if created is None:
             await admission.refund(connection, payer)
     return created
@@ -308,16 +345,18 @@ async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
     return [row["job_id"] for row in rows]
 
 
-async def prepare(connection: Connection, templates: Templates, row: Any) -> Prepared:
+async def prepare(connection: Connection, templates: Templates, schedule: Any) -> Prepared:
     """The template and parameters of the schedule's runs, or the error that prevents them.
 
     Raises TooMany and Unavailable when the payload cannot be checked now: the tick stays due.
     """
     try:
         template_version = await templates.find_schedulable(
-            connection, row["tenant_id"], row["template"], row["version"]
+            connection, schedule["tenant_id"], schedule["template"], schedule["version"]
         )
-        return template_version, await templates.params(row["tenant_id"], template_version, row["payload_template"])
+        return template_version, await templates.params(
+            schedule["tenant_id"], template_version, schedule["payload_template"]
+        )
     except (TooMany, Unavailable):
         raise
     except RequestError as error:
@@ -334,7 +373,7 @@ async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence
 
 
 async def submit_now(
-    connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
+    connection: Connection, prepared: Prepared, schedule: Any, tick: datetime | None, keep_seconds: int
 ) -> CreatedRun | None:
     """Submit a run of the schedule now, for `tick`. None: the tick has its run already, or the run was refused. After a
     refusal, the schedule's `last_error` has the reason.
@@ -342,16 +381,16 @@ async def submit_now(
     try:
         if isinstance(prepared, RequestError):
             raise prepared
-        return await _submit(connection, prepared, row, tick, keep_seconds)
+        return await _submit(connection, prepared, schedule, tick, keep_seconds)
     except RequestError as error:
-        await _record_refusal(connection, row["id"], tick, error)
+        await _record_refusal(connection, schedule["id"], tick, error)
         return None
 
 
 async def _submit(
     connection: Connection,
     prepared: tuple[TemplateVersion, dict[str, Any]],
-    row: Any,
+    schedule: Any,
     tick: datetime | None,
     keep_seconds: int,
 ) -> CreatedRun | None:
@@ -361,23 +400,23 @@ async def _submit(
         async with connection.transaction():
             new = NewRun(
                 template_version=template_version,
-                tenant_id=row["tenant_id"],
+                tenant_id=schedule["tenant_id"],
                 params=params,
-                scope=row["scope"],
-                scope_id=row["scope_id"],
-                priority=row["priority"],
-                schedule_id=row["id"],
+                scope=schedule["scope"],
+                scope_id=schedule["scope_id"],
+                priority=schedule["priority"],
+                schedule_id=schedule["id"],
                 tick=tick,
                 keep_seconds=keep_seconds,
-                tags=row["tags"],
-                callback_url=row["callback_url"],
+                tags=schedule["tags"],
+                callback_url=schedule["callback_url"],
             )
             created = await runs.create(connection, new)
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "run_of_tick":
             raise
         return None
-    await connection.execute(_SUBMITTED, row["id"], tick)
+    await connection.execute(_SUBMITTED, schedule["id"], tick)
     return created
 
 
@@ -387,19 +426,3 @@ async def _record_refusal(
     record = {"code": error.code, "message": error.message, "tick": tick}
     await connection.execute(_RECORD_REFUSAL, schedule_id, record, isinstance(error, Invalid))
     log.warning("a schedule submitted no run", schedule_id=str(schedule_id), code=error.code)
-
-
-# $3: whether the refusal counts as a failure of the schedule. It does if only a change of the schedule or of its
-# template helps.
-_RECORD_REFUSAL = """
--- schedule_refused
-UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
-"""
-
-# `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
-_SUBMITTED = """
--- schedule_made
-UPDATE schedule SET last_error = NULL, failures = 0,
-    last_run_at = greatest(last_run_at, coalesce($2::timestamptz, clock_timestamp()))
-WHERE id = $1
-"""

@@ -1,7 +1,7 @@
 """`debounce`: a run that has not started yet takes the arguments of a later submission, and starts later.
 
-Such a run has a dedupe key: no two unfinished runs of a template have the same one. When a submission finds that the
-run with its key has started, that run loses the key, and the submission becomes a run of its own.
+A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
+the run with its key has started, that run loses the key, and the submission becomes a run of its own.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ WHERE t.status = 'running' AND starts_with(t.queue, 'ext:')
 LIMIT $1
 """
 
+# For each task `c` ($1) a row for each succeeded step `p` that it needs.
 _NEEDED = """
 -- external_needed
 SELECT c.id AS task_id, p.step, r.value,

@@ -42,7 +42,7 @@ class TenantRules:
     watched: bool
 
 
-#: The length of the end of a key that stands for a value of the payload: `=`, and a digest of the value.
+#: A key may end with `=` and a digest, which stand for a value of the payload. This is the length of such an end.
 _VALUE_LENGTH = 41
 
 _TENANT_RULES = """

@@ -1,4 +1,6 @@
-"""SQL of bulk operations: locks the jobs of a batch, counts how the canary jobs ended, and records refused jobs."""
+"""SQL of bulk operations: locks the jobs of a batch, counts how the canary jobs ended (the few jobs with which an
+operation begins), and records refused jobs.
+"""
 
 from __future__ import annotations
 
@@ -97,6 +99,7 @@ async def canary(
 
 
 async def record(connection: Connection, operation_id: UUID, tenant_id: str, refusals: Sequence[Refusal]) -> None:
+    """Record the jobs that the operation did not act on. A job that is recorded already keeps its first refusal."""
     await connection.execute(
         RECORD,
         operation_id,

@@ -42,10 +42,10 @@ async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUI
     """
     rows = await connection.fetch(
         PROGRESS,
-        [item.lease.owner for item in reports],
-        [item.lease.task_id for item in reports],
-        [item.lease.epoch for item in reports],
-        [percent_of(item.percent) for item in reports],
-        [storable_text(item.summary[:MAX_SUMMARY]) for item in reports],
+        [progress.lease.owner for progress in reports],
+        [progress.lease.task_id for progress in reports],
+        [progress.lease.epoch for progress in reports],
+        [percent_of(progress.percent) for progress in reports],
+        [storable_text(progress.summary[:MAX_SUMMARY]) for progress in reports],
     )
     return {row["task_id"] for row in rows}

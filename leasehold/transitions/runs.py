@@ -30,6 +30,10 @@ from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 from leasehold.transitions.limits import TenantRules
 
+#: The names of the unique indexes of a template's unfinished runs: by exclusive key, and by dedupe key.
+_EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
+KEYS = (_EXCLUSIVE, _DEDUPE)
+
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
@@ -242,9 +246,6 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
         return _Admission(terms, older, ended)
     return _Admission(terms)
 
-
-#: The names of the unique indexes of a template's unfinished runs: by exclusive key, and by dedupe key.
-KEYS = _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 
 _UNFINISHED_BY_KEY = """
 -- run_living

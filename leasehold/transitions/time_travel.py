@@ -17,8 +17,7 @@ _DUE = {
 }
 
 
-# $1 the time that passes. A schedule whose tick lies within this time is due now: its tick does not become a missed
-# one.
+# $1 the time that passes. A schedule whose tick lies within this time is due now: its tick is on time, not missed.
 _TICKS = """
 -- time_travel_ticks
 UPDATE schedule SET next_run_at = greatest(next_run_at - $1::interval, least(next_run_at, clock_timestamp()))

@@ -15,8 +15,8 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 
 # $1 the worker, $2 the queues that it serves, $3 its handlers, $4 the most tasks. Each statement that writes a row of
-# `unknown_task` holds the lock of its task: so this one locks the task first. It passes over a locked task, which the
-# next turn finds. A worker that drains would take no task that it wakes.
+# `unknown_task` holds the lock of its task: so this statement locks the task first. It passes over a locked task, which
+# the next turn finds. A worker that drains wakes no task, because it could not claim the task.
 WAKE_KNOWN = f"""
 -- wake_known
 WITH known AS MATERIALIZED (
@@ -43,8 +43,8 @@ async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
 ) -> tuple[list[Hint], bool]:
     """waiting -> waiting, due now: the tasks of these queues that these handlers do, and that a worker without their
-    code put off. Returns their hints, for this worker alone, and whether there may be more such tasks. The hints stand
-    in no outbox: polls find what they miss.
+    code put off. Returns their hints, for this worker alone, and whether there may be more such tasks. The outbox does
+    not have these hints: if one is lost, a poll finds its task.
     """
     rows = await connection.fetch(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
     hints = [Announcement.from_row(row).hint for row in rows if row["task_id"] is not None]

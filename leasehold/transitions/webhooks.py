@@ -66,15 +66,15 @@ WHERE c.job_id = n.job_id
 # Unfinished jobs of a tenant, by id, that were submitted before the tenant had a webhook. $4: pipelines to leave out.
 _WATCH = """
 -- webhooks_watch
-WITH found AS MATERIALIZED (
+WITH unwatched AS MATERIALIZED (
     SELECT j.id FROM job j
     WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.id > $2 AND NOT j.notify
       AND NOT (j.pipeline = ANY($4::text[]) AND NOT EXISTS (SELECT 1 FROM run r WHERE r.job_id = j.id))
     ORDER BY j.id LIMIT $3 FOR UPDATE OF j
 ), watched AS (
-    UPDATE job j SET notify = true FROM found WHERE j.id = found.id
+    UPDATE job j SET notify = true FROM unwatched WHERE j.id = unwatched.id
 )
-SELECT id FROM found ORDER BY id DESC LIMIT 1
+SELECT id FROM unwatched ORDER BY id DESC LIMIT 1
 """
 #: Rows locked at once.
 _BATCH = 500
@@ -118,72 +118,72 @@ async def dispatch(
         return await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(following))
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
-        watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
+        watching = await connection.fetch(_WATCHING, sorted({job["tenant_id"] for job in ended}))
         new_jobs = [
-            NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds)
-            for row in ended
-            for params in _deliveries(row, watching, subjects)
+            NewJob(pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds)
+            for job in ended
+            for params in _deliveries(job, watching, subjects)
         ]
         new_jobs += [
-            _follower(following[row["pipeline"]], row, keep_seconds) for row in ended if row["params"] is not None
+            _follower(following[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
         ]
         callbacks = {
-            row["id"]: NewJob(pipeline, row["tenant_id"], params=_callback(row, subjects), keep_seconds=keep_seconds)
-            for row in ended
-            if row["callback_url"] is not None
+            job["id"]: NewJob(pipeline, job["tenant_id"], params=_callback(job, subjects), keep_seconds=keep_seconds)
+            for job in ended
+            if job["callback_url"] is not None
         }
         new_jobs += callbacks.values()
         hints = await submit(connection, new_jobs) if new_jobs else []
         if callbacks:
             delivery_ids = [delivery.id for delivery in callbacks.values()]
             await connection.execute(_RECORD_CALLBACKS, list(callbacks), delivery_ids)
-        await connection.execute(_CLEAR_NOTIFY, [row["id"] for row in ended])
+        await connection.execute(_CLEAR_NOTIFY, [job["id"] for job in ended])
         return hints
 
-    return await run_units(connection, DUTY, take, write_deliveries, key=lambda row: row["id"])
+    return await run_units(connection, DUTY, take, write_deliveries, key=lambda job: job["id"])
 
 
-def _follower(pipeline: Pipeline, row: Any, keep_seconds: int) -> NewJob:
+def _follower(pipeline: Pipeline, job: Any, keep_seconds: int) -> NewJob:
     """The run that follows a failed run. Its parameters are the fields of leasehold.app.failed.Failed."""
-    error = row["error"]
+    error = job["error"]
     params = {
-        "run_id": str(row["id"]), "task": row["pipeline"], "code": error["code"], "message": error["message"],
-        "arguments": row["params"],
+        "run_id": str(job["id"]), "task": job["pipeline"], "code": error["code"], "message": error["message"],
+        "arguments": job["params"],
     }  # fmt: skip
     run = RunOf(pipeline.name, pipeline.version, "tenant", "")
-    return NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds, run=run)
+    return NewJob(pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds, run=run)
 
 
-def _deliveries(row: Any, webhooks: Sequence[Any], subjects: Subjects) -> list[dict[str, Any]]:
+def _deliveries(job: Any, webhooks: Sequence[Any], subjects: Subjects) -> list[dict[str, Any]]:
     """The parameters of the deliveries about one job: one for each event that a webhook of its tenant subscribes to."""
-    if row["template"] is None and row["pipeline"] in subjects.own:
+    if job["template"] is None and job["pipeline"] in subjects.own:
         return []
     return [
         {"webhook_id": str(webhook["id"]), "event": event}
         for webhook in webhooks
-        if webhook["tenant_id"] == row["tenant_id"]
-        for event in _events(row, subjects)
+        if webhook["tenant_id"] == job["tenant_id"]
+        for event in _events(job, subjects)
         if event["type"] in webhook["events"]
     ]
 
 
-def _callback(row: Any, subjects: Subjects) -> dict[str, Any]:
+def _callback(job: Any, subjects: Subjects) -> dict[str, Any]:
     """The parameters of the delivery to the job's callback URL. The delivery sends the event `job.*`."""
-    event, *_ = _events(row, subjects)
-    return {"url": row["callback_url"], "event": event}
+    event, *_ = _events(job, subjects)
+    return {"url": job["callback_url"], "event": event}
 
 
-def _events(row: Any, subjects: Subjects) -> list[dict[str, Any]]:
+def _events(job: Any, subjects: Subjects) -> list[dict[str, Any]]:
     """The messages about the end of a job: `job.*` and, for a run, also `run.*`."""
-    is_run = row["template"] is not None
-    data = {"id": str(row["id"]), "status": row["status"], "error": row["error"]}
-    run = {name: row[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
-    kind = "run" if is_run else subjects.kinds.get(row["pipeline"], "run")
-    of_job = {"kind": kind, "template": row["template"] or row["pipeline"], "tags": row["tags"] or {}}
-    contents = {f"job.{row['status']}": run | of_job | data}
+    is_run = job["template"] is not None
+    data = {"id": str(job["id"]), "status": job["status"], "error": job["error"]}
+    run = {name: job[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
+    kind = "run" if is_run else subjects.kinds.get(job["pipeline"], "run")
+    of_job = {"kind": kind, "template": job["template"] or job["pipeline"], "tags": job["tags"] or {}}
+    contents = {f"job.{job['status']}": run | of_job | data}
     if is_run:
-        contents[f"run.{row['status']}"] = run | data
-    return [message(name, row["finished_at"], content) for name, content in contents.items()]
+        contents[f"run.{job['status']}"] = run | data
+    return [message(name, job["finished_at"], content) for name, content in contents.items()]
 
 
 def message(name: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ async def register(
     return key
 
 
-async def serves(
+async def record_queues(
     connection: Connection, worker: UUID, queues: Sequence[str], slots: Sequence[int] | None = None
 ) -> None:
     """Record that the worker serves these queues from now on, and no others."""

@@ -25,7 +25,7 @@ import structlog
 from leasehold.broker.base import Broker, Delivery
 from leasehold.runtime import failpoints
 from leasehold.runtime.gather import cancel_and_wait
-from leasehold.runtime.periodic import unforeseen
+from leasehold.runtime.periodic import record_unforeseen
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages
 from leasehold.transitions.claims import Claimed, Polled
@@ -422,7 +422,7 @@ class SlotPool:
             outages.DATABASE.record_error(error, "polls")
             return None
         except Exception as error:  # noqa: BLE001 - of any kind: the next poll may work
-            unforeseen("look", error)
+            record_unforeseen("look", error)
             return None
         finally:
             self._shares.end_poll()

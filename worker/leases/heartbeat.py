@@ -23,7 +23,7 @@ import structlog
 from leasehold.db.database import Connection, connect, is_direct
 from leasehold.domain.lease import Lease
 from leasehold.exporter.jobs import count_ended_jobs
-from leasehold.runtime.periodic import unforeseen
+from leasehold.runtime.periodic import record_unforeseen
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.telemetry import database, outages
@@ -207,7 +207,7 @@ class Heartbeat:
             outages.DATABASE.record_error(error, "heartbeat")
             self._disconnect()
         except Exception as error:  # noqa: BLE001 - of any kind: `_watch_trust` marks leases that are not renewed
-            unforeseen("heartbeat", error)
+            record_unforeseen("heartbeat", error)
             self._disconnect()
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
@@ -286,7 +286,7 @@ class Heartbeat:
             held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
         elif not answer.is_valid:
             self._mark_lost(held)
-        if answer.cancel:
+        if answer.must_stop:
             self._mark_cancelled(held)
 
     async def _read_cancels(self) -> None:

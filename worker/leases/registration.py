@@ -78,7 +78,7 @@ class Registration:
 
         async def change() -> None:
             async with pool.acquire() as connection, _missing_schema_as_outage():
-                await workers.serves(connection, self.worker, self._queues, self._slots)
+                await workers.record_queues(connection, self.worker, self._queues, self._slots)
 
         await until_answered(change, within=_PATIENCE_SECONDS)
 

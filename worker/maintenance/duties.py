@@ -174,7 +174,7 @@ class Duties:
             ended, hints = await children.cancel_orphans(connection)
             count_ended_jobs(ended)
             self._announcer.announce(hints)
-            await children.close(connection)
+            await children.close_calls(connection)
 
     async def _end_late_steps(self) -> None:
         """End steps of external workers that run longer than their time limit. The query reads all running tasks: so

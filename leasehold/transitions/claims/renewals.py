@@ -44,13 +44,13 @@ LEFT JOIN job j ON j.id = t.job_id
 @dataclass(frozen=True, slots=True)
 class Renewal:
     """The answer for one lease. `renewed`: False if the lease is lost, or if another statement has locked the row.
-    `is_valid`: False if the lease is lost. `cancel`: the job is being cancelled, and the attempt must stop.
+    `is_valid`: False if the lease is lost. `must_stop`: the attempt must stop, because its job is being cancelled.
     """
 
     task_id: UUID
     renewed: bool
     is_valid: bool
-    cancel: bool
+    must_stop: bool
 
 
 async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], ttl: float) -> list[Renewal]:

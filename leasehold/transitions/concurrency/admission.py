@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -15,9 +15,9 @@ from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLim
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.quarantine import is_away, not_in, run_unit, run_units
 
-#: The most jobs that one round reads.
+#: The most jobs that one batch reads.
 _MAX_BATCH = 500
-#: How many jobs the first round reads at least. More are not needed: there is seldom room for more than a few.
+#: How many jobs the first batch reads at least. More are not needed: there is seldom room for more than a few.
 _MIN_BATCH = 32
 
 # The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: the first job of each tenant
@@ -118,7 +118,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The jobs whose limits all have room. `has_more`: another round may find further jobs."""
+    """The jobs whose limits all have room. `has_more`: another batch may find further jobs."""
 
     job_ids: Sequence[UUID] = ()
     has_more: bool = False
@@ -135,37 +135,39 @@ async def admit(
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
-    batch = _MAX_BATCH if ended is None else min(_MAX_BATCH, max(_MIN_BATCH, 2 * len(ended)))
+    size = _MAX_BATCH if ended is None else min(_MAX_BATCH, max(_MIN_BATCH, 2 * len(ended)))
     has_more = bool(limits)
     while has_more:
-        chosen, rows = await _admit_batch(connection, limits, ended, batch)
+        batch = _Batch(connection, limits, ended, size)
+        # If PostgreSQL cannot admit all chosen jobs together, each job is admitted by itself: so a job whose admission
+        # fails delays no other job.
+        rows = await run_units(connection, JOBS, batch.choose, batch.admit)
         hints += [Announcement.from_row(row) for row in rows]
-        has_more = chosen.has_more and (batch < _MAX_BATCH or bool(chosen.job_ids))
-        ended, batch = (), min(_MAX_BATCH, 4 * batch)
+        # After a batch of the full size without a chosen job, the next batch would read the same jobs.
+        has_more = batch.chosen.has_more and (size < _MAX_BATCH or bool(batch.chosen.job_ids))
+        ended, size = (), min(_MAX_BATCH, 4 * size)  # `ended`: the first batch has deleted the rows of these jobs
     return hints
 
 
-async def _admit_batch(
-    connection: Connection, limits: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None, batch: int
-) -> tuple[_Chosen, list[Any]]:
-    """Admit one batch. Returns the chosen jobs, and the rows of their hints. If PostgreSQL cannot admit all of them
-    together, each job is admitted by itself: so a job whose admission fails delays no other job.
-    """
-    chosen = _Chosen()
+@dataclass(slots=True)
+class _Batch:
+    """One batch of `admit`: at most `size` waiting jobs are read. `chosen`: the jobs that the batch admits."""
 
-    async def choose(only: object | None) -> Sequence[UUID]:
+    connection: Connection
+    limits: Sequence[ConcurrencyLimitName]
+    ended: Sequence[UUID] | None
+    size: int
+    chosen: _Chosen = field(default=_Chosen(), init=False)
+
+    async def choose(self, only: object | None) -> Sequence[UUID]:
         """`run_units` first calls this with None, to choose the batch. After an error it calls this for each job."""
-        nonlocal chosen
-        choice = await _choose(connection, limits, ended, batch, only)
+        choice = await _choose(self.connection, self.limits, self.ended, self.size, only)
         if only is None:
-            chosen = choice
+            self.chosen = choice
         return choice.job_ids
 
-    async def admit_chosen(job_ids: Sequence[UUID]) -> list[Any]:
-        return await connection.fetch(ADMIT, list(job_ids))
-
-    rows = await run_units(connection, JOBS, choose, admit_chosen)
-    return chosen, rows
+    async def admit(self, job_ids: Sequence[UUID]) -> list[Any]:
+        return await self.connection.fetch(ADMIT, list(job_ids))
 
 
 async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitName]) -> list[Announcement]:

@@ -76,6 +76,7 @@ async def _bounds(
     present bounds of the declared limit: the operator may have changed them since the job was made. None, None: the
     operator has withdrawn the declared limit.
     """
+    # `limit.limit`: the name of the declared limit that this limit follows, or its own name if it is declared itself.
     followed = sorted(
         {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
     )

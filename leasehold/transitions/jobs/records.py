@@ -121,6 +121,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "dedupe_key": new.dedupe_key,
             "cancelable": terms.cancelable,
             "grace_seconds": ceil(terms.grace.total_seconds()),
+            # For a job with a single task, the view `history` derives events: the platform then writes fewer rows.
             "single_task": tasks[0]["id"] if len(tasks) == 1 and status is JobState.QUEUED else None,
         }
         | (new.run.record() if new.run is not None else {})
@@ -132,7 +133,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
 def first_state(new: NewJob) -> JobState:
     """The state in which `submit` writes the job. Raises Invalid `nothing_to_do`."""
     steps, skipped = _steps_of(new)
-    states = [_first_state(step, *_waits_of(new, step, skipped), skipped) for step in steps]
+    states = [_first_task_state(step, *_waits_of(new, step, skipped), skipped) for step in steps]
     return _first_job_state([(state, step.external) for state, step in zip(states, steps, strict=True)])
 
 
@@ -191,7 +192,7 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
         "step": step.name,
         "position": position,
         "queue": external_queue(new.tenant_id, step.queue) if step.external else pinned_queue(step.queue, new.pin),
-        "status": _first_state(step, waiting_on, not_before, skipped),
+        "status": _first_task_state(step, waiting_on, not_before, skipped),
         "waiting_on": waiting_on,
         "unblocks": [] if step.name in skipped else [ids[other.name] for other in needed_by],
         "max_attempts": step.max_attempts,
@@ -211,7 +212,7 @@ def _task_timeout(step: Step) -> int | None:
     return step.timeout_seconds
 
 
-def _first_state(step: Step, waiting_on: int, not_before: datetime | None, skipped: set[str]) -> TaskState:
+def _first_task_state(step: Step, waiting_on: int, not_before: datetime | None, skipped: set[str]) -> TaskState:
     if step.name in skipped:
         return TaskState.SKIPPED
     if waiting_on:

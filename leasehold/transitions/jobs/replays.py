@@ -33,8 +33,9 @@ _REPLAYABLE = unindexed(
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
 # reset. Webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits first; then
 # each runnable step waits for one more step, which stands for all limits. $5: whether $6 replaces the exclusive key.
-# $7: the pipelines that have an `on_failure` pipeline, whose run follows each failure. $8: the band of the hints
-# (NULL: that of each step). $9: the data of the events (NULL: none).
+# $7: the pipelines that have an `on_failure` pipeline, whose run follows each failure. $8: the band of the hints (NULL:
+# that of each step). $9: the data of the events (NULL: none). `uncounted`: the column `steps_left` lacks this step,
+# because END_FAILED_JOBS took it off when the step of a workflow failed.
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (

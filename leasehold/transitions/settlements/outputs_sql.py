@@ -30,4 +30,4 @@ def outputs_column(outputs: Sequence[Sequence[Output]]) -> list[Mapping[str, Any
     """The parameter that `write_outputs` reads. Each element is a mapping, because PostgreSQL takes a list of lists for
     an array of two dimensions.
     """
-    return [{"of": [asdict(output) for output in each]} if each else None for each in outputs]
+    return [{"of": [asdict(output) for output in of_task]} if of_task else None for of_task in outputs]

@@ -122,7 +122,7 @@ WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_
 """
 
 
-async def close(connection: Connection) -> None:
+async def close_calls(connection: Connection) -> None:
     """open -> done, for calls whose run has ended, or whose workflow no longer needs the run."""
     await connection.execute(_CLOSE)
 
