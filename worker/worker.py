@@ -123,7 +123,7 @@ class Worker:
             self._run(name, loop)
         self._run("pulse", self._pulse)
         await parts.slot_pools.start(self.queues - self._chosen.isolated, self.queues & self._chosen.isolated)
-        self._run("self-check", self._check)
+        self._run("self-check", self._self_check)
         self._log_serving(later=frozenset() if parts.is_complete else self._chosen.isolated)
         if parts.is_complete:
             self._mark_complete()
@@ -162,7 +162,7 @@ class Worker:
             isolation=self.parts.children.isolation,
         )
 
-    async def _check(self) -> None:
+    async def _self_check(self) -> None:
         """Run the self-check once and log its findings: an operator learns early which guarantees do not hold."""
         from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - a later import shortens the start
 

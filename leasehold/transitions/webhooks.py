@@ -112,10 +112,10 @@ async def dispatch(
     declared = list(pipelines or ())
     is_any_app = pipelines is None or job_id is not None
     own_names = None if is_any_app else [pipeline.name for pipeline in declared]
-    following = {pipeline.name: pipeline.on_failure for pipeline in declared if pipeline.on_failure is not None}
+    follower_of = {pipeline.name: pipeline.on_failure for pipeline in declared if pipeline.on_failure is not None}
 
     async def take(only: object | None) -> list[asyncpg.Record]:
-        return await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(following))
+        return await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(follower_of))
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({job["tenant_id"] for job in ended}))
@@ -125,7 +125,7 @@ async def dispatch(
             for params in _deliveries(job, watching, subjects)
         ]
         new_jobs += [
-            _follower(following[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
+            _follower(follower_of[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
         ]
         callbacks = {
             job["id"]: NewJob(pipeline, job["tenant_id"], params=_callback(job, subjects), keep_seconds=keep_seconds)

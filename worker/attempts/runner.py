@@ -155,11 +155,8 @@ class Runner:
             try:
                 settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, slot)
                 await self._finish_log_and_stream(log_and_stream, settlement)
-                if isinstance(settlement, Completion) and claimed.is_last:
-                    settlement = settlement.of_last_step()
-                elif settlement is not None and slot.may_continue():
-                    settlement = _claiming_next(settlement, claimed.queue)
                 if settlement is not None:
+                    settlement = _with_next_step(settlement, claimed, slot)
                     held.settlement_sent = True
                     outcome, next_step = await self._settle(claimed, settlement)
             finally:
@@ -368,12 +365,18 @@ class Runner:
         return failure, await self._settlements.settle(failure)
 
 
-def _claiming_next(settlement: Settlement, queue: str) -> Settlement:
-    """The settlement, changed so that it also claims a next step of the job in the same queue: this slot may run it."""
+def _with_next_step(settlement: Settlement, claimed: Claimed, slot: Slot) -> Settlement:
+    """The settlement, changed so that it also claims a next step of the job in the same queue, if `slot` may run that
+    step. A completion of the last step records that no step follows.
+    """
+    if isinstance(settlement, Completion) and claimed.is_last:
+        return settlement.of_last_step()
+    if not slot.may_continue():
+        return settlement
     if isinstance(settlement, Completion):
         return settlement.claiming_next()
     if isinstance(settlement, Suspending):
-        return settlement.claiming_next(queue)
+        return settlement.claiming_next(claimed.queue)
     return settlement
 
 

@@ -5,9 +5,9 @@ A hint announces a task immediately, but a hint may be lost. So the pool also po
 seconds, and whenever the broker may have lost hints. A poll also finds the tasks that no hint announces: due retries,
 snoozed steps, and all tasks while the broker is away.
 
-Tenants share the slots (shares.py). A hint whose tenant may not take a slot now waits here unacknowledged, and hints of
-other tenants may stand behind it in the broker. So a crowded pool also polls, four times a second, for the tasks of
-tenants that run fewer steps.
+Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
+unacknowledged, and hints of other tenants may stand behind it in the broker. So a crowded pool also polls, four times a
+second, for the tasks of tenants that run fewer steps.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SILENCE_SECONDS = 30.0
 #: Seconds between two polls of a crowded pool, and the seconds for which tasks must have been due. Only a poll serves
 #: the tenants in turn: in the broker's queue, a hint waits behind all hints of a tenant that floods the queue.
 _FAIR_SECONDS = 0.25
-#: A pool is crowded while hints wait in it, or while this part of its slots is busy. At about this part, the smallest
-#: window of unacknowledged hints is full (SHARES in broker/amqp/consumer.py): then the broker delivers no more hints of
-#: that queue and band.
+#: A pool is crowded while hints wait in it, or while this part of its slots is busy. Each queue and priority band may
+#: have only so many unacknowledged hints (SHARES in broker/amqp/consumer.py). At about this part, the smallest of these
+#: numbers is reached: then the broker delivers no more hints of that queue and band.
 _CROWDED = 1 / 4
 #: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
 #: hints arrive within milliseconds, unless many hints of another tenant are in front of them.
@@ -56,13 +56,13 @@ _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `plenty`: more tasks may be due. `hinted`: some claimed tasks were new, so hints announce
-    the tasks of these queues. `held_back`: some due tasks belong to tenants that have no room in this pool.
+    """What a poll found out. `has_more`: more tasks may be due. `hinted`: some claimed tasks were new, so hints
+    announce the tasks of these queues. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
     A poll that failed counts as hinted. If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
     """
 
-    plenty: bool
+    has_more: bool
     hinted: bool
     held_back: bool
 
@@ -121,7 +121,7 @@ class SlotPool:
         self._attempts: set[asyncio.Task[None]] = set()
         self._lent = 0  # slots of attempts that only wait for a thread or a process
         self._acks: set[asyncio.Task[None]] = set()  # acknowledgements of hints that need no slot
-        self._keeps_next = False  # the next free slot is kept for a poll
+        self._keeps_next_slot = False  # the next free slot is kept for a poll
         self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
@@ -201,7 +201,7 @@ class SlotPool:
         self._ends_left -= 1
         if self._ends_left <= 0:
             self._enough_ended.set()
-        if self._keeps_next and not self._is_full:
+        if self._keeps_next_slot and not self._is_full:
             self._may_poll.set()
 
     def lend(self, tenant: str) -> bool:
@@ -283,7 +283,7 @@ class SlotPool:
         """
         return (
             not self._stopping
-            and not self._keeps_next
+            and not self._keeps_next_slot
             and self._shares.may_keep(tenant)
             and not self._hints.lighter_tenant_waits(tenant)
         )
@@ -302,7 +302,7 @@ class SlotPool:
             overdue = self._pause_seconds if hints_arrive and not requested else 0.0
             await self._fill_kept_slot(overdue)
             result = await self._claim_due(overdue)
-            polls_again = result.plenty and not (hints_arrive and result.hinted)
+            polls_again = result.has_more and not (hints_arrive and result.hinted)
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._keep_slot_if_others_wait(others_wait=bool(self._hints) or polls_again)
@@ -313,8 +313,8 @@ class SlotPool:
 
     async def _fill_kept_slot(self, overdue: float) -> None:
         """If the slot that is kept for a poll has become free, claim one task for it."""
-        if self._keeps_next and not self._is_full:
-            self._set_keeps_next(keeps=False)
+        if self._keeps_next_slot and not self._is_full:
+            self._keep_next_slot(keeps=False)
             self._full_since = None
             await self._claim_due(overdue, at_most=1)
 
@@ -352,12 +352,12 @@ class SlotPool:
         """
         if not others_wait or not self._is_full:
             self._full_since = None
-            self._set_keeps_next(keeps=False)
+            self._keep_next_slot(keeps=False)
             return
         now = monotonic()
         if self._full_since is None:
             self._full_since = now
-        self._set_keeps_next(keeps=now - self._full_since >= min(_FAIR_SECONDS, self._poll_seconds))
+        self._keep_next_slot(keeps=now - self._full_since >= min(_FAIR_SECONDS, self._poll_seconds))
 
     @property
     def _pause_seconds(self) -> float:
@@ -374,10 +374,10 @@ class SlotPool:
         # Attempts whose slots are lent count, too: their hints are unacknowledged.
         return bool(self._hints) or len(self._attempts) >= max(1, _CROWDED * self.slots)
 
-    def _set_keeps_next(self, *, keeps: bool) -> None:
+    def _keep_next_slot(self, *, keeps: bool) -> None:
         """Keep the next shared slot that becomes free for a poll, or return it to the hints."""
-        if keeps != self._keeps_next:
-            self._keeps_next = keeps
+        if keeps != self._keeps_next_slot:
+            self._keeps_next_slot = keeps
             self._shares.kept_for_poll += 1 if keeps else -1
             self._may_start.set()
 
@@ -389,10 +389,10 @@ class SlotPool:
         # Claim for at most half of the slots: the attempts in the other half are settled meanwhile.
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
-            return _PollResult(plenty=True, hinted=not self._finds_unhinted, held_back=False)
+            return _PollResult(has_more=True, hinted=not self._finds_unhinted, held_back=False)
         polled = await self._claim_from_database(limit, overdue)
         if polled is None:
-            return _PollResult(plenty=False, hinted=True, held_back=False)
+            return _PollResult(has_more=False, hinted=True, held_back=False)
         metrics.CLAIMS.labels("look").inc(len(polled.claimed))
         hinted = any(claimed.previous_state == "pending" for claimed in polled.claimed)
         if overdue and hinted:
@@ -403,7 +403,7 @@ class SlotPool:
         if polled.claimed or not polled.held_back:
             self._finds_unhinted = bool(polled.claimed) and not hinted
         return _PollResult(
-            plenty=len(polled.claimed) == limit or polled.held_back,
+            has_more=len(polled.claimed) == limit or polled.held_back,
             # Assume that hints announce the tasks that are held back. Exception: the last polls found only tasks
             # without hints, such as snoozed tasks and retries.
             hinted=hinted or (polled.held_back and not self._finds_unhinted),

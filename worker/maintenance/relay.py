@@ -75,9 +75,9 @@ class Relay:
                 log.error("a hint that cannot be sent was dropped", task_id=str(announcement.hint.task_id))
 
     async def _take(self, connection: Connection) -> list[Announcement]:
-        started_at, back = monotonic(), self._window.seconds_back()
-        announcements = await outbox.take(connection, _BATCH, back)
-        self._window.polled(started_at, whole=back is None, oldest=None, min_overdue=0.0)
+        started_at, seconds_back = monotonic(), self._window.seconds_back()
+        announcements = await outbox.take(connection, _BATCH, seconds_back)
+        self._window.polled(started_at, whole=seconds_back is None, oldest=None, min_overdue=0.0)
         if len(announcements) == _BATCH:
             self._window.forget()
         return announcements

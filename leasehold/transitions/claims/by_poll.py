@@ -13,10 +13,10 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
 #: SQL: the task `t` is due within the poll window ($6). A `pending` task must have been due for longer than `overdue`,
-#: a column of `x`, which is a row of `shares`.
+#: a column of `share`, which is a row of `shares`.
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
-             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)"""
+             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
 
 #: SQL: the task `t` of `found` is still due. In a job that is being cancelled, only a workflow starts, because its code
 #: must see the cancel. `unindexed` keeps the planner from reading a partial index for a condition on a row found by id.
@@ -54,11 +54,11 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS first
     UNION ALL
-    SELECT x.queue, x.band, next.tenant_id
-    FROM tenants x CROSS JOIN LATERAL (
+    SELECT last.queue, last.band, next.tenant_id
+    FROM tenants last CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
-        WHERE t.queue = x.queue AND t.priority = x.band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.tenant_id > x.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
+        WHERE t.queue = last.queue AND t.priority = last.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.tenant_id > last.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), counting AS MATERIALIZED (
@@ -75,25 +75,26 @@ WITH RECURSIVE served AS MATERIALIZED (
 ), shares AS MATERIALIZED (
     -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
     -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
-    SELECT x.*, here.n AS running_here, CASE WHEN here.tenant_id IS NULL THEN $12 ELSE here.room END AS room,
+    SELECT tenants.*, here.n AS running_here, CASE WHEN here.tenant_id IS NULL THEN $12 ELSE here.room END AS room,
            CASE WHEN here.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
-    FROM tenants x
-    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS here(tenant_id, n, room) ON here.tenant_id = x.tenant_id
+    FROM tenants
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS here(tenant_id, n, room)
+        ON here.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
     -- The oldest due tasks of each tenant. A tenant without room has only its oldest: the statement reports its age.
-    SELECT head.*, x.band, x.tenant_id, x.running_here, x.room
-    FROM shares x
+    SELECT head.*, share.band, share.tenant_id, share.running_here, share.room
+    FROM shares share
     CROSS JOIN LATERAL (
         SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
         FROM (
             (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
-             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND {_IS_DUE}
-               AND x.room IS DISTINCT FROM 0
+             WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
+               AND {_IS_DUE} AND share.room IS DISTINCT FROM 0
              ORDER BY t.available_at LIMIT 4 * $4)
             UNION ALL
             (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
-             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND {_IS_DUE}
-               AND x.room = 0
+             WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
+               AND {_IS_DUE} AND share.room = 0
              ORDER BY t.available_at LIMIT 1)
         ) AS t
     ) AS head

@@ -14,24 +14,10 @@ from leasehold.transitions.settlements.guard import GUARD, LEASES_OF_JOBS, LOCKE
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Completion, Settled, Verdict
 
-# $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
-#
-# With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
-# message through the broker and a commit. Two sorts of steps are never claimed in this way: a less urgent step, because
-# more urgent tasks may be due; and a step of a job with external workers, because the status of such a job has other
-# rules.
-#
 # A workflow waits with the status `waiting`. The column `news` counts its steps that have ended. `wake_at` is a count,
 # too: when `news` reaches it, the workflow is due. While the workflow runs, its news are only counted: `suspend`
 # compares the count later.
-#
-# While this statement waits for the row of a workflow, a suspension or a claim may change the row. `freed` then judges
-# the new version: so it updates rows of any open state. Afterwards `wake_at` is NULL only for a workflow that this
-# statement has made due.
-#
-# `dependents` may read an older version of a step's row than `freed` updates. In the newer version the step waits for
-# as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim it, and it
-# gets a hint.
+
 #: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
 #: SQL: the end of `dep.ended_needs` tasks makes the step `c` due. It is a blocked step, or a workflow that waits.
@@ -143,6 +129,20 @@ SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'suc
 FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
 """
 
+# $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
+#
+# With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
+# message through the broker and a commit. Two sorts of steps are never claimed in this way: a less urgent step, because
+# more urgent tasks may be due; and a step of a job with external workers, because the status of such a job has other
+# rules.
+#
+# While this statement waits for the row of a workflow, a suspension or a claim may change the row. `freed` then judges
+# the new version: so it updates rows of any open state. Afterwards `wake_at` is NULL only for a workflow that this
+# statement has made due.
+#
+# `dependents` may read an older version of a step's row than `freed` updates. In the newer version the step waits for
+# as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim it, and it
+# gets a hint.
 COMPLETE = f"""-- complete
 {_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
