@@ -111,7 +111,7 @@ class Periodic:
         return True
 
 
-_logged_kinds: set[str] = set()
+_kinds_logged_by_process: set[str] = set()
 #: The most kinds of errors whose tracebacks a process logs.
 _MAX_LOGGED = 1000
 
@@ -119,9 +119,9 @@ _MAX_LOGGED = 1000
 def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
     """The error, if it is the first of its kind in this duty: then the process logs its traceback. Else None."""
     kind = f"{duty} {kind_of(error)}"
-    if kind in _logged_kinds or len(_logged_kinds) >= _MAX_LOGGED:
+    if kind in _kinds_logged_by_process or len(_kinds_logged_by_process) >= _MAX_LOGGED:
         return None
-    _logged_kinds.add(kind)
+    _kinds_logged_by_process.add(kind)
     return error
 
 

@@ -272,7 +272,7 @@ async def _submit_by_overlap(
     if isinstance(prepared, RequestError):
         await _record_refusal(connection, schedule["id"], tick, prepared)
         return []
-    unfinished = await _unfinished(connection, schedule["id"])
+    unfinished = await _unfinished_runs(connection, schedule["id"])
     if unfinished and schedule["overlap"] in ("skip", "buffer_one"):
         if schedule["overlap"] == "buffer_one":
             await connection.execute(
@@ -335,7 +335,7 @@ async def _submit_charged(
     return created
 
 
-async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
+async def _unfinished_runs(connection: Connection, schedule_id: UUID) -> list[UUID]:
     """The unfinished runs of the schedule."""
     rows = await connection.fetch(
         "SELECT r.job_id FROM run r JOIN job j ON j.id = r.job_id"

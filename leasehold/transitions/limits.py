@@ -105,7 +105,7 @@ def applicable_limits(
         if key == "tenant":
             owner = tenant_id  # the limit of EVERYBODY counts each tenant separately
         by_name[owner, key] = ConcurrencyLimit(
-            owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"])
+            owner, key, row["at_most"], row["per_minute"], limit=(row["tenant_id"], row["key"])
         )
     return [*own_limits, *by_name.values()]
 

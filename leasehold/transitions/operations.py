@@ -30,6 +30,7 @@ _COLUMNS = """j.id, j.tenant_id, j.pipeline, j.status, j.params, j.priority, j.e
 
 
 def _lock(action: str) -> str:
+    """SQL: the statement that locks the jobs of a batch that are targets of `action`."""
     return f"""
 -- operation_{action}
 SELECT {_COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id

@@ -180,8 +180,8 @@ async def revive(
     """failed -> pending, queued or waiting_worker, for the run `new.id`. It waits at its scope and its limits as a new
     run does. None: there is no such failed run. Call this in a transaction.
 
-    `new.params`: the parameters of the run from now on. `params`: the same, if they replace the stored parameters; else
-    None. `cause`: as of `jobs.replay`.
+    `new.params`: the parameters of the run from now on. `params`: `new.params` again, if they replace the stored
+    parameters; None: the stored parameters stay. `cause`: as of `jobs.replay`.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """

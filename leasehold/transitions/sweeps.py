@@ -31,7 +31,7 @@ RETENTION = "retention"
 # it could wait for the lock and then see the job's steps as they were before the wait: a new step would stay open in a
 # job that has ended.
 # $3 restricts the statement to one job; NULL: all jobs that are due.
-_LOCK_JOBS_OF_LOST = f"""
+_LOCK_JOBS_OF_LOST_TASKS = f"""
 -- expire_leases_lock
 SELECT j.id FROM job j
 WHERE j.id IN (
@@ -102,7 +102,7 @@ async def expire_leases(
     """
 
     async def take(only: object | None) -> list[UUID]:
-        return [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST, list(dead_owners), limit, only)]
+        return [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST_TASKS, list(dead_owners), limit, only)]
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
         return await connection.fetch(EXPIRE_LEASES, list(dead_owners), max_losses, list(locked))

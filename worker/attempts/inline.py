@@ -57,7 +57,9 @@ MAX_ITEMS = 1000
 
 
 class InlineAttempt:
-    """The attempt that an inline handler gets: the worker's `leasehold.domain.attempt.Attempt`."""
+    """The attempt that an inline handler gets. It implements leasehold.domain.attempt.Attempt, which describes the
+    methods.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """Runs workflows: an attempt runs the workflow's function until it waits. inline.py calls `Workflows.drive`.
 
-The worker then keeps the coroutine in memory for a while. The coroutine goes on under the next claim of the same task,
-if this worker knows that the suspension is committed. Otherwise the workflow's function runs again from its top, and
-the journal gives it the results of its earlier calls.
+A driver (leasehold/workflows/driver.py) runs the function's coroutine and collects its calls. The worker then keeps the
+driver with the coroutine in memory for a while. The coroutine goes on under the next claim of the same task, if this
+worker knows that the suspension is committed. Otherwise the workflow's function runs again from its top, and the
+journal gives it the results of its earlier calls.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Workflows:
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
         """Keep the driver for a while, if something may make the workflow due soon."""
         wakes_in_time = outcome.delay is not None and outcome.delay < self._memory_seconds
-        may_be_due_soon = outcome.ends is not None or wakes_in_time
+        may_be_due_soon = outcome.ends is not None or wakes_in_time  # `ends`: the end of a step makes it due
         if not may_be_due_soon or not self._max_suspended:
             driver.close()
             return
@@ -175,7 +176,7 @@ class Workflows:
 
 
 class _Port:
-    """One attempt's access to its journal: a leasehold.workflows.port.Port."""
+    """One attempt's access to its journal. It implements leasehold.workflows.port.Port, which describes the methods."""
 
     def __init__(self, workflows: Workflows, attempt: Attempt, held: HeldLease, slot: Slot) -> None:
         self._workflows = workflows

@@ -79,7 +79,7 @@ class Duties:
         self._deliveries = deliveries
         self._subjects = subjects_of(kinds)
         self._keep_seconds = settings.retention_days * 86_400
-        self._last_limit: ConcurrencyLimitName = ("", "")
+        self._last_limit: ConcurrencyLimitName = ("", "")  # the limit after which `_admit` goes on; at first before all
         self._registration = registration
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)

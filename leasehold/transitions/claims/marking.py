@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 # would compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
-#: What `found` has of the job: also the columns that only the marking reads.
+#: The job's columns in the CTE `found`: the columns above, and a column that only the marking reads.
 _FOUND_COLUMNS = (*_JOB_COLUMNS, "single_task")
 
+#: Column -> the expression that computes it from the table `job`, for columns that the table does not have as such.
 #: `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
 #: `grace_seconds` is the rest of the grace.
-_OF_JOB = {
+_EXPRESSION_OF_COLUMN = {
     "cancelling": "j.status = 'cancel_requested'",
     "grace_seconds": "CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds"
     " ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END",
@@ -22,7 +23,9 @@ _OF_JOB = {
 
 def job_columns(alias: str | None = None) -> str:
     """SQL: the job's columns that `found` has. They are read from the CTE `alias`; None: from the table, as `j`."""
-    return _columns(_FOUND_COLUMNS, "j", _OF_JOB) if alias is None else _columns(_FOUND_COLUMNS, alias, {})
+    if alias is not None:
+        return _columns(_FOUND_COLUMNS, alias, {})
+    return _columns(_FOUND_COLUMNS, "j", _EXPRESSION_OF_COLUMN)
 
 
 def _columns(names: Sequence[str], alias: str, instead: Mapping[str, str]) -> str:

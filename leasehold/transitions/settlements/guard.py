@@ -44,6 +44,7 @@ GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 
 
 
 def _held(job_condition: str) -> str:
+    """SQL: the CTEs that HELD_IN_LIVE_JOB describes. `job_condition`: the end of the condition of `held`."""
     return f"""{LOCKED_JOBS}held AS MATERIALIZED (
     -- The tasks that pass the guard, locked.
     SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,

@@ -37,6 +37,7 @@ _ENTRIES = """
 
 
 def _read(name: str, rows: str) -> str:
+    """SQL: a statement that reads journals. `rows`: SQL of the rows `e` that it reads of each journal."""
     return f"""
 -- {name}
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,

@@ -13,6 +13,7 @@ from leasehold.transitions.workflows.records import Recorded, Recording, calls_c
 
 
 def _record(name: str, held: str) -> str:
+    """SQL: the statement `name`. `held`: CTEs of settlements.guard, which restrict the leases."""
     return f"""-- {name}
 WITH {held}{write_calls(claims=False)}, forgiven AS (
     -- The workflow has made progress: earlier losses and errors no longer count.
