@@ -124,27 +124,16 @@ async def _create(
     submissions: list[Submitted] = []
     limit_fields: dict[str, str] = {}
 
-    async def submit(connection: Connection) -> bool:
-        """Write the job, and charge it. False: another request has just submitted the same order; nothing is
-        charged.
-        """
-        queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
-        async with services.admission.submitting(connection, caller.payer, queues) as charge:
-            submitted = await generations.create(connection, new_generation)
-            if submitted is None:
-                await services.admission.refund(connection, caller.payer)
-            else:
-                submissions.append(submitted)
-        limit_fields.update(charge.fields)
-        return submitted is not None
-
     async def write_job(connection: Connection) -> Answer:
         job_id = await generations.existing_order(connection, new_generation)
         if job_id is None:
-            is_written = await submit(connection)
-            job_id = (
-                new_generation.job.id if is_written else await generations.existing_order(connection, new_generation)
-            )
+            submitted, charge_fields = await _submit(services, connection, caller, new_generation)
+            limit_fields.update(charge_fields)
+            if submitted is not None:
+                submissions.append(submitted)
+                job_id = new_generation.job.id
+            else:
+                job_id = await generations.existing_order(connection, new_generation)
         accepted = GenerationAccepted(created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id))
         return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
 
@@ -154,6 +143,21 @@ async def _create(
         SUBMITTED.labels(generation.name).inc()
         log.info("generation ordered", job_id=str(new_generation.job.id), kind=kind, provider=params.provider)
     return Response(stored_answer.body, stored_answer.status_code, limit_fields, media_type="application/json")
+
+
+async def _submit(
+    services: Services, connection: Connection, caller: Caller, new_generation: NewGeneration
+) -> tuple[Submitted | None, dict[str, str]]:
+    """Write the job, and charge the caller. Also returns the RateLimit fields.
+
+    None in place of the job: another request has just submitted the same order. Then the caller is not charged.
+    """
+    queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
+    async with services.admission.submitting(connection, caller.payer, queues) as charge:
+        submitted = await generations.create(connection, new_generation)
+        if submitted is None:
+            await services.admission.refund(connection, caller.payer)
+    return submitted, charge.fields
 
 
 def _terms(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:

@@ -162,11 +162,11 @@ async def complete_upload(request: Request, response: Response, body: CompleteRe
     picture = await find_media(services, caller, body.media_id)
     if body.original_key != picture.original_key:
         raise Invalid("wrong_key", "The original_key is not the key of this media.")
-    rate_limit_headers: dict[str, str] = {}
-    job_id = _job_id_of(picture) or await _check_and_submit(
-        services, caller, picture, body, identity_of(request).trace, rate_limit_headers
-    )
-    response.headers.update(rate_limit_headers)
+    job_id = _job_id_of(picture)
+    if job_id is None:
+        trace = identity_of(request).trace
+        job_id, rate_limit_headers = await _check_and_submit(services, caller, picture, body, trace)
+        response.headers.update(rate_limit_headers)
     response.headers["Location"] = f"/media/{picture.id}"
     response.headers["Retry-After"] = "1"
     return Accepted(media_id=picture.id, job_id=job_id)
@@ -182,14 +182,11 @@ def _job_id_of(picture: MediaView) -> UUID | None:
 
 
 async def _check_and_submit(
-    services: Services,
-    caller: Caller,
-    picture: MediaView,
-    body: CompleteRequest,
-    trace: dict[str, str],
-    rate_limit_headers: dict[str, str],
-) -> UUID:
-    """Check the object and write the job. Returns the job's id, and adds to `rate_limit_headers`."""
+    services: Services, caller: Caller, picture: MediaView, body: CompleteRequest, trace: dict[str, str]
+) -> tuple[UUID, dict[str, str]]:
+    """Check the object and write the job. Returns the job's id and the RateLimit headers. If another request writes the
+    job first, there are no such headers.
+    """
     check_callback_url(services.settings, body.callback_url)
     await refuse_early(services, caller, queues_of(caller.tenant_id, media))
     limits = _limits(services.settings)
@@ -198,20 +195,19 @@ async def _check_and_submit(
     except Conflict:
         # Another request may have refused the object meanwhile, and deleted it.
         if (job_id := _job_id_of(await find_media(services, caller, picture.id))) is not None:
-            return job_id
+            return job_id, {}
         raise
     if isinstance(size_or_refusal, Refusal):
-        return await _refuse(services, caller, picture, size_or_refusal)
+        return await _refuse(services, caller, picture, size_or_refusal), {}
     size = size_or_refusal
     job = _job(services.settings, caller, picture, body, trace)
-    submitted, rate_limits = await _write_job(services, caller, picture, job, size)
+    submitted, rate_limit_headers = await _write_job(services, caller, picture, job, size)
     if submitted is None:
-        return await _outcome_of_other_request(services, caller, picture.id)
-    rate_limit_headers.update(rate_limits)
+        return await _outcome_of_other_request(services, caller, picture.id), {}
     await publish_and_admit(services, submitted.hints, submitted.limits)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=size)
-    return job.id
+    return job.id, rate_limit_headers
 
 
 def _job(

@@ -127,15 +127,21 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
     queues = [external_queue(caller.tenant_id, queue) for queue in body.queues]
     deadline = monotonic() + body.wait
     while True:
-        async with services.pool.acquire() as connection:
-            claimed_tasks = await claims.claim_due(connection, terms, queues, body.limit)
-            inputs = await external.needed_steps(connection, [claimed.lease.task_id for claimed in claimed_tasks])
-        if claimed_tasks or not await services.queues.runnable(queues, max(0.0, deadline - monotonic())):
-            tasks = [
-                _task(claimed, body.lease_seconds) | _inputs(services, inputs[claimed.lease.task_id])
-                for claimed in claimed_tasks
-            ]
+        tasks = await _claim_tasks(services, terms, queues, body.limit)
+        if tasks or not await services.queues.runnable(queues, max(0.0, deadline - monotonic())):
             return json_response({"tasks": tasks})
+
+
+async def _claim_tasks(
+    services: Services, terms: LeaseTerms, queues: Sequence[str], limit: int
+) -> list[dict[str, Any]]:
+    """Claim due tasks. Returns each as the answer shows it, with its inputs."""
+    async with services.pool.acquire() as connection:
+        claimed_tasks = await claims.claim_due(connection, terms, queues, limit)
+        needed_steps = await external.needed_steps(connection, [claimed.lease.task_id for claimed in claimed_tasks])
+    return [
+        _task(claimed, terms.ttl) | _inputs(services, needed_steps[claimed.lease.task_id]) for claimed in claimed_tasks
+    ]
 
 
 def _inputs(services: Services, steps: Sequence[Any]) -> dict[str, Any]:

@@ -408,7 +408,6 @@ async def backfill(
 ) -> Response:
     services = services_of(request)
     keep_seconds = services.settings.retention_days * 86_400
-    created: list[CreatedRun | None] = []  # None: the run of this tick was refused
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
         ticks = _ticks_of_range(services, row, body)
@@ -418,35 +417,34 @@ async def backfill(
             return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
     prepared = await _prepared(services, row)
     limit_headers: dict[str, str] = {}
+    started: list[CreatedRun] = []
 
     async def work(connection: Connection) -> Answer:
         # Lock order: the schedule, then the rates that are charged.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
+        # The template refuses every tick for the same reason, so `submit_now` records the refusal of one tick only.
+        is_refused = isinstance(prepared, RequestError)
+        ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         number = len(ticks_without_run)
         async with services.admission.submitting(connection, caller.payer, {}, number) as charge:
-            is_refused = isinstance(prepared, RequestError)
-            # The template refuses every tick for the same reason, so `submit_now` records the refusal of one tick only.
-            for tick in ticks_without_run[-1:] if is_refused else ticks_without_run:
+            for tick in ticks_to_submit:
                 effects = await schedules.submit_now(connection, prepared, row, tick, keep_seconds)
-                created.append(effects)
                 if effects is not None:
+                    started.append(effects)
                     await services.admission.add_queues_of(connection, charge, effects.id)
-            await services.admission.refund(connection, caller.payer, number if is_refused else created.count(None))
+            await services.admission.refund(connection, caller.payer, number - len(started))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}
-        await record(
-            connection, caller, "schedule.backfilled", schedule_id, **span, runs=len(created) - created.count(None)
-        )
-        ids = [effects.id for effects in created if effects is not None]
+        await record(connection, caller, "schedule.backfilled", schedule_id, **span, runs=len(started))
+        ids = [effects.id for effects in started]
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 
     request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, json_of_request(body))
     async with services.bulk.turn(caller.tenant_id):
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    for effects in created:
-        if effects is not None:
-            await publish_and_admit_run(services, effects)
+    for effects in started:
+        await publish_and_admit_run(services, effects)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 

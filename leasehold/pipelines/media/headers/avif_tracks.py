@@ -83,16 +83,8 @@ def _sample_table(data: bytes, track: Box) -> Box | None:
 
 
 def _samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each sample. `stco` has the position of each chunk, `stsc` the number of samples in each chunk,
-    and `stsz` the size of each sample.
-    """
-    is_long = not _children(data, table, b"stco")
-    offsets = _numbers(data, _only_child(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
-    chunk_rows = _numbers(data, _only_child(data, table, b"stsc"), "III")
-    sizes_box = _only_child(data, table, b"stsz")
-    (same_size,) = struct.unpack_from(">I", data, sizes_box[1] + _FULL)  # 0: each sample has a size of its own
-    sizes = repeat(same_size) if same_size else iter(_numbers(data, sizes_box, "I", skipped=4))
-    sample_counts = _samples_by_chunk(chunk_rows[::3], chunk_rows[1::3], len(offsets))
+    """Start and end of each sample in the file."""
+    offsets, sample_counts, sizes = _sample_tables(data, table)
     total = 0
     for offset, count in zip(offsets, sample_counts, strict=True):
         total += count
@@ -108,6 +100,19 @@ def _samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Ite
                 raise corrupt_image("the tracks name more bytes than the file has")
             yield position, position + size
             position += size
+
+
+def _sample_tables(data: bytes, table: Box) -> tuple[Sequence[int], Sequence[int], Iterator[int]]:
+    """The position of each chunk (from `stco` or `co64`), the number of samples in each chunk (`stsc`), and the size of
+    each sample (`stsz`).
+    """
+    is_long = not _children(data, table, b"stco")
+    offsets = _numbers(data, _only_child(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
+    chunk_rows = _numbers(data, _only_child(data, table, b"stsc"), "III")
+    sizes_box = _only_child(data, table, b"stsz")
+    (same_size,) = struct.unpack_from(">I", data, sizes_box[1] + _FULL)  # 0: each sample has a size of its own
+    sizes = repeat(same_size) if same_size else iter(_numbers(data, sizes_box, "I", skipped=4))
+    return offsets, _samples_by_chunk(chunk_rows[::3], chunk_rows[1::3], len(offsets)), sizes
 
 
 def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks: int) -> list[int]:
