@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -16,6 +18,8 @@ from leasehold.domain.work import Work
 #: Seconds that loading takes, and that the inline step takes.
 LATE = 2.0
 LONG = 2.0
+#: The name of a file in the folder of the workers' directories: `when_allowed` waits for it.
+MAY_LOAD = "may-load"
 
 
 class Params(BaseModel):
@@ -32,6 +36,14 @@ def pipelines() -> Pipelines:
 
 def late() -> Pipelines:
     time.sleep(LATE)
+    return pipelines()
+
+
+def when_allowed() -> Pipelines:
+    """For a test of what happens before: however slow the machine is, the handlers load only when the test says so."""
+    work_dir = Path(sys.argv[sys.argv.index("--work-dir") + 1])
+    while not (work_dir.parents[1] / MAY_LOAD).exists():
+        time.sleep(0.02)
     return pipelines()
 
 

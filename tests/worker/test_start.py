@@ -41,13 +41,14 @@ async def test_inline_queues_are_served_while_the_handlers_of_isolated_ones_load
     isolated, inline = (jobs.NewJob(one, "t") for one in (late_handlers.isolated, late_handlers.inline))
     await jobs.submit(rows.connection, [isolated])
     await jobs.submit(rows.connection, [inline])
-    async with starting(settings, tmp_path, "late") as worker:
+    async with starting(settings, tmp_path, "when_allowed") as worker:
         assert worker.queues == {"late-inline", "operations"}
         assert await registered(rows, worker.id) == {"late-inline", "operations"}
         assert (await end_of(rows, inline.id))["status"] == "succeeded"
         assert worker.queues == {"late-inline", "operations"}
         assert (await rows.job(isolated.id))["started_at"] is None
         assert not worker.health.is_ready  # a rollout waits for the isolated queues, too
+        (tmp_path / late_handlers.MAY_LOAD).touch()
         await worker.complete.wait()
         assert worker.health.is_ready
         assert worker.queues == {"late-inline", "late-isolated", "operations"}
@@ -168,8 +169,9 @@ async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
 async def test_a_worker_that_is_told_to_drain_while_it_starts_takes_no_more(
     settings: Settings, tmp_path: Path, rows: Rows
 ) -> None:
-    async with starting(settings, tmp_path, "late") as worker:
+    async with starting(settings, tmp_path, "when_allowed") as worker:
         await worker.drain()
+        (tmp_path / late_handlers.MAY_LOAD).touch()
         await worker.complete.wait()
         isolated = jobs.NewJob(late_handlers.isolated, "t")
         await jobs.submit(rows.connection, [isolated])
