@@ -16,9 +16,11 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
+from time import time
 from typing import Self
 
 import httpx2
@@ -34,6 +36,7 @@ __all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "
 PORTS = frozenset({80, 443})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS = 5.0
+_MAX_RETRY_AFTER_SECONDS = 86_400.0
 _OK = 200
 _HEAD_BYTES = 512
 _PIECE_BYTES = 256 * 1024
@@ -74,6 +77,17 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    def retry_after(self) -> float | None:
+        """The seconds that the header Retry-After names, at most a day. None: there is no such header, or it is neither
+        a number of seconds nor an HTTP date (RFC 9110, 10.2.3).
+        """
+        text = self.headers.get("retry-after", "")
+        try:
+            seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time()
+        except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
+            return None
+        return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

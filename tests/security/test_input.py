@@ -16,8 +16,6 @@ from leasehold.api.http.strict_json import refusal
 from leasehold.domain import cron
 from leasehold.domain.errors import Invalid
 from leasehold.pipelines.generation.providers.redaction import redacted
-from leasehold.pipelines.generation.providers.requests import _retry_after
-from leasehold.pipelines.webhooks import steps as webhooks
 from leasehold.security.egress import Answer
 from leasehold.settings import Settings
 from leasehold.telemetry import redaction
@@ -200,10 +198,8 @@ def test_a_secret_that_a_cut_halves_is_not_in_a_failure() -> None:
     ],
 )  # fmt: skip
 def test_a_retry_after_of_any_form_is_at_most_a_day_or_none(said: str) -> None:
-    after = _retry_after(said)
+    after = Answer(503, {"retry-after": said}, b"").retry_after()
     assert after is None or 0 <= after <= 86_400
-    waited = webhooks._retry_after(Answer(503, {"retry-after": said}, b""))
-    assert waited is None or 0 <= waited.total_seconds() <= 86_400
 
 
 async def test_a_template_that_is_deep_only_by_its_schema_is_refused_as_any_body(client: Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +24,6 @@ from leasehold.transitions import webhooks as transitions
 
 _MAX_ANSWER_BYTES = 64 * 1024
 _STATUS_GONE = 410
-_MAX_RETRY_AFTER_SECONDS = 86_400.0
 #: The pauses of a delivery whose tenant or host has reached its limit. Such a pause costs no attempt.
 _SNOOZE_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
 
@@ -129,19 +127,7 @@ def _retry_delay(attempt: Attempt, answer: Answer) -> timedelta | None:
     """The receiver's Retry-After, but at least the delay of the retry ladder: a Retry-After of 0 must not use up all
     attempts immediately. None: the answer has no Retry-After.
     """
-    retry_after = _retry_after(answer)
-    if retry_after is None:
+    seconds = answer.retry_after()
+    if seconds is None:
         return None
-    return max(retry_after, delay_after(attempt.errors + 1, webhooks.by_name["deliver"].retry_ladder))
-
-
-def _retry_after(answer: Answer) -> timedelta | None:
-    """The receiver's Retry-After, at most a day."""
-    header = answer.headers.get("retry-after", "")
-    if header.isdecimal():
-        return timedelta(seconds=min(float(header), _MAX_RETRY_AFTER_SECONDS))
-    try:
-        seconds = parsedate_to_datetime(header).timestamp() - time()
-    except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
-        return None
-    return timedelta(seconds=min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS))
+    return max(timedelta(seconds=seconds), delay_after(attempt.errors + 1, webhooks.by_name["deliver"].retry_ladder))

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import Any, Self
 
 import orjson
@@ -22,7 +20,6 @@ _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_SECONDS = 30.0
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
-_MAX_RETRY_AFTER = 86_400.0
 _REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
 #: The statuses of answers to a cancel if the order has ended, is no longer known, or cannot be cancelled.
@@ -113,7 +110,7 @@ class RequestSender:
             if not error.sent:
                 raise TryLater("provider_unreachable", "The provider could not be reached.") from None
             raise OutcomeUnknown("provider_no_answer", full_stop(f"The provider gave {error}")) from None
-        return ProviderAnswer(answer.status, _json(answer.body), _retry_after(answer.headers.get("retry-after", "")))
+        return ProviderAnswer(answer.status, _json(answer.body), answer.retry_after())
 
 
 def bad_answer(complaint: str) -> OutcomeUnknown:
@@ -164,12 +161,3 @@ def _json(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-
-
-def _retry_after(text: str) -> float | None:
-    """The seconds that Retry-After names, at most a day. The header has seconds or an HTTP date (RFC 9110, 10.2.3)."""
-    try:
-        seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time()
-    except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
-        return None
-    return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
