@@ -138,14 +138,17 @@ class Settings(SettingsWithFiles):
     )
     amqp_queue_prefix: str = Field("leasehold", description="Queues are named {prefix}.{queue}.{band}.")
     amqp_publish_timeout: float = Field(
-        5.0, gt=0, description="A publish without a confirm counts as unconfirmed after this many seconds."
+        5.0,
+        gt=0,
+        description="A publish without a confirm counts as unconfirmed after this many seconds. The process then "
+        "publishes over a new connection, to the next node, unless RabbitMQ blocks publishers because of an alarm.",
     )
     amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
     amqp_silence_seconds: float = Field(
-        5.0,
+        2.0,
         ge=0.5,
-        description="A node that sends nothing for this many seconds, although it got a request, is frozen or cut off: "
-        "the process connects to the next node. Heartbeats alone notice that after three intervals.",
+        description="A node that sends nothing for this many seconds, although it got a request after half of them, is "
+        "frozen or cut off: the process connects to the next node. Heartbeats alone notice that after three intervals.",
     )
 
     # --- apps that submit runs

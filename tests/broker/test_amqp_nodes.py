@@ -51,6 +51,27 @@ async def test_a_frozen_node_is_left_although_its_connections_stay_open(amqp_url
             await wire.close()
 
 
+async def test_a_node_that_answers_and_confirms_nothing_is_left_for_the_next(
+    amqp_url: str, open_broker: OpenBroker
+) -> None:
+    """A quorum queue without a leader, or a channel that is stuck after one: RabbitMQ answers every other request."""
+    wires = [Wire(amqp_url), Wire(amqp_url)]
+    for wire in wires:
+        await wire.open()
+    try:
+        broker = await open_broker(f"{wires[0].url},{wires[1].url}", amqp_publish_timeout=0.5)
+        assert isinstance(broker, AmqpBroker)
+        for mute in wires:  # wherever the publisher is, its node is mute at least once
+            mute.loses_confirms = True
+            async with asyncio.timeout(SECONDS):
+                await publish_until_confirmed(broker, hints(1))
+            assert broker._publisher.link._nodes.current.url != mute.url
+            mute.loses_confirms = False
+    finally:
+        for wire in wires:
+            await wire.close()
+
+
 async def test_a_node_that_answers_is_not_left_however_little_it_has_to_do(
     amqp_url: str, open_broker: OpenBroker
 ) -> None:

@@ -1,14 +1,23 @@
-"""A cable between a client and a broker that a test can cut or freeze."""
+"""A cable between a client and a broker that a test can cut or freeze, or that loses confirms."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from leasehold.broker.amqp.wire import METHOD, Sieve
+
+_ACK = b"\x00\x3c\x00\x50"
+#: The channels of a connection have the numbers from 1 on; a connection of these tests has fewer than this.
+_CHANNELS = 100
+
 
 class Wire:
-    """Forwards TCP; `cut` resets what is connected, `freeze` swallows nothing but delivers nothing either."""
+    """Forwards TCP; `cut` resets what is connected, `freeze` swallows nothing but delivers nothing either. While
+    `loses_confirms`, the broker's confirms are left out, and everything else arrives.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -20,6 +29,7 @@ class Wire:
         self._server: asyncio.Server | None = None
         self._port = 0
         self.accepted = 0
+        self.loses_confirms = False
 
     @property
     def url(self) -> str:
@@ -61,14 +71,25 @@ class Wire:
             return
         ends = {writer, far_writer}
         self._writers |= ends
-        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        await asyncio.gather(self._pump(reader, far_writer, bytes), self._pump(far_reader, writer, self._sieve().sift))
         self._writers -= ends
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _sieve(self) -> Sieve:
+        sieve = Sieve()
+        for channel in range(1, _CHANNELS):
+            sieve.attach(channel, self._is_lost)
+        return sieve
+
+    def _is_lost(self, kind: int, payload: bytes) -> bool:
+        return self.loses_confirms and kind == METHOD and payload.startswith(_ACK)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sift: Callable[[bytes], bytes]
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
                 await self._flowing.wait()
-                writer.write(data)
+                writer.write(sift(data))
                 await writer.drain()
         writer.close()
         with suppress(OSError):

@@ -61,7 +61,7 @@ class AmqpBroker:
         await self._consumer.stop()
 
     def rebuild_consumer(self) -> None:
-        self._consumer.link.drop()
+        self._consumer.link.drop("its consumers get no hints")
 
     def describe(self) -> dict[str, Any]:
         connection = self._publisher.link.connection or self._consumer.link.connection

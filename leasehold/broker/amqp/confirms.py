@@ -1,4 +1,4 @@
-"""Encodes messages, and matches RabbitMQ's confirms with them, so that the publisher can write many messages offset
+"""Encodes messages, and matches RabbitMQ's confirms with them, so that the publisher can write many messages at
 once.
 
 The publisher uses this module instead of the AMQP client's own publishing. For each message, the client makes objects
@@ -50,7 +50,7 @@ def publish(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -
 
 
 class Window:
-    """Messages that were written offset once. `confirmed` and `returned` have an entry for each. `confirmed` is final
+    """Messages that were written at once. `confirmed` and `returned` have an entry for each. `confirmed` is final
     once the future `settled` is done.
     """
 

@@ -186,6 +186,7 @@ class Link:
         self._serve = serve
         self._loop: asyncio.Task[None] | None = None
         self._drop_requested = asyncio.Event()
+        self._drop_reason = ""
         self.connection: AbstractConnection | None = None
         self.connects = 0
 
@@ -199,8 +200,9 @@ class Link:
             await asyncio.wait({self._loop})
             self._loop = None
 
-    def drop(self) -> None:
-        """Replace this connection by a new one."""
+    def drop(self, reason: str) -> None:
+        """Replace this connection by a new one. `reason`: for the log."""
+        self._drop_reason = reason
         self._drop_requested.set()
 
     async def _run(self) -> None:
@@ -257,4 +259,6 @@ class Link:
         for task in done:
             if not task.cancelled() and (error := task.exception()):
                 raise error
+        if self._drop_requested.is_set():
+            raise BrokerUnavailable(self._drop_reason)
         raise BrokerUnavailable(f"the connection closed: {_reason(connection)}")

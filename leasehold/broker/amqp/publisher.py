@@ -20,6 +20,7 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
 from leasehold.domain.errors import BrokerUnavailable
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
 
@@ -120,6 +121,10 @@ class Publisher:
         except BrokerUnavailable:
             return [False] * len(messages)
         await asyncio.wait({window.settled}, timeout=self._timeout)
+        # The leader of a quorum queue may have frozen: RabbitMQ 3.10 confirms nothing more on a channel that published
+        # to it, also after the queue has another leader. A node that has lost the others confirms nothing either.
+        if not window.settled.done() and session is self._session and not await _is_blocked(session.connection):
+            self.link.drop(f"the node confirmed nothing for {self._timeout:g} s (LEASEHOLD_AMQP_PUBLISH_TIMEOUT)")
         return window.confirmed
 
     def _on_return(self, name: str) -> None:
@@ -161,3 +166,12 @@ class Publisher:
                 return await until_closed(connection)  # the link logs why, and calls `_serve` with the next connection
             log.warning("publishing channel was closed; opening another")
             await ladder.wait()
+
+
+async def _is_blocked(connection: AbstractConnection) -> bool:
+    """Whether RabbitMQ has blocked the connection, because of an alarm."""
+    unblocked = asyncio.ensure_future(connection.ready())
+    await asyncio.wait({unblocked}, timeout=0)
+    is_blocked = not unblocked.done()
+    await cancel_and_wait(unblocked)
+    return is_blocked

@@ -14,47 +14,62 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: The watchdog checks every `seconds` / _CHECKS, and sends a request after a silence of `seconds` / _REQUESTS.
-_CHECKS, _REQUESTS = 4, 2
-
 
 async def watch(connection: AbstractConnection, wire: Wire, seconds: float) -> None:
-    """End the connection and raise BrokerUnavailable when RabbitMQ has sent nothing for `seconds`, although it got a
-    request. This happens at most half of `seconds` later. Never returns.
+    """End the connection and raise BrokerUnavailable when RabbitMQ has sent nothing for `seconds`: a request after half
+    of them had no answer. Never returns.
     """
-    clock = asyncio.get_running_loop().time
-    request: asyncio.Task[None] | None = None
-    requested_at = 0.0
+    patience = seconds / 2
     probe = _Probe(connection)
     try:
         while True:
-            await asyncio.sleep(seconds / _CHECKS)
+            await asyncio.sleep(max(patience - wire.silence, patience / 10))
             # A node under an alarm reads nothing of a publisher that it has blocked.
             await connection.ready()
-            if wire.silence < seconds / _REQUESTS:
-                continue
-            if request is not None and request.done() and not request.cancelled():
-                request.exception()  # read it, or asyncio logs it. The link reports the end of the connection
-            if request is None or request.done():
-                request, requested_at = asyncio.create_task(probe.send()), clock()
-            # The request must be old enough, too: if this process was stopped, all its connections look silent.
-            elif wire.silence >= seconds and clock() - requested_at >= seconds / _REQUESTS:
+            if wire.silence >= patience and not await _is_answered(probe, wire, patience):
                 silence = wire.silence
                 wire.abort()  # otherwise each close of a channel would wait for an answer of the node
                 raise BrokerUnavailable(f"the node is silent for {silence:.1f} s (LEASEHOLD_AMQP_SILENCE_SECONDS)")
     finally:
-        if request is not None:
-            await cancel_and_wait(request)
+        await probe.end()
+
+
+async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
+    """Send a request, and say whether any byte came within `seconds`."""
+    clock = asyncio.get_running_loop().time
+    requested_at = clock()
+    probe.request()
+    # Two waits, because all connections of a process that was stopped look silent. When it goes on, only one wait ends
+    # immediately. The other one leaves time to send the request and to read its answer.
+    for _ in range(2):
+        await asyncio.sleep(seconds / 2)
+        if wire.silence < clock() - requested_at:
+            return True
+    return False
 
 
 class _Probe:
-    """A request that changes nothing, on a channel of its own."""
+    """Sends a request that changes nothing, on a channel of its own, one at a time."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
         self._channel: AbstractChannel | None = None
+        self._request: asyncio.Task[None] | None = None
 
-    async def send(self) -> None:
+    def request(self) -> None:
+        """Send a request, unless the last one still waits for its answer."""
+        if self._request is not None:
+            if not self._request.done():
+                return
+            if not self._request.cancelled():
+                self._request.exception()  # read it, or asyncio logs it. The link reports the end of the connection
+        self._request = asyncio.create_task(self._send())
+
+    async def end(self) -> None:
+        if self._request is not None:
+            await cancel_and_wait(self._request)
+
+    async def _send(self) -> None:
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._connection.channel(publisher_confirms=False)
         else:
