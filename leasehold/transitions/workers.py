@@ -65,6 +65,28 @@ async def record_queues(
     await connection.execute("UPDATE worker SET queues = $2, slots = $3 WHERE id = $1", worker, list(queues), slots)
 
 
+_KEEP_LEASES = f"""
+-- keep_leases
+UPDATE task t SET lease_until = clock_timestamp() + $2::interval
+FROM (
+    SELECT mine.id FROM task mine JOIN worker w ON w.id = mine.lease_owner
+    WHERE mine.status = 'running' AND mine.lease_owner = $1 AND mine.lease_until < clock_timestamp() + $2::interval
+      AND w.incarnation <> {_INCARNATION}
+    ORDER BY mine.id FOR UPDATE OF mine SKIP LOCKED
+) kept
+WHERE t.id = kept.id
+"""
+
+
+async def keep_leases(connection: Connection, worker: UUID, lease_seconds: float) -> None:
+    """Give the worker the time of a lease for each of its tasks, if it has not been on this incarnation of the server.
+
+    Call it before `appear` and `record_alive`. Those end the time for which LEASE_HAS_PASSED spares the leases of the
+    worker. Then it still needs a moment: it renews a lease, and the tasks that it lost meanwhile it releases.
+    """
+    await connection.execute(_KEEP_LEASES, worker, timedelta(seconds=lease_seconds))
+
+
 async def appear(connection: Connection, worker: UUID, presence_key: int) -> bool:
     """Take the presence lock on this session, and mark the worker as present.
 

@@ -111,6 +111,29 @@ async def test_a_lease_of_who_has_not_come_back_since_a_failover_lasts_ten_secon
     assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
 
 
+async def test_who_comes_back_after_a_failover_has_the_time_of_a_lease_for_what_it_has(
+    rows: Rows, another: Open
+) -> None:
+    """It renews it or gives it back: but a sweep may come first."""
+    owner, connection = rows.terms.owner, rows.connection
+    key = await register(connection, owner)
+    mine, other = (await rows.leased()).lease, (await rows.leased()).lease
+    heartbeat = (await another()).connection
+    assert await workers.appear(heartbeat, owner, key)
+    late = "UPDATE task SET lease_until = clock_timestamp() - interval '5 seconds' WHERE id = ANY($1)"
+    await connection.execute(late, [mine.task_id, other.task_id])
+    await connection.execute("UPDATE task SET lease_owner = $2 WHERE id = $1", other.task_id, uuid4())
+    await connection.execute("UPDATE worker SET incarnation = incarnation - interval '1 hour'")
+    await workers.keep_leases(heartbeat, owner, 30.0)
+    await workers.record_alive(heartbeat, owner, {})
+    assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
+    assert (await rows.task(mine.task_id))["status"] == "running"
+
+    await connection.execute(late, [mine.task_id])
+    await workers.keep_leases(heartbeat, owner, 30.0)  # a reconnect to the same server
+    assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
+
+
 async def test_a_worker_of_an_older_release_is_found_dead_ten_seconds_after_the_start(
     rows: Rows, another: Open
 ) -> None:

@@ -19,7 +19,7 @@ from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
-from leasehold.transitions import claims, jobs, workers
+from leasehold.transitions import claims, jobs, sweeps, workers
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Failure, fail
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
@@ -306,6 +306,27 @@ async def test_after_a_lost_answer_a_worker_releases_what_it_does_not_hold_and_n
     await asyncio.sleep(2.5)  # twice the time between the two queries that find an orphan
     assert [(await rows.task(lease.task_id))["status"] for lease in (held, later)] == ["running", "running"]
     assert not stopped.is_set()
+
+
+async def test_after_a_failover_that_outlasted_the_leases_a_worker_gives_its_tasks_back_without_a_loss(
+    heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    """Its attempts were stopped when their leases were no longer trusted. The sweeper looks all the time."""
+    lease, stopped = await held_and_renewed(heartbeat, rows)
+    link.hold(["leasehold heartbeat"])
+    await asyncio.wait_for(stopped.wait(), SECONDS)
+    heartbeat.drop(heartbeat._held[lease.task_id])
+    await rows.connection.execute("UPDATE worker SET incarnation = incarnation - interval '1 hour'")
+    late = "UPDATE task SET lease_until = clock_timestamp() - interval '5 seconds' WHERE id = $1"
+    await rows.connection.execute(late, lease.task_id)
+    link.heal()
+    link.reset()
+    async with asyncio.timeout(SECONDS):
+        while (await rows.task(lease.task_id))["status"] == "running":
+            await sweeps.expire_leases(rows.connection, [], 5)
+            await asyncio.sleep(0.02)
+    task = await rows.task(lease.task_id)
+    assert (task["status"], task["losses"]) == ("pending", 0)
 
 
 async def test_what_was_claimed_after_the_reconnect_is_not_given_back(

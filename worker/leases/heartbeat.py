@@ -232,7 +232,8 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         presence_key = await self._registration.write(connection)
-        await self._orphans.begin_search(connection)
+        await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
+        await self._orphans.begin_search(connection)  # after that, because only leases from before it can be of orphans
         database.CONNECTS.inc()
         database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):
