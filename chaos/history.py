@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from chaos.amqp_tap import HintRecord
 from chaos.evidence import Bound, ExternalLease, Operation, Order, Request, Row, StoredObject, Terms
@@ -46,6 +46,16 @@ class Claim:
     change_number: int
     at: float
     before: Row
+
+
+class Failover(NamedTuple):
+    """A standby was the primary from `promoted_at` on, in seconds since 1970. The old primary answered nothing from
+    `silent_since` on; None: it had ended. Until `ended_at` it may have served some processes again.
+    """
+
+    silent_since: float | None
+    promoted_at: float
+    ended_at: float
 
 
 @dataclass
@@ -99,7 +109,7 @@ class History:
     of_release: set[str] = field(default_factory=set)  # processes that ran the release's code
     starved: list[Starved] = field(default_factory=list)  # waits for a processor, of the platform and of the run
     in_progress: dict[str, float] = field(default_factory=dict)  # by transaction: last seen then
-    promotions: list[float] = field(default_factory=list)  # when a standby had become the primary
+    failovers: list[Failover] = field(default_factory=list)
     has_only_failovers: bool = True  # the plan has no other faults
 
     def database_time(self, at: float) -> float:

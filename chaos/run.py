@@ -152,7 +152,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         await collect.gather(installation, load, history)
         history.children_killed, history.jumps = faults.children_killed, faults.jumps
         history.starved = sampler.starved
-        history.promotions, history.has_only_failovers = faults.promotions, plan.has_only_failovers
+        history.failovers, history.has_only_failovers = faults.failovers, plan.has_only_failovers
         report.until_claims = until_claims(history)
         report.charges = sum(map(len, charges_of(history).values()))
         report.starved_seconds = history.starvation.longest_wait(load_began, time.time())

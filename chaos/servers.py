@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -192,10 +193,12 @@ class Servers:
         self.postgres, self.standby = self.standby, self.postgres
         return self.standby
 
-    async def copy_anew(self) -> None:
-        """End the old primary, and make it the standby of the new one."""
+    async def copy_anew(self) -> float:
+        """End the old primary, and make it a standby of the new one. Returns when it had ended, as a Unix time."""
         await self._end_standby()
+        ended_at = time.time()
         await self._copy()
+        return ended_at
 
     async def remove_standby(self) -> None:
         """End the standby. Commits no longer wait for one."""

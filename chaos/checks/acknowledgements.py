@@ -17,20 +17,28 @@ _RUNNABLE = ("pending", "retry", "waiting")
 
 
 def i9(history: History) -> Iterator[Observation]:
-    """The ACK of a hint is later than the commit that made the hint unnecessary."""
+    """The ACK of a hint is later than the commit that made the hint unnecessary.
+
+    Exception: after a failover, a process may still ask the old primary, which knows neither new tasks nor new claims.
+    """
     if not history.has_broker:
         raise NotApplicable("the run has no broker")
     for record in history.hint_records:
         changes = history.task_changes.get(record.task)
         if record.event is not HintEvent.ACKED or not changes:
             continue
+        is_beside_old = any(
+            failover.promoted_at < record.at and record.since < failover.ended_at for failover in history.failovers
+        )
         closed = history.closed_at.get(changes[0].row["job_id"], float("inf"))
         yield observed(
-            "ACK",
+            "ACK beside an old primary" if is_beside_old else "ACK",
             f"{record.process} acknowledged the hint of {history.name_of(record.task)}"
             f" {1000 * (record.at - record.since):.0f} ms after its delivery, although the task could be claimed all"
             " the time",
-            good=closed <= record.at + _CLOCK_DIFFERENCE or not _was_claimable_throughout(history, changes, record),
+            good=is_beside_old
+            or closed <= record.at + _CLOCK_DIFFERENCE
+            or not _was_claimable_throughout(history, changes, record),
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.history import History, is_external
 from chaos.row_changes import Change
+from chaos.settings import DATABASE_SECONDS
 
 #: A failover may cause a loss from this long before the promotion on: the primary is silent then.
 _SILENCE_SECONDS = 8.0
@@ -25,13 +26,20 @@ _CLAIM_SECONDS = 3.0
 
 
 def i27(history: History) -> Iterator[Observation]:
-    """After a promotion steps are claimed again within 3 s, and a failover charges no step a loss."""
+    """After a promotion steps are claimed again within 3 s, and a failover charges no step a loss.
+
+    If the primary falls silent, its sessions wait for answers until LEASEHOLD_DATABASE_TIMEOUT has passed. If the
+    standby is promoted earlier, the 3 s begin then.
+    """
     if not history.has_only_failovers:
         raise NotApplicable("the plan has other faults than failovers, or no faults")
-    for promoted_at, waited in zip(history.promotions, until_claims(history), strict=True):
-        starved = history.starvation.longest_wait(promoted_at, promoted_at + waited)
-        sentence = f"the first claim came {waited:.1f} s after the promotion"
-        yield observed("promotion", sentence, good=waited - starved <= _CLAIM_SECONDS or starved > waited / 2)
+    for failover, waited in zip(history.failovers, until_claims(history), strict=True):
+        starved = history.starvation.longest_wait(failover.promoted_at, failover.promoted_at + waited)
+        allowed = _CLAIM_SECONDS
+        if failover.silent_since is not None:
+            allowed += max(0.0, failover.silent_since + DATABASE_SECONDS - failover.promoted_at)
+        sentence = f"the first claim came {waited:.1f} s after the promotion, where {allowed:.1f} s are allowed"
+        yield observed("promotion", sentence, good=waited - starved <= allowed or starved > waited / 2)
     for task, charges in charges_of(history).items():
         lease = history.terms.lease_seconds
         all_starved = all(
@@ -45,10 +53,11 @@ def i27(history: History) -> Iterator[Observation]:
 def until_claims(history: History) -> list[float]:
     """Seconds from each promotion to the next claim; infinite if no claim came."""
     claims = sorted(claim.at for claimed in history.claims.values() for claim in claimed)
-    nexts = [bisect_right(claims, promoted_at) for promoted_at in history.promotions]
+    promotions = [failover.promoted_at for failover in history.failovers]
+    nexts = [bisect_right(claims, promoted_at) for promoted_at in promotions]
     return [
         claims[index] - promoted_at if index < len(claims) else math.inf
-        for promoted_at, index in zip(history.promotions, nexts, strict=True)
+        for promoted_at, index in zip(promotions, nexts, strict=True)
     ]
 
 
@@ -68,4 +77,4 @@ def _is_charge(history: History, change: Change) -> bool:
     before, after = change.before, change.after
     if not before or not after or after["losses"] <= before["losses"]:
         return False
-    return any(-_SILENCE_SECONDS < change.at - promoted_at < _LEASES_SECONDS for promoted_at in history.promotions)
+    return any(-_SILENCE_SECONDS < change.at - failover.promoted_at < _LEASES_SECONDS for failover in history.failovers)

@@ -7,11 +7,13 @@ Afterwards the old primary becomes a standby of the new one, so that the next fa
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Mapping
 
 from chaos.faults.effects import FaultMaker, TrafficWatch
+from chaos.history import Failover
 from chaos.plan import Fault
 from chaos.proxy import Link
 from chaos.stack import Installation
@@ -27,13 +29,13 @@ _CUT_OFF = ("api-1", "worker-2")
 class FailoverFaults:
     """Each fault returns the number of connections that it ended, or of bytes that a silent primary got.
 
-    `promotions`: when each standby had become the primary, in seconds since 1970.
+    `failovers`: those that have ended, in order.
     """
 
     def __init__(self, installation: Installation, server_lock: asyncio.Lock) -> None:
         self._installation = installation
         self._server_lock = server_lock
-        self.promotions: list[float] = []
+        self.failovers: list[Failover] = []
 
     @property
     def makers(self) -> Mapping[str, FaultMaker]:
@@ -44,16 +46,22 @@ class FailoverFaults:
             "F48": self._cut_off,
         }
 
-    async def _promote(self) -> None:
+    async def _fail_over(self, silent_since: float | None) -> None:
+        """Promote the standby. `silent_since`: since when the primary is silent; None: it has ended."""
         await self._installation.promote()
-        self.promotions.append(time.time())
+        self.failovers.append(Failover(silent_since, time.time(), math.inf))
+
+    async def _copy_anew(self) -> None:
+        """End the old primary, and make it a standby of the new one."""
+        ended_at = await self._installation.servers.copy_anew()
+        self.failovers[-1] = self.failovers[-1]._replace(ended_at=ended_at)
 
     async def _kill(self, _fault: Fault) -> int:
         async with self._server_lock:
             hit = self._connections
             await self._installation.servers.postgres.kill()
-            await self._promote()
-            await self._installation.servers.copy_anew()
+            await self._fail_over(silent_since=None)
+            await self._copy_anew()
         return hit
 
     async def _switch_over(self, _fault: Fault) -> int:
@@ -61,8 +69,8 @@ class FailoverFaults:
         async with self._server_lock:
             hit = self._connections
             await self._installation.servers.postgres.stop("fast")
-            await self._promote()
-            await self._installation.servers.copy_anew()
+            await self._fail_over(silent_since=None)
+            await self._copy_anew()
         return hit
 
     @property
@@ -75,18 +83,19 @@ class FailoverFaults:
         async with self._server_lock:
             name = f"postgres/{servers.postgres.directory.name}"
             traffic = TrafficWatch(self._installation.links_to("postgres"))
+            silent_since = time.time()
             try:
                 for _ in range(2):  # the second signal is for processes that were being forked at the first
                     servers.signal(name, signal.SIGSTOP)
                     await asyncio.sleep(0.1)
                 await asyncio.sleep(_SILENT_SECONDS)
-                await self._promote()
+                await self._fail_over(silent_since=silent_since)
                 await asyncio.sleep(fault.seconds)
                 hit = traffic.since.sent
             finally:  # a run that ends early must still be able to stop this server
                 servers.signal(name, signal.SIGCONT)
             await asyncio.sleep(_BACK_SECONDS)
-            await servers.copy_anew()
+            await self._copy_anew()
         return hit
 
     async def _cut_off(self, fault: Fault) -> int:
@@ -99,14 +108,15 @@ class FailoverFaults:
             to_new = [link for (slot, to), link in links.items() if to == "standby" and slot in _CUT_OFF]
             traffic = TrafficWatch([*to_old, *to_new])
             servers.cut_replication()
+            silent_since = time.time()
             _hold([*to_old, *to_new])
             await asyncio.sleep(_SILENT_SECONDS)
-            await self._promote()
+            await self._fail_over(silent_since=silent_since)
             await asyncio.sleep(fault.seconds)
             hit = traffic.since.held
             _heal(to_old)
             await asyncio.sleep(_BACK_SECONDS)
-            await servers.copy_anew()
+            await self._copy_anew()
             _heal(to_new)
         return hit
 

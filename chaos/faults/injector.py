@@ -22,6 +22,7 @@ from chaos.faults.network import NetworkFaults
 from chaos.faults.processes import ProcessFaults
 from chaos.faults.store import StoreFaults
 from chaos.faults.versions import VersionFaults
+from chaos.history import Failover
 from chaos.plan import Fault
 from chaos.settings import LEASE_SECONDS
 from chaos.stack import Installation
@@ -72,8 +73,8 @@ class Faults:
         return self._clock.jumps
 
     @property
-    def promotions(self) -> list[float]:
-        return self._failover.promotions
+    def failovers(self) -> list[Failover]:
+        return self._failover.failovers
 
     def maker_of(self, name: str) -> FaultMaker:
         """The function that makes the fault `name`: the maker with the longest key with which `name` begins. Raises

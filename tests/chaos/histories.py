@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos.amqp_tap import HintEvent, HintRecord
 from chaos.evidence import Bound, Operation, Order, Request, StoredObject, Terms
-from chaos.history import History
+from chaos.history import Failover, History
 from chaos.pipelines import UNDO_CALL, UNDOING_WORKFLOW
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
@@ -130,7 +130,7 @@ def sound() -> History:
         returned={"leasehold.chaos.normal": 0},
         overdue=[[]],
         leftovers=[("process", []), ("directory", []), ("sessions", []), ("locks", [])],
-        promotions=[T0 + 0.5],
+        failovers=[Failover(None, T0 + 0.5, T0 + 0.5)],
         gathered=True,
         rested=True,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from chaos.checker import INVARIANTS, Verdict
 from chaos.checker import judge as judge_by
 from chaos.checks.floors import floors_of
 from chaos.evidence import Request, StoredObject
-from chaos.history import History
+from chaos.history import Failover, History
 from chaos.pipelines import UNDO_CALL
 from chaos.plan import DIRECTED, make_plan
 from chaos.receiver import Delivery
@@ -528,12 +528,17 @@ def an_operation_that_was_made_twice(history: History) -> None:
     history.jobs.append(history.job_by_id["bulk"] | {"id": "bulk again"})
 
 
+def promotion(at: float) -> Failover:
+    """The primary had ended just before."""
+    return Failover(None, at, at)
+
+
 def a_promotion_after_which_nobody_claimed_for_long(history: History) -> None:
-    history.promotions = [T0 - 2.1]  # the first claim is at T0 + 1
+    history.failovers = [promotion(T0 - 2.1)]  # the first claim is at T0 + 1
 
 
 def a_promotion_after_which_nobody_claimed_at_all(history: History) -> None:
-    history.promotions.append(T0 + 1000)
+    history.failovers.append(promotion(T0 + 1000))
 
 
 def a_loss_that_only_a_failover_explains(history: History) -> None:
@@ -645,13 +650,29 @@ def test_every_invariant_that_the_load_can_break_has_a_broken_history() -> None:
 
 def test_claims_may_stand_still_for_a_moment_after_a_promotion_and_for_longer_beside_other_faults() -> None:
     history = sound()
-    history.promotions = [T0 - 1.9]
+    history.failovers = [promotion(T0 - 1.9)]
     assert "I27" not in found(history)
     a_promotion_after_which_nobody_claimed_at_all(history)
     a_loss_that_only_a_failover_explains(history)
     history.has_only_failovers = False
     (verdict,) = (each for each in judge(history) if each.number == "I27")
     assert verdict.state == "not applicable"
+
+
+def test_sessions_with_a_silent_primary_may_wait_for_it_until_their_timeout() -> None:
+    for silent, late in ((8.0, False), (9.0, True)):  # the first claim is at T0 + 1
+        history = sound()
+        history.failovers = [Failover(T0 - 4 - silent, T0 - 4, T0 - 4)]
+        assert ("I27" in found(history)) is late
+
+
+def test_a_hint_may_be_acknowledged_by_what_an_old_primary_says_as_long_as_it_serves() -> None:
+    for ended_at, wrong in ((T0 + 1000, False), (T0 - 1, True)):
+        history = sound()
+        spoil = WAYS["I9"][0]
+        spoil(history)
+        history.failovers = [Failover(None, T0 - 2, ended_at)]
+        assert ("I9" in found(history)) is wrong
 
 
 def test_an_external_worker_that_falls_silent_is_charged_whatever_fails_over() -> None:
@@ -676,7 +697,7 @@ def test_a_worker_without_a_processor_may_be_charged_and_claim_late(starved: flo
 def test_a_loss_long_after_a_failover_has_another_cause() -> None:
     history = sound()
     a_loss_that_only_a_failover_explains(history)
-    history.promotions = [T0 - 20, T0 + 15]
+    history.failovers = [promotion(T0 - 20), promotion(T0 + 15)]
     assert not any("charged" in sentence for sentence in found(history)["I27"])
 
 

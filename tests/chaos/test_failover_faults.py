@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -96,7 +97,8 @@ async def test_what_was_acknowledged_is_there_after_two_failovers_and_the_old_pr
         there = {row["n"] for row in await connection.fetch("SELECT n FROM acknowledged")}
         following = await connection.fetchval("SELECT sync_state FROM pg_stat_replication")
     assert effects[0]  # connections that it ended; at the second failover perhaps no client has come back yet
-    assert len(faults.promotions) == len(effects)
+    assert len(faults.failovers) == len(effects)
+    assert all((one.silent_since or 0.0) < one.promoted_at < one.ended_at < time.time() for one in faults.failovers)
     assert {*acknowledged, *by_old} <= there
     assert min(*acknowledged, *by_old) < before < max(acknowledged)
     assert by_old
