@@ -72,13 +72,18 @@ async def postgres(request: pytest.FixtureRequest) -> AsyncIterator[Databases]:
             databases = Databases(os.environ["LEASEHOLD_TEST_DATABASE_URL"])
             yield databases
             await databases.drop_all()
+            await databases.close()
         case Backend.DOCKER:
             async with postgres_container() as url:
-                yield Databases(url)
+                databases = Databases(url)
+                yield databases
+                await databases.close()
         case Backend.PRIVATE:
             server = Postgres(request.getfixturevalue("run_directory") / "postgres", durable=False)
             await server.start()
-            yield Databases(server.url)
+            databases = Databases(server.url)
+            yield databases
+            await databases.close()
             await server.stop("immediate")
 
 
