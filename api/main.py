@@ -1,4 +1,4 @@
-"""The program `python -m leasehold.api`, which serves the API.
+"""The API's process: it reads the settings, starts the log, and serves until a signal ends it.
 
 After SIGTERM it ends long polls and streams, finishes the running requests, and exits.
 """
@@ -22,7 +22,7 @@ from leasehold.api.http.connections import allow_files, guarded
 from leasehold.db.poolers import check_pooler
 from leasehold.domain.errors import BadSetting, CodeBroken, DeclarationError
 from leasehold.runtime import failpoints
-from leasehold.runtime.garbage import freeze_loaded
+from leasehold.runtime.garbage import collect_rarely, freeze_loaded
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.telemetry.listener import ALL, listening_at
@@ -87,6 +87,7 @@ def _sockets(host: str, port: int) -> list[socket.socket] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    collect_rarely()
     settings = Settings()
     parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
     parser.add_argument("--host", default=settings.api_host)
@@ -111,7 +112,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1) from error
     freeze_loaded()
     server.run(_sockets(options.host, options.port))
-
-
-if __name__ == "__main__":
-    main()

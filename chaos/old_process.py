@@ -8,6 +8,7 @@ of rows know the process of each commit. It imports only what the platform had a
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from typing import Any
@@ -27,7 +28,8 @@ def main(module: str) -> None:
         database._server_settings = lambda name: settings(name) | own  # noqa: SLF001 - as above
         importlib.import_module("leasehold.worker.main").main()
     else:
-        importlib.import_module("leasehold.api.__main__").main([])
+        moved = importlib.util.find_spec("leasehold.api.main")  # in __main__ before 0.2
+        importlib.import_module("leasehold.api.main" if moved else "leasehold.api.__main__").main([])
 
 
 if __name__ == "__main__":

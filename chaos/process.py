@@ -8,6 +8,7 @@ platform's code knows nothing of them.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import signal
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("module", choices=("worker", "api"))
     parser.add_argument("--mutate", choices=sorted(MUTATIONS))
     options = parser.parse_args(arguments)
+    gc.disable()  # as `python -m leasehold.worker` does: the platform's `main` switches it on again
     journal_failpoints()
     shorten_reservations()
     shrink_parts()
@@ -106,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name_sessions()
         importlib.import_module("leasehold.worker.main").main()
     else:
-        importlib.import_module("leasehold.api.__main__").main([])
+        importlib.import_module("leasehold.api.main").main([])
 
 
 if __name__ == "__main__":

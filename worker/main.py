@@ -16,7 +16,7 @@ import uvloop
 
 from leasehold.domain.errors import BadSetting, CodeBroken, DeclarationError
 from leasehold.runtime import failpoints
-from leasehold.runtime.garbage import freeze_loaded
+from leasehold.runtime.garbage import collect_rarely, freeze_loaded
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.telemetry.listener import Health
@@ -73,6 +73,7 @@ async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
 
 
 def main() -> None:
+    collect_rarely()
     settings = Settings()
     configure_logs(settings)
     refuse_bad_urls(settings)

@@ -11,6 +11,12 @@ _YOUNG = 20_000
 _OLDER = 20
 
 
+def collect_rarely() -> None:
+    """Switch the collector on, and let it run seldom."""
+    gc.set_threshold(_YOUNG, _OLDER, _OLDER)
+    gc.enable()
+
+
 def freeze_loaded() -> None:
     """Exclude all objects that exist now from later collections. Call it when the process has imported its modules.
 
@@ -19,4 +25,4 @@ def freeze_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, _OLDER, _OLDER)
+    collect_rarely()

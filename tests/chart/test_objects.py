@@ -126,7 +126,7 @@ def test_a_pod_has_time_to_end(values: str) -> None:
             assert grace >= int(environment(pod)["LEASEHOLD_DRAIN_SECONDS"]) + 10
         elif "migrate" not in name:
             slept = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-            assert grace >= slept + 15 + 10  # api/__main__.py gives requests 15 seconds
+            assert grace >= slept + 15 + 10  # api/main.py gives requests 15 seconds
 
 
 @every_values

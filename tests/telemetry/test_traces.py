@@ -124,7 +124,7 @@ async def test_a_caller_who_traces_finds_our_spans_in_its_own_trace(fleet: Fleet
     assert (span.trace, span.parent) == ("ab" * 16, "cd" * 8)
 
 
-@pytest.mark.parametrize("module", ["leasehold.api.__main__", "leasehold.worker.main"])
+@pytest.mark.parametrize("module", ["leasehold.api.main", "leasehold.worker.main"])
 async def test_off_neither_sdk_nor_exporter_is_even_imported(module: str) -> None:
     program = (
         f"import {module}, sys;"

@@ -23,6 +23,7 @@ from leasehold.worker.sandbox import child, fences, frames
 
 
 def main() -> None:
+    gc.disable()  # until all is loaded: a collection of the modules would find no garbage
     options = _options()
     fences.die_with(options.parent)
     fences.close_descriptors(options.control)
@@ -44,6 +45,7 @@ def main() -> None:
     _preload(pipeline)  # after the answer: the worker starts to serve meanwhile, and its first run waits for this
     gc.collect()
     gc.freeze()  # children share this memory; a garbage collection would write to it, and so copy it
+    gc.enable()
     _serve(control, pipeline, own_fences)
 
 
