@@ -258,6 +258,7 @@ async def list_deliveries(
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:
         _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
+        # `run_id` is the older name of `job_id`, from the time when webhooks reported only runs.
         rows = await connection.fetch(
             "SELECT j.id, j.status, j.created_at, j.finished_at, j.error, j.params->'event'->>'type' AS event,"
             " j.params->'event'->'data'->>'id' AS run_id,"

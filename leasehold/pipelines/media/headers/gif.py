@@ -26,7 +26,7 @@ def read(data: bytes) -> Header:
         if kind == _TRAILER:
             break
         if kind == _EXTENSION:
-            position, skipped = _skip_extension(data, position + 1, max_blocks, is_first_frame=not frames)
+            position, skipped = _skip_extension(data, position + 1, max_blocks, is_before_first_frame=not frames)
         elif kind == _IMAGE:
             left, top, frame_width, frame_height, flags = struct.unpack_from("<HHHHB", data, position + 1)
             # If a frame reaches beyond the canvas, the decoder enlarges the canvas.
@@ -48,7 +48,7 @@ def _table_bytes(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_first_frame: bool) -> tuple[int, int]:
+def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_before_first_frame: bool) -> tuple[int, int]:
     """Skip an extension exactly as the decoder (Pillow) does. Otherwise a file could hide frames from this reader.
 
     By the standard, an extension ends at its first empty block. Pillow reads one block, and then a chain of blocks that
@@ -61,7 +61,7 @@ def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_first_fra
     position, skipped = start, 0
     if label != _COMMENT:
         position += data[start] + 1
-        is_loop = label == _APPLICATION and is_first_frame and data[start + 1 : position].startswith(_LOOP)
+        is_loop = label == _APPLICATION and is_before_first_frame and data[start + 1 : position].startswith(_LOOP)
         if is_loop:
             position += data[position] + 1
         skipped = 1 + is_loop
