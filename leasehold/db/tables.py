@@ -3,6 +3,10 @@
 Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
 has fillfactor 50, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
 so that lease renewals stay heap-only updates.
+
+The first columns of `job` and `task` are those that a claim and a completion do not change. PostgreSQL's log gets of an
+updated row what lies between the first changed byte and the last one: so a job's parameters are written once. The
+database of an older installation has another order, because no migration moves columns.
 """
 
 from __future__ import annotations
@@ -64,26 +68,26 @@ job = Table(
     Column("tenant_id", Text, nullable=False),
     Column("pipeline", Text, nullable=False),
     Column("pipeline_version", SmallInteger, nullable=False),
-    Column("status", Text, nullable=False, server_default=JobState.PENDING.value),
     Column("priority", SmallInteger, nullable=False, server_default="1"),  # 0 high, 1 normal, 2 low
-    Column("steps_left", SmallInteger, nullable=False),  # counted down under the row's lock; 0: the job has succeeded
-    # the last event's number: counted up under the row's lock, without gaps
-    Column("event_seq", Integer, nullable=False),
     Column("keep_seconds", Integer),  # how long the finished job and its objects stay; NULL: for ever
     Column("params", JSONB, nullable=False),
     Column("inputs", JSONB, nullable=False),  # {input name: object key}
     Column("output_prefix", Text, nullable=False),
     Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
-    Column("error", JSONB),  # {code, message, step, retryable} once failed
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("deadline_at", _INSTANT),  # while the job is held: the deadline of its wait
+    Column("error", JSONB),  # {code, message, step, retryable} once failed
+    # the last event's number: counted up under the row's lock, without gaps
+    Column("event_seq", Integer, nullable=False),
+    Column("steps_left", SmallInteger, nullable=False),  # counted down under the row's lock; 0: the job has succeeded
+    Column("status", Text, nullable=False, server_default=JobState.PENDING.value),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
-    Column("deadline_at", _INSTANT),  # while the job is held: the deadline of its wait
+    Column("expires_at", _INSTANT),
     # How long the job may run after its admission, and how long it may wait before. deadline_at follows from whichever
     # is set.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
-    Column("expires_at", _INSTANT),
     Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that have a lease now
     Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
     # The job waits at its concurrency limits (transitions/concurrency).
@@ -205,18 +209,23 @@ task = Table(
     Column("position", SmallInteger, nullable=False),
     Column("queue", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("waiting_on", SmallInteger, nullable=False, server_default="0"),  # needed steps that have not succeeded
     Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this one
     Column("max_attempts", SmallInteger, nullable=False),
-    Column("handler", Text),  # `pipeline.step` of the code that does the step; NULL: code of the job's own pipeline
-    Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the code's
-    Column("cancelable", Boolean, nullable=False, server_default="true"),  # a cancel may interrupt the step
-    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, without released ones
-    Column("epoch", Integer, nullable=False, server_default="0"),  # all claims: the fencing token
+    Column("waiting_on", SmallInteger, nullable=False, server_default="0"),  # needed steps that have not succeeded
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
+    Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, without released ones
+    Column("epoch", Integer, nullable=False, server_default="0"),  # all claims: the fencing token
+    Column("status", Text, nullable=False),
+    Column("lease_owner", Uuid),
+    Column("lease_until", _INSTANT),
+    Column("started_at", _INSTANT),
+    Column("finished_at", _INSTANT),
+    Column("handler", Text),  # `pipeline.step` of the code that does the step; NULL: code of the job's own pipeline
+    Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the code's
+    Column("cancelable", Boolean, nullable=False, server_default="true"),  # a cancel may interrupt the step
     # Used by the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. The wait
     # of the workflow ends when `news` reaches `wake_at`, which is therefore a count, not a time. NULL: no count ends
     # it.
@@ -226,11 +235,6 @@ task = Table(
     Column("contained", Boolean, nullable=False, server_default="false"),
     # A workflow whose journal has a call: its code sees a cancel of its job before the job ends.
     Column("journaled", Boolean, nullable=False, server_default="false"),
-    Column("lease_owner", Uuid),
-    Column("lease_until", _INSTANT),
-    Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("started_at", _INSTANT),
-    Column("finished_at", _INSTANT),
     # Only of a `single_task`. The view `history` derives the event of its first claim, and the event of its completion
     # by that claim; these are the numbers of the two events. `claimed_by`: the owner of that claim, once it is no
     # longer `lease_owner`.

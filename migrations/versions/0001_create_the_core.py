@@ -3,6 +3,9 @@
 Revision ID: 0001
 Revises: nothing
 May run before the new code: yes; there is no code without it.
+
+Since release 0.1.0 only the order of the columns of `job` and `task` has changed here. Databases that were made before
+keep their order: it changes what PostgreSQL's log gets, and nothing else (leasehold/db/tables.py).
 """
 
 from __future__ import annotations
@@ -88,25 +91,25 @@ def upgrade() -> None:
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("pipeline", sa.Text(), nullable=False),
         sa.Column("pipeline_version", sa.SmallInteger(), nullable=False),
-        sa.Column("status", sa.Text(), server_default="pending", nullable=False),
         sa.Column("priority", sa.SmallInteger(), server_default="1", nullable=False),
-        sa.Column("steps_left", sa.SmallInteger(), nullable=False),
-        sa.Column("event_seq", sa.Integer(), nullable=False),
         sa.Column("keep_seconds", sa.Integer(), nullable=True),
         sa.Column("params", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("inputs", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("output_prefix", sa.Text(), nullable=False),
         sa.Column("trace", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
-        sa.Column("error", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
         sa.Column(
             "created_at",
             sa.TIMESTAMP(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
         ),
+        sa.Column("deadline_at", sa.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("error", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("event_seq", sa.Integer(), nullable=False),
+        sa.Column("steps_left", sa.SmallInteger(), nullable=False),
+        sa.Column("status", sa.Text(), server_default="pending", nullable=False),
         sa.Column("started_at", sa.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("finished_at", sa.TIMESTAMP(timezone=True), nullable=True),
-        sa.Column("deadline_at", sa.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=True),
         sa.CheckConstraint(
             "(status IN ('cancelled', 'expired', 'failed', 'succeeded')) = (finished_at IS NOT NULL)",
@@ -237,23 +240,23 @@ def upgrade() -> None:
         sa.Column("position", sa.SmallInteger(), nullable=False),
         sa.Column("queue", sa.Text(), nullable=False),
         sa.Column("priority", sa.SmallInteger(), nullable=False),
-        sa.Column("status", sa.Text(), nullable=False),
-        sa.Column("waiting_on", sa.SmallInteger(), server_default="0", nullable=False),
         sa.Column("unblocks", sa.ARRAY(sa.Uuid()), server_default="{}", nullable=False),
         sa.Column("max_attempts", sa.SmallInteger(), nullable=False),
-        sa.Column("attempt", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("epoch", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("waiting_on", sa.SmallInteger(), server_default="0", nullable=False),
         sa.Column("errors", sa.SmallInteger(), server_default="0", nullable=False),
         sa.Column("crashes", sa.SmallInteger(), server_default="0", nullable=False),
         sa.Column("losses", sa.SmallInteger(), server_default="0", nullable=False),
-        sa.Column("lease_owner", sa.Uuid(), nullable=True),
-        sa.Column("lease_until", sa.TIMESTAMP(timezone=True), nullable=True),
         sa.Column(
             "available_at",
             sa.TIMESTAMP(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
         ),
+        sa.Column("attempt", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("epoch", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("lease_owner", sa.Uuid(), nullable=True),
+        sa.Column("lease_until", sa.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("started_at", sa.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("finished_at", sa.TIMESTAMP(timezone=True), nullable=True),
         sa.CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name=op.f("task_blocked_waits")),
