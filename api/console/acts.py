@@ -23,13 +23,15 @@ from leasehold.db.event_reads import EventView
 MAX_ACTS = 20
 #: A person who repeats an act within these seconds has pressed its button twice.
 _DOUBLE_CLICK_SECONDS = 10.0
-#: The events that name the bulk operation that caused them, and what it did.
-_ACTIONS = {"replayed": "job.retried", "cancel_requested": "job.cancelled"}
+#: Kinds of events that a bulk operation can cause -> what the operation did with the job, as the audit names it.
+_ACTION_OF_EVENT = {"replayed": "job.retried", "cancel_requested": "job.cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """`action`: as the audit names it, such as `job.retried`. `details`: never a secret or a payload."""
+    """What somebody did with a job. `action`: as the audit names it, such as `job.retried`. `details`: never a secret
+    or a payload.
+    """
 
     at: datetime
     actor: str
@@ -50,7 +52,7 @@ class Act:
         return max(0.0, (datetime.now(UTC) - self.at).total_seconds())
 
     def is_first_click(self, caller: Caller, action: str) -> bool:
-        """Whether the caller did the same just now."""
+        """Whether the caller did this `action` a moment ago: then the caller has clicked its button twice."""
         return (
             self.action == action
             and (self.actor, self.key_prefix) == (caller.actor.name, caller.actor.key_prefix)
@@ -73,13 +75,15 @@ async def acts_on(
 
 
 def _of_operations(events: Sequence[EventView]) -> list[Act]:
-    """The acts of bulk operations. A retry has an event for each step: the first of them counts."""
+    """The acts of bulk operations, from the events that name their operation. A retry causes an event for each step, so
+    only the first event of an operation counts.
+    """
     acts: dict[tuple[str, str], Act] = {}
     for event in events:
         data = event.data or {}
-        action = _ACTIONS.get(event.kind)
+        action = _ACTION_OF_EVENT.get(event.kind)
         if action is not None and "operation" in data:
-            actor = str(data["by"]).removeprefix("client ")
+            actor = str(data["by"]).removeprefix("client ")  # the audit names a client without this word
             details = {name: data[name] for name in ("reason", "operation") if data.get(name)}
             acts.setdefault((action, data["operation"]), Act(event.at, actor, None, action, details))
     return list(acts.values())

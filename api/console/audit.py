@@ -28,14 +28,15 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
 FilterText = Annotated[str, Query(max_length=200)]
 _PAGE = 50
-#: A page checks this many of a chain's newest rows. The process shares the result for some seconds.
-MAX_CHECKED, _CHECKED_SECONDS = 1000, 30.0
+#: The page checks at most this many of a chain's newest rows. For so many seconds, all requests share the result.
+MAX_CHECKED, _SHARED_SECONDS = 1000, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A tenant's chain after a check. `rows`: the number of its rows. `checked`: how many of the newest rows were
-    checked. `broken`: the first of these rows that was changed since it was written; None: all are intact.
+class CheckedChain:
+    """The result of a check of a tenant's chain: its audit rows, each of which has the hash of the row before. `rows`:
+    the number of all rows. `checked`: how many of the newest rows were checked. `head`: the hash of the newest row.
+    `broken`: the first checked row that was changed since it was written; None: all are intact.
     """
 
     tenant_id: str
@@ -73,13 +74,13 @@ async def show_audit(
     )
     answer = content_of(response)
     chain_tenant = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
-    shared: Shared[Checked] = state_of(request).answers.of("audit", _CHECKED_SECONDS)
+    shared: Shared[CheckedChain] = state_of(request).answers.of("audit", _SHARED_SECONDS)
     return page(
         request,
         "audit.html",
         rows=[row | {"link": _link(row)} for row in answer["rows"]],
         next_cursor=answer["next_cursor"],
-        chain=await _chain(services, shared, chain_tenant),
+        chain=await _check_chain(services, shared, chain_tenant),
         wanted={"tenant": tenant, "actor": actor, "action": action, "target": target, "since": since, "until": until},
         cursor=cursor,
         sees_all=OPERATE in caller.scopes,
@@ -96,21 +97,22 @@ async def export_audit(
     return response
 
 
-async def _chain(services: Services, shared: Shared[Checked], tenant_id: str) -> Checked | None:
-    """Check the newest rows of the tenant's chain. None: the chain has no rows."""
+async def _check_chain(services: Services, shared: Shared[CheckedChain], tenant_id: str) -> CheckedChain | None:
+    """Check the newest rows of the tenant's chain, unless `shared` has their result. None: the chain has no rows."""
     async with services.pool.acquire() as connection:
         heads = await audit.heads(connection, tenant_id)
     if not heads:
         return None
     (head,) = heads
-    return await shared.get((tenant_id, head["seq"], head["hash"]), lambda: _checked(services, head))
+    return await shared.get((tenant_id, head["seq"], head["hash"]), lambda: _check_newest_rows(services, head))
 
 
-async def _checked(services: Services, head: Mapping[str, Any]) -> Checked:
+async def _check_newest_rows(services: Services, head: Mapping[str, Any]) -> CheckedChain:
+    """`head`: the summary of the chain, as `audit.heads` returns it."""
     async with services.pool.acquire() as connection:
         broken = await audit.verify_newest(connection, head, MAX_CHECKED)
     rows = head["seq"] - head["first_seq"] + 1
-    return Checked(head["tenant_id"], rows, min(rows, MAX_CHECKED), head["hash"], broken)
+    return CheckedChain(head["tenant_id"], rows, min(rows, MAX_CHECKED), head["hash"], broken)
 
 
 #: The console's page for each kind of target.

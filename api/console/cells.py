@@ -29,16 +29,16 @@ _SHARED_SECONDS = 2.0
 @may_lag
 async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Query(max_length=100)] = "") -> Response:
     """`find`: the id of a job, or the name of a tenant."""
-    endpoints.cells_of(services_of(request))
+    endpoints.cells_of(services_of(request))  # raises NotFound if the installation has no cells
     shared: Shared[list[endpoints.Cell]] = state_of(request).answers.of("cells", _SHARED_SECONDS)
     cells = await shared.get("all", lambda: endpoints.all_cells(request))
     searched = find.strip()
-    found = await _found(request, searched) if searched else None
+    found = await _find(request, searched) if searched else None
     return page(
         request,
         "cells.html",
-        live=0 if searched else 5,
-        live_url=request.url.path,
+        refresh_seconds=0 if searched else 5,  # a search may ask every cell: do not repeat it
+        refresh_url=request.url.path,
         cells=cells,
         wanted=searched,
         found=found,
@@ -46,7 +46,7 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
     )
 
 
-async def _found(request: Request, searched: str) -> endpoints.FoundInCells:
+async def _find(request: Request, searched: str) -> endpoints.FoundInCells:
     """Find a job if the text is a UUID, else a tenant."""
     try:
         job_id = UUID(searched)

@@ -1,4 +1,6 @@
-"""The pages of dead letters: steps that failed for good, grouped by cause. A person retries a step or a group."""
+"""The pages of dead letters: steps that failed for good, grouped by the fingerprint of their cause. A person retries a
+step, a whole group, or one job of a group as a trial (canary).
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ Kind = Annotated[str, Query(max_length=63)]
 #: The number of groups on a page, and of the latest dead letters that are grouped. Both are small, because an open page
 #: is refreshed again and again.
 _GROUPS, _GROUPED = 50, 1000
-#: One bulk retry takes at most this many dead letters.
-_AT_ONCE = 1000
+#: One press of the button retries at most this many dead letters of a group.
+_MAX_RETRIED = 1000
+#: The endpoints have the same bound.
+_MAX_FINGERPRINT = 64
 
 
 @router.get("/dead-letters")
@@ -45,8 +49,8 @@ async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Resp
         kind=kind,
         most=_GROUPS,
         grouped=_GROUPED,
-        live=10,
-        live_url=address,
+        refresh_seconds=10,
+        refresh_url=address,
     )
 
 
@@ -58,8 +62,7 @@ async def show_group(
     fingerprint: str,
     cursor: InstantCursor = None,
 ) -> Response:
-    if len(fingerprint) > 64:  # noqa: PLR2004 - as the endpoint's own bound
-        raise Invalid("invalid_request", "The fingerprint is malformed.")
+    _check_fingerprint(fingerprint)
     answer = content_of(
         await endpoints.list_dead_letters(request, caller, fingerprint=fingerprint, cursor=cursor, limit=_GROUPS)
     )
@@ -69,17 +72,21 @@ async def show_group(
         letters=answer["dead_letters"],
         next_cursor=answer["next_cursor"],
         fingerprint=fingerprint,
-        most=_AT_ONCE,
+        most=_MAX_RETRIED,
         once=new_form_token(),
     )
+
+
+def _check_fingerprint(fingerprint: str) -> None:
+    if len(fingerprint) > _MAX_FINGERPRINT:
+        raise Invalid("invalid_request", "The fingerprint is malformed.")
 
 
 @router.post("/dead-letters/{fingerprint}/replay")
 async def replay_group(request: Request, caller: Writer, fingerprint: str, form: Fields) -> Response:
     canary = form.get("canary") == "yes"
-    if len(fingerprint) > 64:  # noqa: PLR2004 - as above
-        raise Invalid("invalid_request", "The fingerprint is malformed.")
-    body = BulkReplayRequest(fingerprint=fingerprint, canary=canary, limit=_AT_ONCE)
+    _check_fingerprint(fingerprint)
+    body = BulkReplayRequest(fingerprint=fingerprint, canary=canary, limit=_MAX_RETRIED)
 
     async def act() -> Outcome:
         answer = content_of(await endpoints.replay_many(request, body, caller))

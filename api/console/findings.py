@@ -93,12 +93,15 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
 
 
 async def _findings_about_parts(request: Request, caller: Caller) -> list[Finding]:
-    """One finding for each part that fails a check. For an operator there are also the results of the self-check: as
-    the meaning of such a finding, or as a finding of their own.
+    """One finding for each part of the installation, such as the broker, that fails a check of `/readyz`.
+
+    An operator also gets what the self-check found. If a part failed both, its one finding also says what the
+    self-check's result means.
     """
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
     results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
+    # Of several results about one part, the first counts: the reversed order writes it last.
     meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
@@ -121,7 +124,7 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
     if not numbers.workers:
         findings.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
     for row in numbers.queues or ():
-        findings += _findings_about_queue(row, any_worker=bool(numbers.workers))
+        findings += _findings_about_queue(row, has_workers=bool(numbers.workers))
     for row in await overview_reads.quarantined(connection):
         findings.append(
             Finding(
@@ -129,34 +132,34 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
                 f"The duty {row['duty']} leaves {counted(row['n'], 'thing', 'things')} alone for now: {row['code']}.",
             )
         )
-    held = await overview_reads.held_snapshot(connection, _LONG_SNAPSHOT)
-    if held is not None:
-        sentence = f"The session {held['pid']} of PostgreSQL ({held['application']}) has held a snapshot for"
-        since = "since then VACUUM removes no dead rows, and claims become slower."
-        findings.append(Finding("warn", f"{sentence} {span(held['held'].total_seconds())}: {since}"))
+    snapshot = await overview_reads.held_snapshot(connection, _LONG_SNAPSHOT)
+    if snapshot is not None:
+        session = f"The session {snapshot['pid']} of PostgreSQL ({snapshot['application']})"
+        held_for = span(snapshot["held"].total_seconds())
+        effect = "since then VACUUM removes no dead rows, and claims become slower."
+        findings.append(Finding("warn", f"{session} has held a snapshot for {held_for}: {effect}"))
     return findings
 
 
-def _count(n: int, at_most: int) -> str:
-    """`n` for a sentence. The count ended at `at_most`, so there may be more."""
-    return _counted(n, has_more=n >= at_most)
-
-
-def _counted(n: int, *, has_more: bool) -> str:
+def _at_least(n: int, *, has_more: bool) -> str:
+    """The number for a sentence. `has_more`: the count ended at its bound, so there may be more."""
     return f"at least {n:,}" if has_more else f"{n:,}"
 
 
-def _findings_about_queue(row: Row, *, any_worker: bool) -> list[Finding]:
+def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
+    """At most one finding. `has_workers`: the installation has a worker, for this queue or another. If it has none, one
+    finding about the fleet says so for all queues.
+    """
     queue, n = row["queue"], row["runnable"]
     link = ("/queues", "Queues")
     if row["paused_because"] is not None:
         return [Finding("warn", f"The queue {queue} is paused: {row['paused_because']}", *link)]
     if not n or queue.startswith(EXTERNAL):
         return []
-    count = _counted(n, has_more=row["has_more"])
+    count = _at_least(n, has_more=row["has_more"])
     if not row["workers"]:
         sentence = f"No worker serves the queue {queue}, in which {count} tasks wait."
-        return [Finding("bad", sentence, *link)] if any_worker else []
+        return [Finding("bad", sentence, *link)] if has_workers else []
 
     waited = datetime.now(UTC) - row["oldest"]
     if waited > _LONG_WAIT:
@@ -172,7 +175,7 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
     )
     if not letters:
         return []
-    count = _capitalized(_count(len(letters), _MAX_LETTERS))
+    count = _capitalized(_at_least(len(letters), has_more=len(letters) >= _MAX_LETTERS))
     codes = [row["code"] for row in letters]
     commonest_code = max(codes, key=codes.count)
     noun = "step has" if count == "1" else "steps have"
@@ -181,8 +184,8 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """One finding for all orders that wait for a person, and one for all such external steps. Paused schedules and
-    disabled webhooks have findings of their own.
+    """One finding for all orders at providers that wait for a person's decision, and one for all steps that wait for an
+    external worker that does not come. Paused schedules and disabled webhooks have findings of their own.
     """
     findings = []
     steps_and_codes = settled_by_people(services, caller, caller.tenant_id)
@@ -204,7 +207,8 @@ def _unsettled(what: What, n: int, if_one: str, if_many: str) -> list[Finding]:
     """`if_one`: the whole sentence for one case. `if_many`: the sentence for several cases, after their number."""
     if not n:
         return []
-    sentence = if_one if n == 1 else f"{_capitalized(_count(n, _MAX_UNSETTLED))} {if_many}"
+    count = _capitalized(_at_least(n, has_more=n >= _MAX_UNSETTLED))
+    sentence = if_one if n == 1 else f"{count} {if_many}"
     return [Finding("warn", sentence, f"/to-settle?what={what}", "To settle")]
 
 
@@ -219,7 +223,7 @@ def _disabled(row: Row) -> Finding:
 
 
 async def _findings_about_oldest(services: Services, caller: Caller, late: Sequence[UUID]) -> list[Finding]:
-    """Why the first of these late jobs waits that does not wait on purpose."""
+    """Explain why the oldest late job waits that does not wait on purpose. `late`: ids, the longest wait first."""
     async with services.pool.acquire() as connection:
         rows = {row["id"]: row for row in await job_reads.find_listed(connection, caller.tenant_id, late)}
     jobs = [rows[job_id] for job_id in late if job_id in rows and _may_read(services, caller, rows[job_id])]
@@ -227,7 +231,8 @@ async def _findings_about_oldest(services: Services, caller: Caller, late: Seque
         explanation = await explain(services, caller.tenant_id, job, _DEPTH)
         reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN_REASONS]
         if reasons:
-            waited = datetime.now(UTC) - max(job["created_at"], job["scheduled_at"] or job["created_at"])
+            due_at = max(job["created_at"], job["scheduled_at"] or job["created_at"])
+            waited = datetime.now(UTC) - due_at
             sentence = f"The oldest waiting job has waited {span(waited.total_seconds())}: {reasons[0]['message']}"
             return [Finding("warn", sentence, f"/jobs/{job['id']}", "The job")]
     return []

@@ -1,7 +1,7 @@
 """Draws the graph of a job's steps, if they branch: which step needs which, from left to right. `job` shows it.
 
-Each part of a step that fanned out has a box. Many parts share one box. A workflow has no graph, because its code
-decides what follows; its timeline shows the order.
+Up to _MAX_PARTS parts of a step that fanned out have a box each. If a step has more parts, they share one box. A
+workflow has no graph, because its code decides what follows; its timeline shows the order.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
+    """A box that has no place in the drawing yet. The fields are those of Box."""
+
     step: str
     name: str
     state: str
@@ -69,33 +71,35 @@ def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
 
 def graph_of(tasks: Sequence[Row]) -> Graph | None:
     """The graph of these steps. None: the steps do not branch, there are too many, or a workflow starts them."""
-    if any(task["contained"] for task in tasks):
+    if any(task["contained"] for task in tasks):  # a workflow contains the tasks that it starts
         return None
-    nodes, needs = _grouped(tasks, needs_of(tasks))
+    nodes, needs = _nodes_and_needs(tasks, needs_of(tasks))
     followers = Counter(need for needed in needs.values() for need in set(needed))
     has_branches = max(followers.values(), default=0) > 1 or any(len(set(needed)) > 1 for needed in needs.values())
     if not has_branches or len(nodes) > _MAX_BOXES:
         return None
-    return _drawn(nodes, needs)
+    return _draw(nodes, needs)
 
 
-def _grouped(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict[str, Sequence[str]]]:
-    """The boxes by key, and the keys that each box needs. More than _MAX_PARTS parts of one step become one box."""
-    parts: dict[UUID, list[Row]] = {}
+def _nodes_and_needs(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict[str, Sequence[str]]]:
+    """The boxes by key, and for each key the keys of the boxes that it needs. The key of a box is its step; for the one
+    box of many parts, the step of the first part.
+    """
+    parts_by_parent: dict[UUID, list[Row]] = {}
     for task in tasks:
         if task["parent_id"] is not None:
-            parts.setdefault(task["parent_id"], []).append(task)
-    grouped_parts = {parent: rows for parent, rows in parts.items() if len(rows) > _MAX_PARTS}
+            parts_by_parent.setdefault(task["parent_id"], []).append(task)
+    grouped_parts = {parent_id: parts for parent_id, parts in parts_by_parent.items() if len(parts) > _MAX_PARTS}
     nodes, links = {}, {}
     for task in tasks:
         step, state = task["step"], task["status"]
         if task["parent_id"] not in grouped_parts:
             nodes[step] = _Node(step, step, state, f"{step}: {state.replace('_', ' ')}")
             links[step] = needs[step]
-    for rows in grouped_parts.values():
-        states = Counter(row["status"] for row in rows)
-        key = rows[0]["step"]
-        name = f"{len(rows)} {key.rpartition('.')[0] or key}"
+    for parts in grouped_parts.values():
+        states = Counter(part["status"] for part in parts)
+        key = parts[0]["step"]
+        name = f"{len(parts)} {key.rpartition('.')[0] or key}"  # the name of a part ends with a dot and its number
         state = next(state for state in (*_WORST_FIRST, *states) if states[state])
         counts = ", ".join(f"{n} {state.replace('_', ' ')}" for state, n in states.most_common())
         nodes[key] = _Node("", name, state, f"{name}: {counts}")
@@ -103,14 +107,14 @@ def _grouped(tasks: Sequence[Row], needs: Links) -> tuple[dict[str, _Node], dict
     return nodes, links
 
 
-def _drawn(nodes: Mapping[str, _Node], needs: Links) -> Graph:
+def _draw(nodes: Mapping[str, _Node], needs: Links) -> Graph:
     """Place the boxes in columns. Within a column, a box is near the boxes that it needs."""
     columns = _columns(_levels(needs))
-    highest = max(len(column) for column in columns)
-    places: dict[str, tuple[int, int]] = {}
+    most_rows = max(len(column) for column in columns)
+    places: dict[str, tuple[int, int]] = {}  # x and y of each box
     for number, column in enumerate(columns):
         column.sort(key=lambda key: _mean([places[need][1] for need in needs[key] if need in places]))
-        top = (highest - len(column)) * (HEIGHT + _GAP_Y) // 2
+        top = (most_rows - len(column)) * (HEIGHT + _GAP_Y) // 2
         for row, key in enumerate(column):
             places[key] = number * (WIDTH + _GAP_X), top + row * (HEIGHT + _GAP_Y)
     boxes = [
@@ -118,7 +122,7 @@ def _drawn(nodes: Mapping[str, _Node], needs: Links) -> Graph:
     ]
     paths = [_path(places[need], places[key]) for key in nodes for need in dict.fromkeys(needs[key]) if need in places]
     width = len(columns) * (WIDTH + _GAP_X) - _GAP_X
-    return Graph(boxes, paths, width, highest * (HEIGHT + _GAP_Y) - _GAP_Y)
+    return Graph(boxes, paths, width, most_rows * (HEIGHT + _GAP_Y) - _GAP_Y)
 
 
 def _levels(needs: Links) -> dict[str, int]:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, RUNS_WRITE, tenant_of
-from leasehold.api.console.acts import acts_on
+from leasehold.api.console.acts import Act, acts_on
 from leasehold.api.console.graph import graph_of
 from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page, unchanged
 from leasehold.api.console.routes import Fields, typed_json
@@ -45,7 +45,7 @@ Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Signaller = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 #: The largest payload in a command to copy, and in a form, in characters.
-_MAX_COMMAND = 2000
+_MAX_PAYLOAD = 2000
 #: The page shows at most this many of each. The ledger of a job says which worker claimed and wrote what.
 _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
 #: At most this many chunks of the job's stream, and characters of one step's text.
@@ -68,10 +68,11 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
-    # The page of an ended job stays live: somebody else may retry or delete the job. Such a refresh reads one row.
+    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. If nothing has
+    # changed, the refresh has read one row: that of the job.
     made_of = (endpoints.etag_of(services, access, body), caller.scopes) if has_ended else ()
-    if (same := unchanged(request, made_of)) is not None:
-        return same
+    if (no_content := unchanged(request, made_of)) is not None:
+        return no_content
     job = with_links(services, access, body | {"outputs": outputs[:_MAX_OUTPUTS]})
     explanation = await explain(services, tenant_id, access.row, _DEPTH)
     ledger = explanation["ledger"]
@@ -82,18 +83,15 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         log_lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LOG_LINES)
         chunks = await log_reads.stream_end(connection, tenant_id, job_id, _MAX_CHUNKS)
         acts = await acts_on(connection, tenant_id, job_id, events)
-        operation_ids = {UUID(act.details["operation"]) for act in acts if "operation" in act.details}
-        operations = (
-            await operation_reads.existing(connection, tenant_of(caller), [*operation_ids]) if operation_ids else set()
-        )
+        operations = await _existing_operations(connection, caller, acts)
         is_unfinished_run = access.row["is_run"] and not has_ended
         waits = await signals.waits_of(connection, job_id, tenant_id) if is_unfinished_run else []
     return page(
         request,
         "job.html",
         made_of=made_of,
-        live=_ENDED_SECONDS if has_ended else _LIVE_SECONDS,
-        live_url=str(request.url.path),
+        refresh_seconds=_ENDED_SECONDS if has_ended else _LIVE_SECONDS,
+        refresh_url=str(request.url.path),
         job=job,
         kind=access.kind,
         steps=steps[:_MAX_STEPS],
@@ -112,7 +110,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         max_log_lines=_MAX_LOG_LINES,
         emitted=_emitted(chunks),
         acts=acts,
-        operations={str(operation_id) for operation_id in operations},
+        operations=operations,
         seen=access.row["event_seq"],
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
         may_retry=may_retry(access),
@@ -122,6 +120,15 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     )
 
 
+async def _existing_operations(connection: Connection, caller: Caller, acts: Sequence[Act]) -> set[str]:
+    """The ids of the bulk operations behind the acts that still exist: only these have a page to link to."""
+    operation_ids = {UUID(act.details["operation"]) for act in acts if "operation" in act.details}
+    if not operation_ids:
+        return set()
+    existing = await operation_reads.existing(connection, tenant_of(caller), [*operation_ids])
+    return {str(operation_id) for operation_id in existing}
+
+
 async def _latest_events(connection: Connection, access: JobAccess) -> list[EventView]:
     """The last _MAX_EVENTS events of the job, the oldest first."""
     after = max(0, access.row["event_seq"] - _MAX_EVENTS)
@@ -129,21 +136,21 @@ async def _latest_events(connection: Connection, access: JobAccess) -> list[Even
 
 
 def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The ledger, with the worker in each entry that the worker wrote. The ledger names the worker of a lease at its
-    claim only.
+    """The ledger, with the worker's name added to each entry that the worker wrote. In the stored ledger only the claim
+    of a lease names the worker.
     """
     workers = {(entry["step"], entry["epoch"]): entry["worker"] for entry in ledger if "worker" in entry}
     entries = []
     for entry in ledger:
         worker = workers.get((entry.get("step"), entry.get("epoch")))
-        is_its_own = worker is not None and entry["kind"] in WRITTEN_BY_WORKERS
-        entries.append({**entry, "worker": worker} if is_its_own else entry)
+        is_by_worker = worker is not None and entry["kind"] in WRITTEN_BY_WORKERS
+        entries.append({**entry, "worker": worker} if is_by_worker else entry)
     return entries
 
 
 def _emitted(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The end of the job's stream, as texts with their steps. Texts of one step that follow each other are one text,
-    and any other value has a line of its own.
+    """The end of the job's stream, as pairs of a step and its text. Texts of one step that follow each other are
+    joined. A chunk that is no text gets a line of its own, as JSON; a chunk that was too large for the stream was cut.
     """
     texts: list[tuple[str, str]] = []
     for chunk in chunks:
@@ -160,7 +167,7 @@ def _emitted(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _editable(job: Mapping[str, Any]) -> str:
     """The payload as text, for the form that changes it. Empty if it is long, or if the page hides parts of it."""
     text = orjson.dumps(job["parameters"], option=orjson.OPT_INDENT_2, default=str).decode()
-    return "" if job.get("redacted") or len(text) > _MAX_COMMAND else text
+    return "" if job.get("redacted") or len(text) > _MAX_PAYLOAD else text
 
 
 def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]) -> bool:
@@ -172,18 +179,17 @@ def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]
 
 
 def _curl(services: Services, request: Request, access: JobAccess) -> str:
-    """A command to copy. For a run, the command starts another run with the same payload. For any other job, and for a
-    long payload, it reads the job.
+    """A command to copy. For a run with a short payload, the command starts another run with the same payload. For any
+    other job it reads the job.
     """
     base = services.settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
-    head = 'curl -s -H "Authorization: Bearer $LEASEHOLD_API_KEY"'
-    if not access.row["is_run"]:
-        return f"{head} {base}/v1/jobs/{access.id}"
-    body = {"template": access.row["template"], "version": access.row["version"], "payload": access.row["params"]}
-    data = shlex.quote(orjson.dumps(body).decode())
-    if len(data) > _MAX_COMMAND:
-        return f"{head} {base}/v1/jobs/{access.id}"
-    return f"{head} -H 'Content-Type: application/json' {base}/v1/runs -d {data}"
+    curl = 'curl -s -H "Authorization: Bearer $LEASEHOLD_API_KEY"'
+    if access.row["is_run"]:
+        body = {"template": access.row["template"], "version": access.row["version"], "payload": access.row["params"]}
+        data = shlex.quote(orjson.dumps(body).decode())
+        if len(data) <= _MAX_PAYLOAD:
+            return f"{curl} -H 'Content-Type: application/json' {base}/v1/runs -d {data}"
+    return f"{curl} {base}/v1/jobs/{access.id}"
 
 
 @router.get("/jobs/{job_id}/outputs/{step}/{name:path}")
@@ -234,9 +240,10 @@ async def _too_late(
 
 @router.post("/jobs/{job_id}/retry")
 async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
-    """`seen`, a field of the form: the number of the job's last event that the page showed. If the job has changed
-    since, the person has decided about a failure that is over: for example, somebody else retried the job, and it
-    failed again.
+    """Retry the job, unless it has changed since the page with the form was made. For example, somebody else has
+    retried it, and it has failed again: then the person decided about the earlier failure.
+
+    `seen`, a field of the form: the number of the job's last event when the page was made.
     """
     body = _retry_request(request, form)
     access = await find(services_of(request), caller, job_id, write=True)
@@ -252,7 +259,7 @@ async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) 
 
 
 def _check_seen(access: JobAccess, seen: str | None) -> None:
-    """Raises Conflict if the job has changed since the page with the form was made."""
+    """Raises Conflict if the job has had an event after the event `seen`."""
     if seen is not None and seen != str(access.row["event_seq"]):
         status = str(access.row["status"]).replace("_", " ")
         raise Conflict("resource_invalid_state", f"The job has changed since you opened its page: it is {status}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -128,7 +129,7 @@ async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]
     scope = scope_of(services, caller, job_filter)
     if scope is None:
         return 0
-    newest = max(ids, default=id_at_instant(now))
+    newest = max(ids, default=id_at_instant(now))  # an id begins with the instant of its job's creation
     since = _created_at(newest)
     if job_filter.created_after is not None:
         since = max(since, job_filter.created_after)
@@ -182,7 +183,7 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         views=views_of(viewer_of(request).caller),
         words=words,
         page_size=PAGE,
-        # Each act changes the status of a job. If the job fails again, it ends at another time.
+        # After each act the list shows a different status; a job that fails again shows a different end time.
         once=token_of_shown(values["jobs"]),
         **page_values,
     )
@@ -199,7 +200,7 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
         raise Invalid("invalid_request", "Pick jobs, and retry or cancel them.")
 
     async def act() -> Outcome:
-        refused: dict[str, int] = {}
+        refusals = Counter[str]()  # how many jobs were refused for each reason
         for job_id in ids:
             try:
                 if action == "retry":
@@ -207,14 +208,14 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
                 else:
                     await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
             except RequestError as error:
-                refused[error.message] = refused.get(error.message, 0) + 1
-        done = len(ids) - sum(refused.values())
+                refusals[error.message] += 1
+        done = len(ids) - refusals.total()
         word = "retried" if action == "retry" else "asked to stop"
         sentences = [
             f"{done} of {counted(len(ids), 'job', 'jobs')} {word}.",
-            *(f"{n} refused: {why}" for why, n in refused.items()),
+            *(f"{n} refused: {reason}" for reason, n in refusals.items()),
         ]
-        return Outcome(form.get("back", "/jobs"), " ".join(sentences), good=not refused, has_acted=done > 0)
+        return Outcome(form.get("back", "/jobs"), " ".join(sentences), good=not refusals, has_acted=done > 0)
 
     return await act_once(request, caller, form, act)
 

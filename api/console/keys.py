@@ -1,7 +1,7 @@
 """The page of API keys: a person lists, makes, rotates, ends and revokes them.
 
-The answer to the form that makes a key shows the key's secret. No other page and no cookie has it. A second press of
-the button of this form shows it again, within a minute.
+Only the answer to the form that makes a key shows the key's secret: no other page and no cookie contains the secret. If
+a person presses the form's button twice within a minute, both answers show the same secret.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
-#: The purpose of the signature that is the seed of a key.
+#: The seed of a new key is a signature. This is the signature's purpose: no other signature has the same.
 _SEED = "seed of an API key"
-#: A second press of a button shows the secret of the first press's key again within this time.
+#: Within this time, a second press of a button shows the secret that the first press has made.
 _SHOWN_AGAIN = timedelta(minutes=1)
 
 
@@ -109,9 +109,9 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
 async def _make_once(
     request: Request, form: Form, make: Callable[[bytes | None], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """The answer of `make`, which gets a seed for the new key. A second press of the form's button makes the same seed.
-    So it finds the key of the first press, and its answer has the secret, which is stored nowhere. A browser that sends
-    the form twice shows only the second answer.
+    """Call `make` with a seed for the new key, and return its answer. A second press of the form's button gives the
+    same seed. So the second press finds the key of the first. It makes the same secret from the seed, although no
+    secret is stored. This is needed because a browser that sends the form twice shows only the second answer.
     """
     press = press_of(request, form)
     if press is None:

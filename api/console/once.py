@@ -1,8 +1,8 @@
 """Forms that act once, however often their button is pressed.
 
 Without JavaScript nothing disables the button: at a second press the browser sends the form again, and shows only the
-answer to that. Such a form has a field `once`. The second press gets the answer to the first. If the first press is
-still at work, the second waits for it (`ConsoleRoute`).
+second answer. A form with a field `once` acts at the first press only. The second press gets the answer to the first.
+If the first press is still at work, the second waits for it (`ConsoleRoute`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def new_form_token() -> str:
 
 
 def token_of_shown(shown: object) -> str:
-    """A value for the field `once` that stays the same while the page shows the same. So `shown` must be different
-    after each act of the form.
+    """A value for the field `once` that stays the same until `shown`, what the page shows, changes. Each act of the
+    form must change `shown`, or the next act would count as a second press.
     """
     return hashlib.sha256(orjson.dumps(shown, default=str)).hexdigest()[:32]
 

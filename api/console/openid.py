@@ -33,6 +33,8 @@ router = APIRouter()
 COOKIE = "leasehold_oidc"
 #: A person must sign in at the provider within this many seconds.
 _MAX_SECONDS = 600
+#: The tenant of a person who is not signed in yet.
+_NO_TENANT = ""
 
 
 @router.get("/oidc")
@@ -43,7 +45,7 @@ async def send_to_provider(request: Request, following: Annotated[str, Query(max
     sealing = Sealing(services.settings)
     sealing.sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
     flow = Flow.new()
-    async with state_of(request).sign_ins.turn(""):
+    async with state_of(request).sign_ins.turn(_NO_TENANT):
         address = await openid.sign_in_url(flow, _redirect_uri(request))
     text = orjson.dumps([flow.state, flow.nonce, flow.verifier, following, int(time())])
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": address} | HEADERS)
@@ -67,7 +69,7 @@ async def return_from_provider(request: Request) -> Response:
     flow, following = _begun_sign_in(services, request.cookies.get(COOKIE, ""))
     answer = {name: value[:4096] for name, value in request.query_params.items()}
     try:
-        async with state_of(request).sign_ins.turn(""):
+        async with state_of(request).sign_ins.turn(_NO_TENANT):
             identity = await openid.identify(flow, _redirect_uri(request), answer)
     except RequestError as error:
         _count_refusal(request, error.code, "")
@@ -110,10 +112,8 @@ async def show_tenants(request: Request, caller: session.Anybody) -> Response:
 async def change_tenant(request: Request, caller: session.Anybody, form: Fields) -> Response:
     """Begin a session in another tenant of the same person."""
     services = services_of(request)
-    row = next(
-        (row for row in await _rows_of_person(request, caller.person_id) if row["tenant_id"] == form.get("tenant")),
-        None,
-    )
+    rows = await _rows_of_person(request, caller.person_id)
+    row = next((row for row in rows if row["tenant_id"] == form.get("tenant")), None)
     if row is None:
         raise NotFound("tenant_not_found", "You have no role in this tenant.")
     entered = located(request, services.keyring.caller_of_person(row))
@@ -134,14 +134,14 @@ async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]
 
 def _begun_sign_in(services: Services, cookie: str) -> tuple[Flow, str]:
     """The sign-in that this browser has begun, and the path to open after it. Raises Unauthenticated."""
+    expired = Unauthenticated("sign_in_expired", "This sign-in has expired, or began in another browser. Begin again.")
     try:
-        opened = Sealing(services.settings).open(cookie.encode())
+        text = Sealing(services.settings).open(cookie.encode())
     except Unsealable:
-        opened = b"[]"
-    fields = orjson.loads(opened)  # as `send_to_provider` wrote them
-    if not fields or time() - fields[4] > _MAX_SECONDS:
-        raise Unauthenticated("sign_in_expired", "This sign-in has expired, or began in another browser. Begin again.")
-    state, nonce, verifier, following, _ = fields
+        raise expired from None
+    state, nonce, verifier, following, began_at = orjson.loads(text)  # as `send_to_provider` wrote them
+    if time() - began_at > _MAX_SECONDS:
+        raise expired
     return Flow(state, nonce, verifier), following
 
 
@@ -157,6 +157,6 @@ def _redirect_uri(request: Request) -> str:
 
 
 def _count_refusal(request: Request, code: str, login: str) -> None:
-    """Count the refusal for the audit. It has no tenant, because no tenant has admitted the person."""
+    """Count the refusal for the audit, without a tenant, because no tenant has admitted the person."""
     actor = Actor("person", login, None, None, source_address(request), request_id_of(request))
     services_of(request).refusals.add(code, actor, request.url.path)

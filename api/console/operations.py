@@ -1,6 +1,6 @@
-"""The pages of bulk operations: a person previews one, submits it, and follows it.
+"""The pages of bulk operations: a person previews an operation, submits it, and follows its progress.
 
-Workers then retry, cancel or delete every job that its filter finds.
+Workers carry out a submitted operation: they retry, cancel or delete every job that its filter finds.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ async def show_operations(request: Request, caller: Reader, cursor: IdCursor = N
     return page(
         request,
         "operations.html",
-        live=5,
-        live_url=f"{request.url.path}?{request.url.query}",
+        refresh_seconds=5,
+        refresh_url=f"{request.url.path}?{request.url.query}",
         operations=answer["operations"],
         next_cursor=answer["next_cursor"],
     )
@@ -89,8 +89,8 @@ async def show_operation(request: Request, operation_id: UUID, caller: Reader, c
     return page(
         request,
         "operation.html",
-        live=None if ended else 1,
-        live_url=request.url.path,
+        refresh_seconds=None if ended else 1,
+        refresh_url=request.url.path,
         operation=operation,
         ended=ended,
         refusals=refusals["refusals"],

@@ -23,13 +23,16 @@ from leasehold.db import overview_reads
 from leasehold.db.job_reads import Row
 
 router = APIRouter()
-#: Seconds for which all requests share the state, and the rates. An open page is refreshed as often as the state.
+#: Seconds for which all requests share the findings with their numbers, and the rates. An open page is refreshed as
+#: often as the findings.
 REFRESH_SECONDS, _RATES_SECONDS = 10, 20
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the page shows beside the rates. `queues`, `workers`: None if the caller may not see all tenants."""
+    """The findings, and the numbers of `findings.Numbers`. `live`: counts of unfinished jobs; None if the caller may
+    not read jobs. `queues`, `workers`: None if the caller may not see all tenants.
+    """
 
     findings: list[Finding]
     live: Row | None
@@ -44,7 +47,7 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
     key = (caller.tenant_id, caller.scopes)
     states: Shared[State] = state_of(request).answers.of("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.of("rates", _RATES_SECONDS)
-    state = await states.get(key, lambda: _state(request, services, caller))
+    state = await states.get(key, lambda: _read_state(request, services, caller))
     last_hour = (
         await rates.get(key, lambda: rates_of(services, caller, datetime.now(UTC)))
         if JOBS_READ in caller.scopes
@@ -54,14 +57,14 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
         request,
         "overview.html",
         made_of=(state, last_hour),
-        live=REFRESH_SECONDS,
-        live_url=request.url.path,
+        refresh_seconds=REFRESH_SECONDS,
+        refresh_url=request.url.path,
         state=state,
         rates=last_hour,
         most=overview_reads.MAX_LIVE,
     )
 
 
-async def _state(request: Request, services: Services, caller: Caller) -> State:
+async def _read_state(request: Request, services: Services, caller: Caller) -> State:
     findings, numbers = await findings_of(request, services, caller)
     return State(findings, numbers.live, numbers.queues, numbers.workers)

@@ -50,8 +50,8 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
     return page(
         request,
         "queues.html",
-        live=3,
-        live_url=request.url.path,
+        refresh_seconds=3,
+        refresh_url=request.url.path,
         queues=queues,
         limits={limit["queue"]: limit for limit in limits},
         most_queues=_MAX_QUEUES,
@@ -84,7 +84,7 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
 
     shared: Shared[list[dict[str, Any]]] = state_of(request).answers.of("workers", _SHARED_SECONDS)
     workers = await shared.get("all", read)
-    return page(request, "workers.html", live=3, live_url=request.url.path, workers=workers)
+    return page(request, "workers.html", refresh_seconds=3, refresh_url=request.url.path, workers=workers)
 
 
 def _queues_and_labels(served: Sequence[str]) -> dict[str, list[str]]:
@@ -112,8 +112,8 @@ async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor =
     return page(
         request,
         "limits.html",
-        live=5,
-        live_url=f"{request.url.path}?{request.url.query}",
+        refresh_seconds=5,
+        refresh_url=f"{request.url.path}?{request.url.query}",
         limits=limits,
         cursor=cursor,
         next_cursor=following,
@@ -138,8 +138,8 @@ async def show_jobs_at_limit(
     return page(
         request,
         "limit_jobs.html",
-        live=5,
-        live_url=f"{request.url.path}?{request.url.query}",
+        refresh_seconds=5,
+        refresh_url=f"{request.url.path}?{request.url.query}",
         tenant=tenant,
         key=key,
         groups=[("Inside", inside[:_MAX_JOBS]), ("Waiting", waiting[:_MAX_JOBS])],

@@ -92,8 +92,10 @@ async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
 def _part(start: datetime, end: datetime, job_page: Page) -> Part:
     """`end`: the end of the part; for the last part, now. `job_page`: the sample."""
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
-    if not n or not (job_page.has_more or job_page.ended_at):
+    has_all_jobs = not job_page.has_more and job_page.ended_at is None
+    if not n or has_all_jobs:
         return Part(start, n, failed, exact=True)
+    # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part.
     covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)
     return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)
 

@@ -46,8 +46,8 @@ _LATE_SECONDS = 60
 #: The characters of a path and its query that a header contains unescaped. `%` begins an escape.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
 _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
-#: The element with the age of the page's rows. It is not a part of the content, because each refresh gets the age in
-#: the header Leasehold-Read-Lag, too.
+#: The element with the age of the page's rows. The mark ignores this element: the age changes with each refresh, and
+#: the browser reads it from the header Leasehold-Read-Lag.
 _AS_OF = re.compile(r'<p id="as-of".*?</p>')
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
@@ -85,11 +85,14 @@ def page(
 ) -> Response:
     """Render the page. The answer to a refresh is 204 if the browser already shows the same page.
 
-    `made_of`: all that the page is rendered from, apart from the session. If a refresh has the same as the last page
-    of its session, the page is not rendered (`unchanged`).
+    `made_of`: all that the page is rendered from, apart from the session. If a refresh has the same `made_of` as the
+    last page of its session, the page is not rendered (`unchanged`).
+
+    Of `values`, the layout itself uses `refresh_seconds`: an open page asks for its new content at `refresh_url` as
+    often; without this value, or with 0, the page stays as it is.
     """
-    if (same := unchanged(request, made_of)) is not None:
-        return same
+    if (no_content := unchanged(request, made_of)) is not None:
+        return no_content
     services, viewer = services_of(request), session.viewer_or_none(request)
     prefix = path_of(request)
     flash = _flash_of(request)
@@ -126,8 +129,8 @@ def page(
 
 
 def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
-    """204, if the browser refreshes the last page of its session, and that page was made of the same. None: render the
-    page. An endpoint whose page costs many reads calls this before it reads them.
+    """The answer 204, if the browser shows the last page that its session got from this URL, and that page was rendered
+    from an equal `made_of`. None: the page must be rendered. An endpoint whose page needs many reads calls this first.
     """
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:
@@ -257,7 +260,9 @@ def is_late(job: Mapping[str, Any], now: datetime) -> bool:
 
 
 def is_behind(queue: Mapping[str, Any], now: datetime) -> bool:
-    """Whether a task of the queue should have started, and waits. External workers take their time."""
+    """Whether a task of the queue should have started, and waits. A queue of external workers is never behind, because
+    its tasks may wait for long on purpose.
+    """
     oldest = queue["oldest"]
     is_late = oldest is not None and (now - _aware(oldest)).total_seconds() > _LATE_SECONDS
     return is_late and not queue["queue"].startswith(EXTERNAL)
@@ -289,12 +294,13 @@ def lasting(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else span(seconds)  # noqa: PLR2004 - a minute
 
 
-def size(count: float) -> str:
+def size(n_bytes: float) -> str:
+    amount = n_bytes
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:  # noqa: PLR2004 - decimal units
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"  # noqa: PLR2004 - three digits
-        count /= 1000
-    return f"{count:.1f} TB"
+        if amount < 1000:  # noqa: PLR2004 - decimal units
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"  # noqa: PLR2004 - three digits
+        amount /= 1000
+    return f"{amount:.1f} TB"
 
 
 def number(count: float) -> str:

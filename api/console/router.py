@@ -34,7 +34,7 @@ from leasehold.api.console.rendering import path_of
 from leasehold.api.console.routes import ConsoleRoute
 
 #: The routers of the pages, in the order in which FastAPI tries their paths.
-_PARTS = (
+_PAGE_ROUTERS = (
     signing.router,
     openid.router,
     assets.router,
@@ -55,15 +55,16 @@ _PARTS = (
 )
 #: The paths that need no session.
 PUBLIC = ("/sign-in", "/enter", "/oidc", "/oidc/callback", "/assets/{hashed}/{name}")
-_rest = APIRouter()
+#: Answers every other path below the console's path.
+_other_paths = APIRouter()
 
 
-@_rest.get("")
+@_other_paths.get("")
 async def add_slash(request: Request, _caller: session.Anybody) -> Response:
     return RedirectResponse(f"{path_of(request)}/", HTTPStatus.PERMANENT_REDIRECT)
 
 
-@_rest.get("/{rest:path}")
+@_other_paths.get("/{rest:path}")
 async def show_nothing(rest: str, _caller: session.Anybody) -> Response:  # noqa: ARG001 - the route needs a parameter
     raise HTTPException(HTTPStatus.NOT_FOUND)
 
@@ -74,12 +75,13 @@ def console_router(path: str) -> APIRouter:
     share these routes, as they share the other routers.
     """
     router = APIRouter(prefix=path, route_class=ConsoleRoute, include_in_schema=False)
-    for part in (*_PARTS, _rest):
-        for route in part.routes:
+    for page_router in (*_PAGE_ROUTERS, _other_paths):
+        for route in page_router.routes:
             assert isinstance(route, APIRoute)
             router.add_api_route(route.path, route.endpoint, methods=sorted(route.methods or ()), name=route.name)
     return router
 
 
 def public_of(path: str) -> frozenset[str]:
-    return frozenset(path + rest for rest in PUBLIC)
+    """The full paths that need no session, of a console at `path`."""
+    return frozenset(path + page_path for page_path in PUBLIC)

@@ -39,11 +39,12 @@ log = structlog.get_logger(__name__)
 #: The largest number of fields of a form. The largest form has the picked jobs of a page, and a few further fields.
 _MAX_FIELDS = 200
 _MAX_DIGITS = 9
-#: The second press of a button waits for the answer to the first for so many seconds, and polls for it as often.
+#: The second press of a button waits at most so many seconds for the answer to the first, and asks for it every so many
+#: seconds.
 _PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
-#: The beginning of a form's path is the path of the page with the form: a list, or an object with an id. The page must
-#: be known from this path, because the Referrer-Policy forbids the browser to name the page.
+#: A form's path begins with the path of the page that has the form: a list, or an object with an id. The page is found
+#: by this rule, because the Referrer-Policy forbids the browser to name the page.
 _PAGE_OF_FORM = re.compile(
     r"/(?:(?:jobs|operations|schedules|webhooks)/[0-9a-f]{8}-[0-9a-f-]{27}(?=/)|dead-letters/[0-9a-f]+(?=/)|"
     r"(?:jobs|dead-letters|to-settle|queues|workers|schedules|templates|webhooks|limits|keys|people|operations)(?=/))"
@@ -91,21 +92,20 @@ class ConsoleRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = answering(self.endpoint, super().get_route_handler())
         requires = requirements(self.dependant)
-        writes = "POST" in (self.methods or ())
+        is_form = "POST" in (self.methods or ())
 
         async def handle(request: Request) -> Response:
             try:
                 for require in requires:
                     await require(request, await bearer(request))
-                if writes:
-                    request.state.form = await _read_form(request)
-                    if requires:
-                        session.check_form(request, request.state.form.get("token", ""))
-                    else:
-                        session.check_origin(request)
-                if writes:
-                    return stay_fresh(request, await _after_first_press(request, handler))
-                return await handler(request)
+                if not is_form:
+                    return await handler(request)
+                request.state.form = await _read_form(request)
+                if requires:
+                    session.check_form(request, request.state.form.get("token", ""))
+                else:  # without a session the form has no token
+                    session.check_origin(request)
+                return stay_fresh(request, await _after_first_press(request, handler))
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected: nobody reads this
             except Exception as error:
@@ -120,8 +120,8 @@ class ConsoleRoute(APIRoute):
 
 
 async def _after_first_press(request: Request, handler: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-    """The answer of the handler. If the first press of the same button is still at work, wait for it: the handler then
-    finds its answer.
+    """The answer of the handler. If the first press of the same button is still at work, wait until it has ended: then
+    the handler returns the first press's answer.
     """
     waits_until = monotonic() + _PATIENCE_SECONDS
     while True:
@@ -184,16 +184,13 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
         # The cookie is SameSite=Strict: a browser that follows a link of another site sends the request without it.
         # This page makes the browser repeat the request, and the repetition has the cookie.
         return page(request, "again.html")
-    page_of_form = _PAGE_OF_FORM.match(requested) if request.method == "POST" else None
-    following = "/"
-    if is_page:
-        following = requested
-    elif page_of_form is not None:
-        following = page_of_form[0]
-    status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
+    following = requested if is_page else "/"
     sentence = "" if error is None or error.code == "missing_api_key" else error.message
+    page_of_form = _PAGE_OF_FORM.match(requested) if request.method == "POST" else None
     if page_of_form is not None:
+        following = page_of_form[0]
         sentence = "Your session has ended, and nothing was done. Sign in, and repeat it."
+    status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
     services = services_of(request)
     provider = services.settings.console_oidc_name if services.openid is not None else ""
     return page(request, "sign_in.html", status, following=following[:500], sentence=sentence, provider=provider)

@@ -56,8 +56,8 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
     return page(
         request,
         "schedule.html",
-        live=5,
-        live_url=request.url.path,
+        refresh_seconds=5,
+        refresh_url=request.url.path,
         schedule=_with_words(schedule),
         runs=runs,
         once=form_idempotency_key(request, "run-now", str(schedule_id)),

@@ -31,12 +31,13 @@ COOKIE = "leasehold_session"
 MAX_HOURS = 12
 #: A page renews the cookie at most this often, in seconds.
 _RENEW_SECONDS = 60
-#: The owner of a person's session: the person's id, and a generation. The generation counts how often all sessions of
-#: the person were ended.
+#: The owner of a person's session: the person's id, and a generation. The generation counts how often an admin has
+#: ended all sessions of the person.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"
 )
+#: The purposes of two signatures: of the session's cookie, and of the token in its forms.
 _SESSION, _FORM = "console session", "console form"
 
 

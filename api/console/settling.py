@@ -1,5 +1,5 @@
-"""The page To settle: cases that wait for the decision of a person, from orders of unknown outcome to
-paused schedules.
+"""The page To settle: cases that only a person can decide. For example, it is unknown whether a provider has taken an
+order, or a schedule has paused itself. The form of this page settles orders; other cases link to their own pages.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ async def show_unsettled(
 
 @router.post("/to-settle/settle")
 async def settle(request: Request, caller: Operator, form: Fields) -> Response:
-    """Settle the orders that were picked. `adopt` needs the order's id at the provider, in the field `ref-<job id>`."""
+    """Settle the orders that were picked. The action `adopt` takes an order that the person has found at the provider.
+    It needs the order's id there, in the field `ref-<job id>`.
+    """
     action: Any = form.get("action", "")
     picked = dict.fromkeys(form.picked("job"))
     if not picked:
         raise Invalid("nothing_picked", "Pick the orders first.")
-    items = [_item(form, job_id, action) for job_id in picked]
+    items = [_settlement_of(form, job_id, action) for job_id in picked]
     try:
         body = BulkSettleRequest(settlements=items)
     except ValidationError as error:
@@ -72,8 +74,8 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
     return await act_once(request, caller, form, act)
 
 
-def _item(form: Form, job_id: str, action: Any) -> SettleItem:
-    """What the form says about the job. Raises Invalid, which names the job."""
+def _settlement_of(form: Form, job_id: str, action: Any) -> SettleItem:
+    """The settlement of this job's order, from the fields of the form. Raises Invalid, which names the job."""
     ref = form.get(f"ref-{job_id}", "").strip() or None
     if action == "adopt" and ref is None:
         sentence = "To adopt an order, write the id that it has at the provider into its row"

@@ -1,4 +1,6 @@
-"""Answers that all open pages of a process share for some seconds: a hundred pages cost the database as much as one."""
+"""Answers that all open pages of a process share for some seconds. So a hundred open pages cost the database as much as
+one.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ class Shared(Generic[_Answer]):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # By key: the time until which the answer is shared, the task that makes it, and its reading of the standby.
-        # Answers from the primary have keys of their own, because a request for them must not get an older answer.
+        # By key: the time until which the answer is shared, the task that makes it, and how far behind the standby was
+        # that the task read (its Reading). Answers from the primary have keys of their own, because a request that
+        # reads from the primary must not get an older answer from the standby.
         self._tasks: OrderedDict[Hashable, tuple[float, asyncio.Task[_Answer], Reading | None]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:
@@ -33,7 +36,8 @@ class Shared(Generic[_Answer]):
         name them. Raises the errors of `make`.
         """
         reading = replica_reads.current()
-        key = (key, reading is None)
+        is_from_primary = reading is None
+        key = (key, is_from_primary)
         shared_until, task, reading_of_task = self._tasks.get(key, (0.0, None, None))
         if task is None or (task.done() and (monotonic() >= shared_until or _failed(task))):
             previous = None if task is None or _failed(task) else task.result()

@@ -45,8 +45,8 @@ def inputs_of(schema: Any) -> list[Input]:
         inputs = [_input(name, properties[name], required=name in required) for name in names]
         if all(inputs):
             return [field for field in inputs if field is not None]
-    single = _input("", schema, required=True)
-    return [single or Input("", "Payload (JSON)", "json", required=True, hint=str(schema.get("title", ""))[:80])]
+    whole_payload = _input("", schema, required=True)
+    return [whole_payload or Input("", "Payload (JSON)", "json", required=True, hint=str(schema.get("title", ""))[:80])]
 
 
 def _input(name: str, schema: Any, *, required: bool) -> Input | None:
@@ -56,9 +56,11 @@ def _input(name: str, schema: Any, *, required: bool) -> Input | None:
     title = str(schema.get("title") or name or "Payload")[:80]
     hint = str(schema.get("description", ""))[:200]
     options = [option for option in schema.get("anyOf", []) if option != {"type": "null"}]
-    if len(options) == 1:  # or null: the field may stay empty
-        inner = _input(name, options[0], required=False)
-        return None if inner is None else Input(name, title, inner.kind, inner.required, inner.choices, hint)
+    if len(options) == 1:  # the value is this option or null: a field that may stay empty
+        option_input = _input(name, options[0], required=False)
+        if option_input is None:
+            return None
+        return Input(name, title, option_input.kind, option_input.required, option_input.choices, hint)
     choices = schema.get("enum")
     if isinstance(choices, list) and len(choices) <= _MAX_CHOICES and all(isinstance(item, str) for item in choices):
         return Input(name, title, "choice", required, tuple(choices), hint)

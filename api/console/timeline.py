@@ -17,7 +17,7 @@ _MIN_WIDTH = 3
 #: At most this many steps are drawn.
 MAX_LINES = 60
 _CLAIMS = frozenset({"claimed", "taken_over"})
-#: An event that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
+#: A kind of ledger entry that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
 _ENDS = {
     "completed": ("ok", "succeeded"),
     "fanned_out": ("ok", "fanned out"),
@@ -30,8 +30,6 @@ _ENDS = {
     "cancelled": ("off", "cancelled"),
     "expired": ("no", "expired"),
 }
-
-
 #: The kinds of entries in a ledger that the worker with the lease writes.
 WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled", "expired"}
 
@@ -48,6 +46,8 @@ class Bar:
 
 @dataclass(slots=True)
 class Line:
+    """The line of one step. `seconds`: the time of all its attempts together."""
+
     step: str
     bars: list[Bar] = field(default_factory=list)
     seconds: float = 0.0
@@ -56,6 +56,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
+    """`seconds`: the time of the job. `more`: how many further steps are not drawn."""
+
     lines: Sequence[Line]
     seconds: float
     more: int
@@ -84,30 +86,39 @@ def timeline(
     *,
     is_cut: bool = False,
 ) -> Timeline:
-    """The bars of all steps. The first wait of a step begins when the steps that it needs have ended. For a part of a
-    fan-out, and for a step of a workflow, it begins when the step was created.
+    """The bars of all steps. `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks
+    earlier entries. Then the first wait of a step is not known, and not drawn.
+    """
+    ready_at = {} if is_cut else _ready_times(job, steps[:MAX_LINES], ledger, tasks)
+    scale = _Scale(job["created_at"], job.get("finished_at") or now)
+    entries: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in ledger:
+        entries.setdefault(entry.get("step", ""), []).append(entry)
+    lines = [
+        _line(step, entries.get(step["id"], []), ready_at.get(step["id"]), scale, now) for step in steps[:MAX_LINES]
+    ]
+    return Timeline(lines, scale.seconds, max(0, len(steps) - MAX_LINES))
 
-    `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks earlier entries. Then the first
-    wait of a step is not known, and not drawn.
+
+def _ready_times(
+    job: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    ledger: Sequence[Mapping[str, Any]],
+    tasks: Sequence[Row],
+) -> dict[str, datetime]:
+    """When the first wait of each step began: when the steps that it needs had ended. A part of a fan-out, and a step
+    of a workflow, waits since its creation. A step that is still blocked is absent.
     """
     needs = needs_of(tasks)
     created_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
-    scale = _Scale(job["created_at"], job.get("finished_at") or now)
-    events: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in ledger:
-        events.setdefault(entry.get("step", ""), []).append(entry)
-    completed_at = {
-        step: next((entry["at"] for entry in reversed(entries) if entry["kind"] == "completed"), None)
-        for step, entries in events.items()
-    }
-    lines = []
-    for step in steps[:MAX_LINES]:
-        needed = () if step["id"] in created_at else needs.get(step["id"], ())
-        ends = [at for name in needed if (at := completed_at.get(name)) is not None]
-        is_blocked = len(ends) < len(needed)
-        ready_at = max(ends, default=created_at.get(step["id"], job["created_at"]))
-        lines.append(_line(step, events.get(step["id"], []), None if is_blocked or is_cut else ready_at, scale, now))
-    return Timeline(lines, scale.seconds, max(0, len(steps) - MAX_LINES))
+    completed_at = {entry.get("step", ""): entry["at"] for entry in ledger if entry["kind"] == "completed"}
+    ready_at = {}
+    for step in (step["id"] for step in steps):
+        if step in created_at:
+            ready_at[step] = created_at[step]
+        elif all(need in completed_at for need in needs.get(step, ())):
+            ready_at[step] = max((completed_at[need] for need in needs.get(step, ())), default=job["created_at"])
+    return ready_at
 
 
 def _line(
@@ -119,7 +130,8 @@ def _line(
 ) -> Line:
     """The bars of one step. `ready_at`: when its first wait begins; None: that is not known, or has not happened."""
     line = Line(step["id"])
-    waits_from, claim = ready_at, None
+    claim = None  # the claim of the attempt under way; None: the step waits, or has ended
+    waits_from = ready_at
     for entry in entries:
         if claim is not None and entry["kind"] in _ENDS:
             shade, word = _ENDS[entry["kind"]]

@@ -47,8 +47,8 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
     return page(
         request,
         "webhook.html",
-        live=5,
-        live_url=request.url.path,
+        refresh_seconds=5,
+        refresh_url=request.url.path,
         webhook=webhook,
         deliveries=answer["deliveries"],
         once=form_idempotency_key(request, "send", str(webhook_id)),

@@ -78,7 +78,7 @@ async def test_a_group_of_dead_letters_is_retried_once(
     person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second press would retry the next jobs of the group, and another canary."""
-    monkeypatch.setattr(dead_letters, "_AT_ONCE", 2)
+    monkeypatch.setattr(dead_letters, "_MAX_RETRIED", 2)
     somebody = await person()
     made = [await maker.make("run", scope="user", scope_id=str(n)) for n in range(5)]
     for job_id in made:
