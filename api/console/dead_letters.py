@@ -40,7 +40,7 @@ _MAX_FINGERPRINT = 64
 @router.get("/dead-letters")
 @may_lag
 async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Response:
-    groups = await endpoints.groups(services_of(request), caller, kind or None, _GROUPS, _GROUPED)
+    groups = await endpoints.largest_groups(services_of(request), caller, kind or None, _GROUPS, _GROUPED)
     address = f"{request.url.path}?{request.url.query}"
     return page(
         request,

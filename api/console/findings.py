@@ -13,7 +13,7 @@ from fastapi import Request
 from leasehold.api.auth.security import JOBS_READ, OPERATE, RUNS_READ, WEBHOOKS_WRITE
 from leasehold.api.console.rendering import span
 from leasehold.api.fleet.health import readiness_of
-from leasehold.api.jobs.dead_letters import readable
+from leasehold.api.jobs.dead_letters import dead_letter_filter
 from leasehold.api.jobs.explain import Depth, explain
 from leasehold.api.jobs.unsettled import What, settled_by_people
 from leasehold.api.process.keyring import Caller
@@ -171,7 +171,11 @@ def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
 async def _findings_about_dead_letters(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
     since = datetime.now(UTC) - timedelta(hours=1)
     letters = await job_reads.dead_letters(
-        connection, caller.tenant_id, readable(services, caller, None, None, None), since=since, limit=_MAX_LETTERS
+        connection,
+        caller.tenant_id,
+        dead_letter_filter(services, caller, None, None, None),
+        since=since,
+        limit=_MAX_LETTERS,
     )
     if not letters:
         return []

@@ -25,7 +25,7 @@ from leasehold.api.http.cursors import IdCursor, id_at
 from leasehold.api.http.may_lag import may_lag
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs import views
-from leasehold.api.jobs.lists import listed, scope_of
+from leasehold.api.jobs.lists import list_page, scope_of
 from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
@@ -75,7 +75,7 @@ async def show_jobs(
     services, saved = services_of(request), await _saved(request, caller)
     try:
         job_filter = parse(q, datetime.now(UTC))
-        job_page = await listed(services, caller, job_filter, id_at(cursor), PAGE, count=count)
+        job_page = await list_page(services, caller, job_filter, id_at(cursor), PAGE, count=count)
     except InvalidFilter as error:
         return _page(request, HTTPStatus.UNPROCESSABLE_ENTITY, q=q, wrong=error, jobs=[], next_cursor=None, saved=saved)
     return _page(request, q=q, cursor=cursor, saved=saved, **job_page)

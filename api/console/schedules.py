@@ -19,7 +19,7 @@ from leasehold.api.console.routes import Fields, form_error, typed_instant, type
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
 from leasehold.api.http.may_lag import may_lag
-from leasehold.api.jobs.lists import listed
+from leasehold.api.jobs.lists import list_page
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.api.runs import schedules as endpoints
@@ -51,7 +51,9 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
     schedule = content_of(await endpoints.get_schedule(request, schedule_id, caller))
     runs: list[dict[str, Any]] = []
     if JOBS_READ in caller.scopes:
-        job_page = await listed(services_of(request), caller, JobFilter(schedule=schedule_id), None, _RUNS, count=False)
+        job_page = await list_page(
+            services_of(request), caller, JobFilter(schedule=schedule_id), None, _RUNS, count=False
+        )
         runs = job_page["jobs"]
     return page(
         request,

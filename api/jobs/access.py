@@ -28,8 +28,8 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, with its kind. `caller`: has the job's tenant, even if the caller is an
-    operator.
+    """A job that the caller may name, with its kind. `caller`: the caller of the request, acting for the job's tenant.
+    (An operator may name jobs of every tenant.)
     """
 
     row: Row
@@ -64,7 +64,8 @@ def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> 
     """Raises Forbidden if a bulk operation acts on jobs of other tenants, and the caller is not an operator. The
     counts, logs and refusals of such an operation are about those jobs, and a retry would act on them.
 
-    `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters.
+    `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters. Of these, `of_tenant` is
+    the tenant of the jobs; None: all tenants.
     """
     if OPERATE not in caller.scopes and params.get("of_tenant") != tenant_id:
         raise Forbidden(
@@ -89,10 +90,12 @@ def check_retry(access: JobAccess) -> None:
 def nameable_jobs_of(
     services: Services, caller: Caller, *, write: bool = False, kind: str | None = None
 ) -> NameableJobs:
+    """The jobs that the caller may read or, with `write`, change. `kind`: only of this kind; None: of every kind."""
     return services.job_kinds.nameable_jobs(tenant_of(caller), caller.scopes, write=write, kind=kind)
 
 
 def gone(tombstone: Row) -> Gone:
+    """The error for a job that was deleted, or that has expired, and has left this tombstone."""
     at = to_the_second(tombstone["at"])
     if tombstone["because"] == "deleted":
         return Gone("job_deleted", f"The job was deleted at {at}.")
@@ -100,7 +103,7 @@ def gone(tombstone: Row) -> Gone:
 
 
 async def state_now(connection: Connection, access: JobAccess) -> JobState:
-    """The state of the job that `find` has read, which others may have changed since. Raises Gone, NotFound."""
+    """The current state of a job that `find` has read: others may have changed the job since. Raises Gone, NotFound."""
     row = await job_reads.find_job(connection, access.caller.tenant_id, access.id)
     if row is not None:
         return JobState(row["status"])
@@ -112,24 +115,22 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
-    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller has only the other scope of the kind, and
-    for an operation on other tenants' jobs (see `check_targets`).
+    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller may only read the job but wants to change
+    it, or the reverse, and for an operation on other tenants' jobs (see `check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, tenant_id, job_id)
         tombstone = None if row is not None else await job_reads.find_tombstone(connection, tenant_id, job_id)
+    scopes = None
     job_or_tombstone = row if row is not None else tombstone
-    kind = (
-        None
-        if job_or_tombstone is None
-        else services.job_kinds.of(job_or_tombstone["pipeline"], is_run=job_or_tombstone["is_run"])
-    )
-    if kind is None or kind.scopes is None or not {kind.scopes.read, kind.scopes.write} & caller.scopes:
+    if job_or_tombstone is not None:
+        scopes = services.job_kinds.of(job_or_tombstone["pipeline"], is_run=job_or_tombstone["is_run"]).scopes
+    if scopes is None or not {scopes.read, scopes.write} & caller.scopes:
         raise NotFound("job_not_found", "There is no such job.")
     if tombstone is not None:
         raise gone(tombstone)
-    scope = kind.scopes.write if write else kind.scopes.read
+    scope = scopes.write if write else scopes.read
     if scope not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")
     assert row is not None

@@ -7,6 +7,7 @@ because earlier releases had dead letters only of runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
@@ -56,7 +57,7 @@ async def list_dead_letters(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     services = services_of(request)
-    letter_filter = readable(services, caller, kind, template, code)
+    letter_filter = dead_letter_filter(services, caller, kind, template, code)
     async with services.pool.acquire() as connection:
         rows = await job_reads.dead_letters(
             connection,
@@ -67,10 +68,12 @@ async def list_dead_letters(
             limit=limit + 1,
         )
     next_cursor = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["task_id"]) if len(rows) > limit else None
-    return json_response({"dead_letters": [_item(services, row) for row in rows[:limit]], "next_cursor": next_cursor})
+    return json_response(
+        {"dead_letters": [_json_of(services, row) for row in rows[:limit]], "next_cursor": next_cursor}
+    )
 
 
-def readable(
+def dead_letter_filter(
     services: Services,
     caller: Caller,
     kind: str | None,
@@ -79,8 +82,8 @@ def readable(
     *,
     write: bool = False,
 ) -> DeadLetterFilter:
-    """The filter for dead letters of the kinds that the caller may read or, with `write`, replay. A caller without the
-    scope of jobs may do so only for runs.
+    """The filter that finds the dead letters that the caller may read or, with `write`, replay. A caller without the
+    scope of jobs may do this only with dead letters of runs. `kind`, `template`, `code`: None: any.
     """
     kinds = services.job_kinds
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
@@ -90,7 +93,7 @@ def readable(
     return DeadLetterFilter(nameable.runs, nameable.pipelines, kinds.owned, template, code)
 
 
-def _item(services: Services, row: Row) -> dict[str, Any]:
+def _json_of(services: Services, row: Row) -> dict[str, Any]:
     """A dead letter, or a group of dead letters. `run_id` repeats the job's id for clients of earlier releases."""
     item = {name: value for name, value in row.items() if name not in ("pipeline", "is_run")}
     item["kind"] = services.job_kinds.of(row["pipeline"], is_run=row["is_run"]).name
@@ -108,17 +111,17 @@ async def group_dead_letters(
     """Groups the latest 10,000 dead letters by fingerprint: template, step, code, and the message without its
     numbers.
     """
-    return json_response({"groups": await groups(services_of(request), caller, kind, limit)})
+    return json_response({"groups": await largest_groups(services_of(request), caller, kind, limit)})
 
 
-async def groups(
+async def largest_groups(
     services: Services, caller: Caller, kind: str | None, limit: int, of_last: int = job_reads.MAX_GROUPED
 ) -> list[dict[str, Any]]:
     """The largest groups among the caller's latest `of_last` dead letters."""
-    letter_filter = readable(services, caller, kind, None, None)
+    letter_filter = dead_letter_filter(services, caller, kind, None, None)
     async with services.pool.acquire() as connection:
         rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, letter_filter, limit, of_last)
-    return [_item(services, row) for row in rows]
+    return [_json_of(services, row) for row in rows]
 
 
 @router.post(
@@ -138,9 +141,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
     if not (body.fingerprint or body.template or body.code):
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
-    letter_filter = readable(services, caller, body.kind, body.template, body.code, write=True)
-    replayed: list[CreatedRun] = []
-    refused: list[dict[str, Any]] = []
+    letter_filter = dead_letter_filter(services, caller, body.kind, body.template, body.code, write=True)
     async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
         rows = await job_reads.dead_letters(
             connection,
@@ -152,24 +153,40 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
         job_ids = [*dict.fromkeys(row["job_id"] for row in rows)]
         async with connection.transaction():
             limit_headers = await services.admission.charge(connection, caller.payer, len(job_ids))
-        try:
-            for job_id in job_ids:
-                try:
-                    effects = await _replay(services, connection, caller, job_id)
-                except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
-                    refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
-                    continue
-                if effects is not None:
-                    replayed.append(effects)
-        except TooMany:  # a limit of the tenant is full; the jobs that were replayed before stay replayed
-            if not replayed:
-                raise
-        finally:
-            await services.admission.refund(connection, caller.payer, len(job_ids) - len(replayed))
+        replayed, refused = await _replay_each(services, connection, caller, job_ids)
     for effects in replayed:
         await publish_and_admit_run(services, effects)
     replayed_ids = [effects.id for effects in replayed]
     return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
+
+
+async def _replay_each(
+    services: Services, connection: Connection, caller: Caller, job_ids: Sequence[UUID]
+) -> tuple[list[CreatedRun], list[dict[str, Any]]]:
+    """Replay the jobs of a request that was charged for all of them, each in a transaction of its own, and refund the
+    charge for jobs that were not replayed. Returns the replayed jobs, and the refusals as JSON.
+
+    When a limit of the tenant is full, no further job is tried, and the jobs before stay replayed. Raises TooMany if no
+    job was replayed before.
+    """
+    replayed: list[CreatedRun] = []
+    refused: list[dict[str, Any]] = []
+    try:
+        for job_id in job_ids:
+            try:
+                effects = await _replay(services, connection, caller, job_id)
+            except (Conflict, Forbidden, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
+                refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
+            except TooMany:
+                if not replayed:
+                    raise
+                break
+            else:
+                if effects is not None:
+                    replayed.append(effects)
+    finally:
+        await services.admission.refund(connection, caller.payer, len(job_ids) - len(replayed))
+    return replayed, refused
 
 
 async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:

@@ -50,6 +50,7 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
 
 
 def _by(access: JobAccess) -> str:
+    """Who acts, as the events of the job name the caller."""
     return f"client {access.caller.client_id}"
 
 
@@ -71,6 +72,7 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     async with services.pool.acquire() as connection:
         limit_names = await concurrency.limits_of(connection, [access.id])
         async with connection.transaction():
+            # The prefix of the job's objects. None: a worker still has the lease of a step.
             prefix = await ending.delete(services.actions, connection, access.target, _by(access), effects)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)
@@ -82,11 +84,12 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
 
 
 async def _remove_objects_and_rows(services: Services, access: JobAccess, prefix: str) -> None:
+    """Remove what a deleted job has left. If this fails, retention removes it later."""
     try:
         await uploads.remove_below(services.store, f"{prefix}/")
     except StoreError as error:
         log.warning("objects of a deleted job are left for retention", error=type(error).__name__)
         return
-    with best_effort("rows of a deleted job"):  # if this fails, retention deletes the rows
+    with best_effort("rows of a deleted job"):
         async with services.pool.acquire() as connection:
             await sweeps.forget_jobs(connection, [access.id], services.actions.before_jobs_go)

@@ -58,11 +58,14 @@ async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _
         waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"], depth.steps, depth.ahead)
         full_limits = await job_reads.why_held(connection, tenant_id, job["id"], depth.ahead)
         ledger = await job_reads.ledger(connection, tenant_id, job["id"], depth.entries)
-        serving = await _serving(connection, waiting_steps)
+        serving = await _read_serving(connection, waiting_steps)
     return explanation(job, waiting_steps, full_limits, ledger, serving)
 
 
-async def _serving(connection: Connection, waiting_steps: Sequence[Row]) -> Serving:
+async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) -> Serving:
+    """Read which workers serve the waiting steps. External workers are no workers of the platform: their queues are
+    left out.
+    """
     places = {
         (row["queue"], row["handler"])
         for row in waiting_steps
@@ -88,7 +91,7 @@ def explanation(
     ledger: Sequence[Row],
     serving: Serving = _NOT_READ,
 ) -> dict[str, Any]:
-    """The answer, from rows that are read already."""
+    """Build the answer from rows that the caller has read."""
     return {
         "id": job["id"],
         "status": job["status"],
@@ -102,7 +105,7 @@ def _reasons(
 ) -> list[dict[str, Any]]:
     if job["status"] in JOB_TERMINAL:
         return [_reason("ended", f"The job has ended: {job['status']}.", error=job["error"])]
-    if job["held"]:
+    if job["held"]:  # the job waits at concurrency limits, and no step has started
         return [_reason_of_limit(row) for row in full_limits] or [
             _reason("admitting", "The job is about to be admitted.")
         ]
@@ -130,15 +133,15 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
         per_minute = counted(row["per_minute"], "job", "jobs")
         message = f"The limit {key} admits {per_minute} a minute, and {row['lately']:,} started in the last minute."
         return _reason("rate", message, limit=key, per_minute=row["per_minute"], ahead=row["ahead"])
-    if row["cut"]:
+    if row["cut"]:  # the count of the admitted jobs ended at MAX_COUNTED
         message = f"The job waits at the limit {key}, which has admitted at least {MAX_COUNTED:,} jobs."
         return _reason("limit", message, limit=key, at_most=row["at_most"], ahead=row["ahead"])
     return _reason("limit_has_room", f"The limit {key} has room.", limit=key, ahead=row["ahead"])
 
 
 def _reasons_of_step(row: Row, serving: Serving) -> list[dict[str, Any]]:
-    """The reasons of one step. Mostly there is one. A step that waits for a time and whose handler no worker has gets
-    two reasons: the missing handler, and the time.
+    """The reasons of one step: mostly one. If a step waits until a time, and no worker has its handler, both are
+    reasons.
     """
     reason = _reason_of_step(row, serving)
     if reason["code"] != "waiting_until" or not _is_handler_missing(row, serving):
@@ -179,7 +182,7 @@ def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
     if _is_handler_missing(row, serving):
         return _reason_of_missing_handler(row, serving)
     others = counted(ahead, "other", "others")
-    if ahead >= row["most_ahead"]:
+    if ahead >= row["most_ahead"]:  # the count ended there
         others = f"at least {others}"
     return _reason("behind_others", f"{step} is runnable, behind {others}.", step=step, queue=queue, ahead=ahead)
 
@@ -214,7 +217,9 @@ def _last_seen(task: str, served: Served) -> str:
 
 
 def _task_of(handler: str) -> str:
-    """The name of the handler's task in the code. A task of an app is the pipeline `APP.TASK` with one step."""
+    """The task's name as its author knows it. A task of an app is the pipeline `APP.TASK` with one step, so its handler
+    `APP.TASK.STEP` is shortened to `APP.TASK`.
+    """
     pipeline, _, _ = handler.rpartition(".")
     return pipeline if "." in pipeline else handler
 

@@ -1,4 +1,4 @@
-"""Answers with the numbered items that a job's attempts write: lines of the log, or chunks of the stream.
+"""Answers requests for the numbered items that a job's attempts write: lines of the log, or chunks of the stream.
 
 A client reads the items page by page, or follows them as they are written. The endpoints for logs and streams of jobs
 and of runs use this module.
@@ -26,7 +26,9 @@ from leasehold.db.database import Connection
 from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.domain.json_values import MAX_INTEGER
 
+#: The largest `integer` of PostgreSQL, the type of the column.
 _MAX_ATTEMPT = 2**31 - 1
+#: A stream reads at most this many items at once.
 _BATCH = 500
 EVENT_STREAM = "text/event-stream"
 
@@ -49,19 +51,22 @@ Item: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How to read and encode one sort of items. `items`: the member of a page that has them. `page`: reads a page.
-    `numbers`: reads the number of the last item of each job. `events`: encodes an item as server-sent events.
+    """How to read and encode one sort of items. `member`: the member of the JSON answer that has the items.
+    `read_page`: reads a page. `read_last_numbers`: reads the number of the last item of each job; ENDED: the job has
+    ended. `encode_events`: encodes an item as server-sent events.
     """
 
-    items: str
-    page: Callable[[Connection, str, UUID, int, LogFilter, int], Awaitable[Sequence[Item]]]
-    numbers: Callable[[Connection, Iterable[UUID]], Awaitable[dict[UUID, int]]]
-    events: Callable[[Item], bytes]
+    member: str
+    read_page: Callable[[Connection, str, UUID, int, LogFilter, int], Awaitable[Sequence[Item]]]
+    read_last_numbers: Callable[[Connection, Iterable[UUID]], Awaitable[dict[UUID, int]]]
+    encode_events: Callable[[Item], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class ItemQuery:
-    """The items that a request wants. `follow`: as server-sent events, while they are written."""
+    """The items that a request asks for. `follow`: send them as server-sent events, and further items as they are
+    written.
+    """
 
     after: int
     limit: int
@@ -95,28 +100,30 @@ async def answer(
         events = _follow(services, source, watch, tenant_id, job_id, query)
         return StreamingResponse(events, media_type=EVENT_STREAM, headers=HEADERS)
     async with services.pool.acquire() as connection:
-        rows = await source.page(connection, tenant_id, job_id, query.after, query.filter, query.limit + 1)
+        rows = await source.read_page(connection, tenant_id, job_id, query.after, query.filter, query.limit + 1)
     page = rows[: query.limit]
-    return json_response({source.items: page, "next_after": page[-1]["n"] if len(rows) > query.limit else None})
+    return json_response({source.member: page, "next_after": page[-1]["n"] if len(rows) > query.limit else None})
 
 
 async def _follow(
     services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, query: ItemQuery
 ) -> AsyncIterator[bytes]:
-    """The items as they are written. Ends when the job has ended, when the process stops, or after MAX_SECONDS."""
-    end = monotonic() + MAX_SECONDS
+    """Send the items as they are written. Ends when the job has ended, when the process stops, or after MAX_SECONDS."""
+    ends_at = monotonic() + MAX_SECONDS
     after = query.after
-    while not services.draining and monotonic() < end:
+    while not services.draining and monotonic() < ends_at:
         async with services.pool.acquire() as connection:
-            # The number is read before the page, so that an item that is written between the two queries is not missed.
-            number = (await source.numbers(connection, [job_id])).get(job_id, ENDED)
-            page = await source.page(connection, tenant_id, job_id, after, query.filter, _BATCH)
+            # The number is read before the page. So if an item is written between the two queries, `watch` reports a
+            # number that is greater than `last_number`, and the loop reads again.
+            last_number = (await source.read_last_numbers(connection, [job_id])).get(job_id, ENDED)
+            page = await source.read_page(connection, tenant_id, job_id, after, query.filter, _BATCH)
         for item in page:
-            yield source.events(item)
+            yield source.encode_events(item)
             after = item["n"]
         if len(page) == _BATCH:
             continue
-        if number == ENDED:
+        if last_number == ENDED:
             return
-        if not await watch.changed(job_id, max(after, number), KEEP_ALIVE):
+        # The last item may be one that the query's filter leaves out.
+        if not await watch.changed(job_id, max(after, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -58,6 +58,7 @@ async def get_job(
     access = await find(services, caller, job_id)
     body = answer(access)
     etag = etag_of(services, access, body)
+    # A long poll: wait for the next change if the client has the current answer.
     if wait and access.row["finished_at"] is None and may_be_current(if_none_match, etag):
         await services.watch.changed(job_id, access.row["event_seq"], wait)
         access = await find(services, caller, job_id)
@@ -66,7 +67,7 @@ async def get_job(
     headers = {"ETag": etag}
     if access.row["status"] not in JOB_TERMINAL:
         headers["Retry-After"] = "1"
-    if matches(if_none_match, headers["ETag"]):
+    if matches(if_none_match, etag):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return json_response(with_links(services, access, body), headers=headers)
 

@@ -1,4 +1,4 @@
-"""GET /v1/jobs: lists jobs of every kind by a filter, newest first. The console uses `listed`, too."""
+"""GET /v1/jobs: lists jobs of every kind by a filter, newest first. The console uses `list_page`, too."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ async def list_jobs(
 ) -> Response:
     services = services_of(request)
     job_filter = parse(q, datetime.now(UTC))
-    return json_response(await listed(services, caller, job_filter, id_at(cursor), limit, count=count))
+    return json_response(await list_page(services, caller, job_filter, id_at(cursor), limit, count=count))
 
 
-async def listed(
+async def list_page(
     services: Services, caller: Caller, job_filter: JobFilter, before: UUID | None, limit: int, *, count: bool
 ) -> dict[str, Any]:
     """A page of the list. Raises InvalidFilter, also for a filter that would read too much."""
@@ -90,7 +90,7 @@ def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, 
     if page.ended_at is None:
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
     if not job_filter.positions.keys().isdisjoint(_SEARCH_TERMS):
-        # The job at which the page ended was not searched: the next page must begin with it.
+        # The job at which the page ended was not searched. The next page begins with it: with the first id below this.
         next_cursor = cursor_of(UUID(int=page.ended_at["id"].int + 1))
         return {"jobs": items, "next_cursor": next_cursor, "searched_back_to": page.ended_at["created_at"]}
     first_term = min(job_filter.positions, key=lambda name: job_filter.positions[name], default="")

@@ -32,25 +32,25 @@ STREAM_DESCRIPTION = (
 )
 
 
-def _line(item: Item) -> bytes:
+def _line_event(item: Item) -> bytes:
     return format_sse_event(data_str=orjson.dumps(item).decode(), event="line", id=str(item["n"]))
 
 
-def _chunk(item: Item) -> bytes:
-    """The chunk as an event. If an attempt begins with this chunk, a `restart` event comes before it. The restart has
-    no id, so that a client that resumes before this chunk gets both events again.
+def _chunk_events(item: Item) -> bytes:
+    """The chunk as an event. If a later attempt of the step begins with this chunk, a `restart` event comes before it.
+    The restart has no id: a client that has received only the restart resumes before it, and gets both events.
     """
-    head = b""
+    restart_event = b""
     if item["restarts"]:
         restart = {name: item[name] for name in ("step", "attempt", "epoch")}
-        head = format_sse_event(data_str=orjson.dumps(restart).decode(), event="restart")
-    shown = {name: value for name, value in item.items() if name not in ("restarts", "superseded", "cut")}
-    name = "cut" if "cut" in item else "chunk"
-    return head + format_sse_event(data_str=orjson.dumps(shown).decode(), event=name, id=str(item["n"]))
+        restart_event = format_sse_event(data_str=orjson.dumps(restart).decode(), event="restart")
+    content = {name: value for name, value in item.items() if name not in ("restarts", "superseded", "cut")}
+    event = "cut" if "cut" in item else "chunk"
+    return restart_event + format_sse_event(data_str=orjson.dumps(content).decode(), event=event, id=str(item["n"]))
 
 
-LOG = Source("lines", log_reads.log_page, log_reads.log_numbers, _line)
-STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chunk)
+LOG = Source("lines", log_reads.log_page, log_reads.log_numbers, _line_event)
+STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chunk_events)
 
 
 @router.get(

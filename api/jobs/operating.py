@@ -40,16 +40,18 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The answer with the operation's JSON. `fields`: the RateLimit headers."""
+    """The answer with the operation's JSON, and the RateLimit headers."""
 
     answer: Answer
-    fields: dict[str, str]
+    limit_headers: dict[str, str]
 
 
 def _filter_and_scope(
     services: Services, caller: Caller, request: NewOperation, now: datetime
 ) -> tuple[JobFilter, Scope]:
-    """The filter, and the tenant and kinds on whose jobs the operation may act. Raises Forbidden and InvalidFilter."""
+    """The filter, and the tenant and kinds on whose jobs the operation may act. An operation never acts on operations.
+    Raises Forbidden and InvalidFilter.
+    """
     scope = JOBS_DELETE if request.action == "delete" else JOBS_OPERATE
     if scope not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")
@@ -60,8 +62,8 @@ def _filter_and_scope(
         error.pointer = "#/filter"
         raise
     nameable = nameable_jobs_of(services, caller, write=True, kind=job_filter.kind)
-    own_pipelines = {pipeline.name for pipeline in OPERATION.pipelines}
-    pipelines = tuple(name for name in nameable.pipelines if name not in own_pipelines)
+    operation_pipelines = {pipeline.name for pipeline in OPERATION.pipelines}
+    pipelines = tuple(name for name in nameable.pipelines if name not in operation_pipelines)
     if not nameable.runs and not pipelines:
         raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
     of_tenant = nameable.tenant_id if nameable.tenant_id is not None else job_filter.tenant
@@ -70,7 +72,7 @@ def _filter_and_scope(
 
 
 def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> None:
-    """Raises InvalidFilter for a filter by which no operation may act."""
+    """Raises InvalidFilter if no operation with this action may use the filter."""
     if not job_filter.positions:
         raise job_filter.refused("", "Name at least one term: `created:>0s` finds every job.")
     if job_filter.kind is not None and services.job_kinds.named(job_filter.kind) is None:
@@ -111,7 +113,7 @@ async def submit(
     """Write the operation. Raises Forbidden `insufficient_scope`, InvalidFilter, Conflict `too_many_operations`, and
     the errors of every submission.
     """
-    hints: list[Announcement] = []
+    hints: list[Announcement] = []  # these two stay empty if an earlier request with the same key has submitted it
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
@@ -169,7 +171,7 @@ def view(row: Row) -> dict[str, Any]:
     operation = Operation.model_validate(row["params"])
     progress = progress_of(row["note"] or {})
     has_succeeded = row["status"] == JobState.SUCCEEDED
-    view = {
+    members = {
         "id": row["id"],
         "action": operation.action,
         "filter": operation.filter,
@@ -189,4 +191,4 @@ def view(row: Row) -> dict[str, Any]:
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],
     }
-    return {name: value for name, value in view.items() if value is not None}
+    return {name: value for name, value in members.items() if value is not None}

@@ -57,7 +57,7 @@ async def create_operation(
         check_key(idempotency_key)  # a preview does not use it
         return json_response(await preview(services, caller, body))
     submitted = await submit(services, caller, body, idempotency_key, identity_of(request).trace)
-    return json_response(submitted.answer.body, submitted.answer.status_code, submitted.fields)
+    return json_response(submitted.answer.body, submitted.answer.status_code, submitted.limit_headers)
 
 
 @router.get(

@@ -24,7 +24,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     if body.payload is not None:
         if not access.row["is_run"]:
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
-        await refuse_early(services, caller, {})
+        await refuse_early(services, caller, {})  # before the payload is checked, which costs more
     async with services.pool.acquire() as connection:
         template_version = await template_of(services.actions, connection, access.target)
     if body.payload is not None:
@@ -37,7 +37,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     ):
         effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
-            raise invalid_state(await state_now(connection, access))  # somebody else was faster
+            raise invalid_state(await state_now(connection, access))  # the job is not failed, or not any more
         has_other_payload = None if params is None else True
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)

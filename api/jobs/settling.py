@@ -6,8 +6,6 @@ If two people settle the same order, the first decides. The second gets a Confli
 
 from __future__ import annotations
 
-from typing import Any
-
 from leasehold.actions.retrying import revive
 from leasehold.api.http.responses import publish_and_admit_run
 from leasehold.api.jobs.access import JobAccess
@@ -27,14 +25,13 @@ _DECISIONS = {"adopt": "adopted the order {ref}", "again": "ordered again", "giv
 
 async def settle(services: Services, access: JobAccess, body: SettleRequest) -> dict[str, str]:
     """Settle the job, and return the RateLimit headers. Raises the problems that the endpoint `settleJob` documents."""
-    orders = access.kind.operations.unknown_orders
+    orders = access.kind.operations.unknown_orders  # how people settle the orders of this kind
     if orders is None:
         raise _not_unsettled(access)
     effects: CreatedRun | None = None
-    fields: dict[str, str] = {}
+    limit_headers: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
         step = await _write_settlement(services, connection, access, orders, body)
-        details: dict[str, Any] = {"settlement": body.action, "ref": body.ref, "reason": body.reason or None}
         if body.action != "give_up":
             # `queues`: the depth of the queue is checked now. `add_queues_of` counts only runnable tasks, and a job
             # that waits at a limit has no runnable task.
@@ -42,11 +39,13 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
                 await services.admission.add_queues_of(connection, charge, access.id)
-            fields = charge.fields
-        await record(connection, access, "job.settled", **details)
+            limit_headers = charge.fields
+        await record(
+            connection, access, "job.settled", settlement=body.action, ref=body.ref, reason=body.reason or None
+        )
     if effects is not None:
         await publish_and_admit_run(services, effects)
-    return fields
+    return limit_headers
 
 
 async def _write_settlement(
@@ -60,12 +59,7 @@ async def _write_settlement(
     caller = access.caller
     step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.codes)
     if step is not None:
-        system = None
-        if body.action == "adopt":
-            # Checked only now, because a job without an order (such as a withdrawal) does not have these parameters.
-            if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
-                raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
-            system = orders.sent(access.row["params"], step.note, access.id).system
+        system = _system_of_adopted_order(services, access, orders, step) if body.action == "adopt" else None
         if await resolving.write(
             connection, access.id, caller.tenant_id, step, body.action, caller.client_id, system=system, ref=body.ref
         ):
@@ -76,6 +70,17 @@ async def _write_settlement(
     decision = _DECISIONS[settlement["action"]].format(ref=settlement["ref"])
     actor, at = settlement["actor"], to_the_second(settlement["at"])
     raise Conflict("already_settled", f"{actor} {decision} at {at}.")
+
+
+def _system_of_adopted_order(services: Services, access: JobAccess, orders: UnknownOrders, step: Unresolved) -> str:
+    """The system that got the order, such as a provider. Raises Invalid if the system cannot be asked for an order.
+
+    Call this only if the job has an order to settle: other jobs of the kind, such as a withdrawal of an order, lack the
+    parameters.
+    """
+    if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
+        raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
+    return orders.sent(access.row["params"], step.note, access.id).system
 
 
 def _not_unsettled(access: JobAccess) -> Conflict:
@@ -92,6 +97,7 @@ async def _adopt_or_repeat(
     step: Unresolved,
     body: SettleRequest,
 ) -> CreatedRun | None:
+    """Let the failed job go on: with the adopted order as the result of its step, or by ordering again."""
     if body.action == "adopt":
         assert body.ref is not None
         value = orders.adopted(body.ref, step.note)

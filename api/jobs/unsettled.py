@@ -28,7 +28,8 @@ router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 What = Literal["orders", "approvals", "external", "webhooks", "schedules"]
-_Rows = tuple[list[dict[str, Any]], UUID | None]
+#: The items of a page, and the id before which the next page begins; None: this is the last page.
+_ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
 
 
 @router.get(
@@ -68,10 +69,8 @@ async def read_unsettled(
     tenant_id: str,
     before: UUID | None,
     limit: int,
-) -> _Rows:
-    """At most `limit` items of the kinds that the caller may read, and the id before which the next page begins. None:
-    this is the last page.
-    """
+) -> _ItemsAndNext:
+    """At most `limit` items of the kinds that the caller may read."""
     read_items = {
         "orders": _orders, "approvals": _approvals, "external": _external, "webhooks": _webhooks,
         "schedules": _schedules,
@@ -80,8 +79,8 @@ async def read_unsettled(
 
 
 def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
-    """Which orders only a person settles: the pipeline, the step and the code, for the kinds that the caller
-    may read.
+    """Which failures leave an order that only a person can settle: each by its pipeline, step and error code. Only
+    kinds that the caller may read.
     """
     kinds = services.job_kinds
     return [
@@ -94,7 +93,7 @@ def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> lis
 
 async def _orders(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
-) -> _Rows:
+) -> _ItemsAndNext:
     kinds = services.job_kinds
     steps_and_codes = settled_by_people(services, caller, tenant_id)
     if not steps_and_codes:
@@ -114,7 +113,7 @@ async def _orders(
 
 async def _approvals(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
-) -> _Rows:
+) -> _ItemsAndNext:
     if not services.job_kinds.nameable_jobs(tenant_id, caller.scopes, write=False).runs:
         return [], None
     rows, next_id = await unsettled.waiting_runs(connection, tenant_id, before, limit)
@@ -131,7 +130,7 @@ async def _approvals(
 
 async def _external(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
-) -> _Rows:
+) -> _ItemsAndNext:
     if not services.job_kinds.nameable_jobs(tenant_id, caller.scopes, write=False).runs:
         return [], None
     seconds = services.settings.external_silent_seconds
@@ -149,7 +148,7 @@ async def _external(
 
 async def _webhooks(
     connection: Connection, _services: Services, _caller: Caller, tenant_id: str, before: UUID | None, limit: int
-) -> _Rows:
+) -> _ItemsAndNext:
     rows = await unsettled.disabled_webhooks(connection, tenant_id, before, limit + 1)
     items = [
         {
@@ -163,7 +162,7 @@ async def _webhooks(
 
 async def _schedules(
     connection: Connection, _services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
-) -> _Rows:
+) -> _ItemsAndNext:
     if RUNS_READ not in caller.scopes:
         return [], None
     rows = await unsettled.paused_schedules(connection, tenant_id, before, limit + 1)
@@ -223,7 +222,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
             try:
                 access = await find(services, caller, item.job_id, write=True)
                 limit_headers = await settle(services, access, item)
-            except (TooMany, Unavailable) as error:
+            except (TooMany, Unavailable) as error:  # not about this job: if nothing is settled, refuse the request
                 if not settled:
                     raise
                 refused.append({"job_id": item.job_id, "code": error.code, "detail": error.message})

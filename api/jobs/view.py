@@ -115,6 +115,9 @@ def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
+    """The job that this job repeats, or for which it was made. The kind has a JSON Pointer to the latter's id in the
+    parameters.
+    """
     if row["rerun_of"] is not None:
         return {"id": row["rerun_of"], "relation": "rerun_of"}
     pointer = kind.parents.get(row["pipeline"])

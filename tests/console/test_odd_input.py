@@ -79,7 +79,7 @@ async def test_a_bug_is_a_page_with_the_id_of_its_request(person: MakePerson, mo
     async def fail(*_args: object, **_more: object) -> None:
         raise LookupError("nobody foresaw this")
 
-    monkeypatch.setattr("leasehold.api.console.jobs.listed", fail)
+    monkeypatch.setattr("leasehold.api.console.jobs.list_page", fail)
     answer = await somebody.http.get("/console/jobs")
     assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert f'data-copy="{answer.headers["x-request-id"]}"' in answer.text

@@ -120,7 +120,7 @@ async def test_a_follower_of_one_attempt_waits_through_the_lines_of_others(
         reads.append(1)
         return await log_reads.log_page(*args)
 
-    monkeypatch.setattr(job_logs, "LOG", replace(job_logs.LOG, page=counted))
+    monkeypatch.setattr(job_logs, "LOG", replace(job_logs.LOG, read_page=counted))
     job_id = await maker.make("run")
     claimed = await maker.claim(job_id)
     await write(rows, claimed, 1, "one")
