@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.console import session
 from leasehold.api.console.rendering import go_to, is_path, page, path_of
-from leasehold.api.http.may_lag import answering, stay_fresh
+from leasehold.api.http.may_lag import stay_fresh, with_standby
 from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_of
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
@@ -90,7 +90,7 @@ class ConsoleRoute(APIRoute):
     """The route of a page (GET) or of a form (POST)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = answering(self.endpoint, super().get_route_handler())
+        handler = with_standby(self.endpoint, super().get_route_handler())
         requires = requirements(self.dependant)
         is_form = "POST" in (self.methods or ())
 

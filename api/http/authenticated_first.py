@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.http.edge import identity_of
-from leasehold.api.http.may_lag import answering
+from leasehold.api.http.may_lag import with_standby
 from leasehold.api.http.media_types import JSON, is_json, wrong_type
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of
@@ -54,4 +54,5 @@ class AuthenticatedFirst(APIRoute):
         return handle
 
     def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return answering(self.endpoint, super().get_route_handler())
+        """The function that calls the endpoint. QuickRoute overrides this method."""
+        return with_standby(self.endpoint, super().get_route_handler())

@@ -52,6 +52,10 @@ _LARGE = Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "
 class Guarded(HttpToolsProtocol):
     """One connection. It is quiet while the API waits for the head of the client's next request. When `at_most`
     connections are open, a new connection takes the place of the connection that has been quiet longest.
+
+    All connections of a server share the class variables. `head_seconds`: the time in which the head of a request must
+    arrive. `open`: the connections that count for `at_most`. `quiet`: those of them that are quiet, the longest first.
+    `refusing`: connections beyond `at_most` that still get their 503.
     """
 
     at_most: ClassVar[int] = 1000
@@ -126,6 +130,7 @@ class Guarded(HttpToolsProtocol):
         self._check_head()
 
     def _check_head(self) -> None:
+        """Bound the size of a head that is still incomplete, and the time until it is complete."""
         if self._refusal is not None or self._in_message:
             return
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -237,21 +242,22 @@ class Guarded(HttpToolsProtocol):
         """Write `problem` and close the connection. If earlier requests have no answer yet, do nothing:
         `on_response_complete` calls this again.
 
-        If the body of a request is arriving, the problem answers this request. Otherwise it answers the next request.
+        If the body of a request is arriving, the problem answers this request, unless it has its answer already.
+        Otherwise the problem answers the request whose head is arriving.
         """
-        is_arriving_unanswered = self._in_message and self._unanswered > 0
-        earlier_requests = self._unanswered - (1 if is_arriving_unanswered else 0)
-        if earlier_requests > 0 or self.transport.is_closing():
+        is_body_arriving = self._in_message
+        if self.transport.is_closing() or self._unanswered > (1 if is_body_arriving else 0):
             return
-        if is_arriving_unanswered and self.cycle.response_started:
+        has_answer = is_body_arriving and not self._unanswered
+        if is_body_arriving and not has_answer and self.cycle.response_started:
             self.transport.abort()  # the client would read a second answer as a part of the first
             return
-        has_its_answer = self._in_message and not is_arriving_unanswered
-        if not has_its_answer:
+        if not has_answer:
             self._write(problem)
         self.transport.close()
 
     def _write(self, problem: Problem) -> None:
+        """Write the answer to the socket, because uvicorn has no request for which it could write it."""
         body = orjson.dumps(problem.body(str(new_id())))
         head = [
             f"HTTP/1.1 {int(problem.status)} {problem.status.phrase}",

@@ -26,7 +26,6 @@ _VERSION_BYTES, _NAME_BYTES = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-
 #: The cursors of lists that are sorted by ids, by instants, and by names with versions. The API documents the patterns
 #: and does not enforce them: it also accepts cursors of earlier releases, and has an error code of its own for a wrong
 #: cursor.
@@ -44,7 +43,6 @@ VersionCursor: TypeAlias = Annotated[
     Query(description="The `next_cursor` of the page before."),
 ]
 
-
 #: The cursor of a list that is sorted by two texts.
 TextsCursor: TypeAlias = Annotated[
     Annotated[
@@ -56,13 +54,14 @@ TextsCursor: TypeAlias = Annotated[
 
 
 def cursor_of_texts(first: str, second: str) -> str:
+    """The cursor of a list that is sorted by two texts."""
     packed = f"{first}\x00{second}".encode()  # a text in PostgreSQL contains no NUL
     padding = b"\x00" * (-len(packed) % 3)  # with a multiple of 3 bytes, base64 needs no "="
     return base64.urlsafe_b64encode(packed + padding).decode()
 
 
 def texts_at(cursor: str | None) -> tuple[str, str] | None:
-    """The two texts of the cursor. None: there is no cursor. Raises Invalid."""
+    """The two texts of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpacked(cursor)
@@ -79,7 +78,7 @@ def cursor_of_version(name: str, version: int) -> str:
 
 
 def version_at(cursor: str | None) -> tuple[str, int] | None:
-    """The name and the version of the cursor. None: there is no cursor. Raises Invalid."""
+    """The name and the version of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpacked(cursor)
@@ -90,6 +89,7 @@ def version_at(cursor: str | None) -> tuple[str, int] | None:
 
 
 def cursor_of(*parts: UUID | datetime) -> str:
+    """The cursor of a list that is sorted by ids, or by instants and then ids."""
     packed = b"".join(_packed(part) for part in parts)
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
@@ -112,6 +112,7 @@ def _malformed() -> Invalid:
 
 
 def id_at(cursor: str | None) -> UUID | None:
+    """The id of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpacked(cursor)
@@ -121,7 +122,7 @@ def id_at(cursor: str | None) -> UUID | None:
 
 
 def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
-    """The time and the id of the row that the page follows. None: this is the first page."""
+    """The instant and the id of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
     packed = _unpacked(cursor)

@@ -10,7 +10,8 @@ from typing import Any
 from leasehold.api.http.problems import MEDIA_TYPE
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
-# Statuses that every operation of a kind may answer. The routes do not declare them.
+# Statuses, with their codes, that every operation may answer that has an id in its path, a body, or an idempotency key;
+# and every operation at all. So the routes do not declare them.
 _STATUSES_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
 _STATUSES_OF_BODIES = {
     400: "`malformed_json`, `bad_request`",
@@ -62,19 +63,24 @@ def complete_document(document: dict[str, Any], scopes: Mapping[tuple[str, str],
         for requirement in operation.get("security", []):
             for scheme in requirement:
                 requirement[scheme] = list(scopes[path, method])
-        responses = operation["responses"]
-        for status, description in _common_statuses(path, operation).items():
-            responses.setdefault(str(status), {"description": description} | _PROBLEM)
-        for code, headers in _HEADERS.items():
-            if code in responses:
-                responses[code]["headers"] = {
-                    name: {"description": description, "required": True, "schema": {"type": "string"}}
-                    for name, description in headers.items()
-                }
-        operation["responses"] = dict(sorted(responses.items()))
+        _complete_responses(path, operation)
         for parameter in operation.get("parameters", []):
             _remove_null(parameter["schema"])
     _add_links(operations_by_id)
+
+
+def _complete_responses(path: str, operation: dict[str, Any]) -> None:
+    """Add the statuses that the route does not declare, and the headers, and sort the responses by status."""
+    responses = operation["responses"]
+    for status, description in _common_statuses(path, operation).items():
+        responses.setdefault(str(status), {"description": description} | _PROBLEM)
+    for code, headers in _HEADERS.items():
+        if code in responses:
+            responses[code]["headers"] = {
+                name: {"description": description, "required": True, "schema": {"type": "string"}}
+                for name, description in headers.items()
+            }
+    operation["responses"] = dict(sorted(responses.items()))
 
 
 def _common_statuses(path: str, operation: dict[str, Any]) -> dict[int, str]:

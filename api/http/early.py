@@ -1,5 +1,5 @@
-"""Refuses a submission that is over the caller's limits, before the API does expensive work for it: reads a large body,
-checks a payload or uses the store.
+"""Refuses a submission that is over the caller's limits, before the API does expensive work for it. Such work is to
+read a large body, to check a payload, or to use the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ async def refuse_early(
     idempotency_key: str | None = None,
     charged_as: Charge = "submissions",
 ) -> None:
-    """Raise the error that charging one submission would raise now. This charges nothing.
+    """Raise the error that charging one submission would raise now. This charges nothing. `queues`: how many tasks the
+    submission adds to each queue. `charged_as`: the limit that counts it.
 
     A request that repeats an answered request passes, because it creates nothing.
     """

@@ -107,6 +107,7 @@ class Edge:
         structlog.contextvars.bind_contextvars(
             request_id=identity.request_id, trace_id=traces.trace_id_of(identity.trace)
         )
+        # A failpoint after a commit has the name of the request's endpoint.
         name_commits(lambda: getattr(scope.get("route"), "operation_id", None))
         IN_FLIGHT.inc()
         try:
@@ -120,18 +121,18 @@ class Edge:
 
 
 class _Answer:
-    """Adds headers to the answer, and remembers its status. When the answer begins, it lifts the request's deadline."""
+    """Sends the answer: adds headers, remembers the status, and lifts the request's deadline when the answer begins."""
 
-    def __init__(self, send: Send, identity: Identity, limit: Deadline) -> None:
+    def __init__(self, send: Send, identity: Identity, database_deadline: Deadline) -> None:
         self._send = send
         self._identity = identity
-        self._limit = limit
+        self._deadline = database_deadline
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
-            self._limit.lift()
+            self._deadline.lift()
             headers = list(message.get("headers", ()))
             present = {name for name, _ in headers}
             headers += [header for header in _HEADERS if header[0] not in present]
@@ -141,6 +142,7 @@ class _Answer:
 
 
 async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    """Log the error. Answer with its problem, unless the answer has begun."""
     if is_database_away(error):
         DATABASE.record_error(error, "requests")  # logs the outage once; the line of the request has the status
     elif isinstance(error, (RequestError, StoreError)):
@@ -154,11 +156,12 @@ async def _answer_error(error: Exception, identity: Identity, scope: Scope, rece
 
 
 def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span, identity: Identity) -> None:
+    """Write the metrics, the span and the log line of a request. `status` None: no answer has begun."""
     route = getattr(scope.get("route"), "path", "unmatched")
     method = method_label(scope["method"])
     code = str(status) if status is not None else "aborted"
-    waited = "yes" if b"wait=" in scope.get("query_string", b"") else "no"
-    REQUESTS.labels(route, method, code, waited).observe(
+    is_long_poll = "yes" if b"wait=" in scope.get("query_string", b"") else "no"
+    REQUESTS.labels(route, method, code, is_long_poll).observe(
         seconds, traces.exemplar_of(traces.trace_id_of(identity.trace))
     )
     span.rename(f"{method} {route}")

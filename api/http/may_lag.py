@@ -38,12 +38,14 @@ def may_lag(endpoint: _Endpoint) -> _Endpoint:
 
 
 def lags(endpoint: Callable[..., Any] | None) -> bool:
+    """Whether the endpoint is marked."""
     return endpoint in _marked
 
 
-def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
-    """The handler for a route. For a marked endpoint it runs `handler` on the standby, if the standby serves. If the
-    standby fails, or cannot run a statement, it runs `handler` again on the primary.
+def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
+    """The handler for a route: `handler` itself, unless the endpoint is marked. For a marked endpoint, the new handler
+    runs `handler` on the standby, if the standby serves. If the standby fails, or cannot run a statement, it runs
+    `handler` again on the primary.
     """
     if not lags(endpoint):
         return handler
@@ -52,8 +54,10 @@ def answering(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
         reads = services_of(request).replica_reads
         if reads is None:
             return await handler(request)
-        server = "fresh" if _demands_primary(request) else "primary"
-        if server == "primary" and reads.replica.serves:
+        server = "primary"
+        if _demands_primary(request):
+            server = "fresh"
+        elif reads.replica.serves:
             response = await _from_standby(request, handler, reads)
             if response is not None:
                 return response
@@ -76,7 +80,7 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except ReplicaBusy:
             return None
         except STANDBY_FAILED as error:
-            if not reading.is_over:
+            if not reading.is_over:  # a slow standby may be whole: the request may have used up its time there
                 reads.replica.leave(error)
             return None
         except asyncpg.PostgresError:  # the standby may lack a migration; any other error occurs again on the primary

@@ -1,5 +1,5 @@
-"""Builds and serves the OpenAPI 3.1 document. Also has the helpers with which routes declare their problems
-and forms.
+"""Builds and serves the OpenAPI 3.1 document of the app. Routes use the helpers `problems` and `multipart` to declare
+their problems and forms for the document.
 """
 
 from __future__ import annotations

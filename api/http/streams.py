@@ -28,7 +28,9 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The stream", "content": {"text/event-stream": {}}},
     204: {"description": "The client has had every event."},
 }
+#: A stream reads at most this many events at once.
 _BATCH = 500
+#: The longest stream. A client resumes it with its key, so a revoked key listens no longer than this.
 MAX_SECONDS = 600.0
 _MAX_NUMBER = 2**31 - 1
 LastEventId: TypeAlias = Annotated[
@@ -50,14 +52,14 @@ def event_number(last_event_id: str | None) -> int:
 async def stream(
     services: Services, tenant_id: str, job_id: UUID, after: int, fields: Callable[[EventView], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """The job's events with numbers above `after`, as they happen. The stream ends after the job's last event.
+    """The job's events with numbers above `after`, as they happen. The stream ends after the job's last event. It ends
+    earlier when the process stops, and after MAX_SECONDS; the client can then resume.
 
-    It ends earlier when the process stops, and after MAX_SECONDS, because a revoked key must not listen forever. The
-    client can then resume. `fields` gives the endpoint's own fields of an event.
+    `fields` gives the endpoint's own fields of an event.
     """
-    end = monotonic() + MAX_SECONDS
+    ends_at = monotonic() + MAX_SECONDS
     has_ended = has_changed = False
-    while not services.draining and monotonic() < end:
+    while not services.draining and monotonic() < ends_at:
         async with services.pool.acquire() as connection:
             batch = await event_reads.events_after(connection, tenant_id, job_id, after, _BATCH)
         for event in batch:

@@ -20,18 +20,22 @@ from leasehold.api.http.problems import Problem
 
 #: A string in JSON. A string without a closing quote extends to the end of the body, so that each byte is scanned once.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
-_NUMBER = re.compile(rb"(-?[0-9]{19,}+)(?![0-9.eE])")
+#: A number with fewer digits fits into 64 bits.
+_LONG_DIGITS = re.compile(rb"[0-9]{19}")
+#: The digits of a long integer. What stands before them shows whether they are only the end of a number.
+_LONG_INTEGER = re.compile(rb"(-?[0-9]{19,}+)(?![0-9.eE])")
 _PART_OF_NUMBER = frozenset(b"0123456789.eE+-")
 _OPENS, _CLOSES = b"[{", b"]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
+#: Turns an opening bracket into the byte 1, and a closing bracket into the byte -1.
 _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")
 #: The range of 64-bit integers, signed and unsigned together.
 _MIN, _MAX = -(2**63), 2**64 - 1
+#: More digits are certainly beyond 64 bits. They are not converted, because this takes quadratic time.
 _MAX_DIGITS = 20
 #: Every body that is not strict JSON, but that Python's parser accepts, contains one of these: a name such as NaN, an
-#: escaped surrogate, a large exponent, many digits, or the NUL bytes of UTF-16. A strict body may contain one, too: so
-#: such a body is parsed to find out.
+#: escaped surrogate, a large exponent, many digits, or the NUL bytes of UTF-16. A strict body may contain them, too.
+#: Only a strict parser can tell, so such a body is parsed.
 _MAYBE_NOT_STRICT = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{300}|\x00")
 
 
@@ -55,7 +59,7 @@ def _not_strict(body: bytes) -> Problem | None:
 
 def _too_deep_or_large(body: bytes, max_depth: int) -> Problem | None:
     may_be_deep = body.count(b"[") + body.count(b"{") > max_depth
-    has_long_number = _LONG_NUMBER.search(body) is not None
+    has_long_number = _LONG_DIGITS.search(body) is not None
     if not may_be_deep and not has_long_number:
         return None
     without_strings = _STRING.sub(b'""', body)
@@ -75,7 +79,7 @@ def _depth(without_strings: bytes) -> int:
 
 
 def _has_huge_integer(without_strings: bytes) -> bool:
-    for match in _NUMBER.finditer(without_strings):
+    for match in _LONG_INTEGER.finditer(without_strings):
         if match.start() and without_strings[match.start() - 1] in _PART_OF_NUMBER:
             continue  # these digits are part of a fraction or of an exponent
         if len(match[1].lstrip(b"-")) > _MAX_DIGITS or not _MIN <= int(match[1]) <= _MAX:
