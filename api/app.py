@@ -172,6 +172,7 @@ def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:
+    """Answer an error that an endpoint raised. FastAPI calls this for each class of expected errors."""
     methods: Methods = request.app.state.methods
     problem = methods.corrected(problem_of(error), request.url.path)
     return problem.response(identity_of(request).request_id)

@@ -1,5 +1,5 @@
-"""The audit of the API. Endpoints call `record` to add a row to the audit. The conversion endpoints call `audit` to
-write a log line for each access.
+"""The audit of the API: who did what. Endpoints call `record` to add a row to the audit. The conversion endpoints also
+call `log_access` to write a log line for each access.
 
 Rows and lines name a key by its public prefix. They never contain a secret, a body or a file name.
 """
@@ -16,7 +16,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from leasehold.api.auth.security import Require
 from leasehold.api.auth.source_address import source_address
 from leasehold.api.process.keyring import Caller
-from leasehold.db import audit as rows
+from leasehold.db import audit as audit_rows
 from leasehold.db.audit import Target
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Forbidden, Unauthenticated
@@ -40,19 +40,19 @@ async def record(
     the row; None: the caller's tenant.
     """
     kind = action.partition(".")[0]
-    await rows.record(
+    await audit_rows.record(
         connection, caller.actor, action, Target(kind, str(target), tenant_id or caller.tenant_id), **details
     )
 
 
-def audit(event: str, request: Request, caller: Caller | None = None, **facts: Any) -> None:
-    """Write one log line. `event`: a stable name such as `result.streamed`. `facts`: further fields of the line."""
+def log_access(event: str, request: Request, caller: Caller | None = None, **fields: Any) -> None:
+    """Write one log line. `event`: a stable name such as `result.streamed`. `fields`: further fields of the line."""
     client = {} if caller is None else {"client_id": caller.client_id, "key_prefix": caller.key_prefix}
-    _log.info(event, audit=True, source_ip=source_address(request), route=request.url.path, **client, **facts)
+    _log.info(event, audit=True, source_ip=source_address(request), route=request.url.path, **client, **fields)
 
 
 class AuditedRequire(Require):
-    """`Require` that audits every outcome: auth.success, auth.missing, auth.malformed, auth.rejected and, for a key
+    """`Require` that logs every outcome: auth.success, auth.missing, auth.malformed, auth.rejected and, for a key
     without the scope, auth.forbidden.
     """
 
@@ -60,12 +60,12 @@ class AuditedRequire(Require):
         try:
             caller = await super().admit(request, credentials)
         except Unauthenticated as error:
-            audit(_event_of(error, credentials), request)
+            log_access(_event_of(error, credentials), request)
             raise
         except Forbidden:  # `admit` has added the client to the log context, so the line names it
-            audit("auth.forbidden", request, scope=self.scope)
+            log_access("auth.forbidden", request, scope=self.scope)
             raise
-        audit("auth.success", request, caller)
+        log_access("auth.success", request, caller)
         return caller
 
 

@@ -33,8 +33,8 @@ CONVERSION_WRITE = "conversion:write"
 CONVERSION_READ = "conversion:read"
 GENERATION_WRITE = "generation:write"
 GENERATION_READ = "generation:read"
-#: The next three are for /v1/jobs, which has the jobs of all kinds. For each job a key also needs the scope of the
-#: job's kind, such as RUNS_READ to read a run.
+#: The next three scopes are for /v1/jobs, which serves the jobs of all kinds. For each job a key also needs the scope
+#: of the job's kind, such as RUNS_READ to read a run.
 JOBS_READ = "jobs:read"
 JOBS_OPERATE = "jobs:operate"
 JOBS_DELETE = "jobs:delete"

@@ -51,5 +51,5 @@ async def _find(request: Request, searched: str) -> endpoints.FoundInCells:
     try:
         job_id = UUID(searched)
     except ValueError:
-        return await endpoints.found_in_cells(request, None, searched)
-    return await endpoints.found_in_cells(request, job_id, None)
+        return await endpoints.search_cells(request, None, searched)
+    return await endpoints.search_cells(request, job_id, None)

@@ -12,7 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.api.auth.audit import AuditedRequire, audit, record
+from leasehold.api.auth.audit import AuditedRequire, log_access, record
 from leasehold.api.auth.security import CONVERSION_WRITE
 from leasehold.api.conversion.rates import check_rate
 from leasehold.api.conversion.result import ArtifactName, finished_artifacts
@@ -120,7 +120,7 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
             )
     except BaseException:
         await asyncio.shield(_give_up(services, call))
-        audit("promote.failed", request, caller, job_id=str(job_id))
+        log_access("promote.failed", request, caller, job_id=str(job_id))
         raise
     return Promoted(job_id=job_id, promoted_object_keys=keys)
 

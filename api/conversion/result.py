@@ -17,7 +17,7 @@ import structlog
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from leasehold.api.auth.audit import AuditedRequire, audit, record
+from leasehold.api.auth.audit import AuditedRequire, log_access, record
 from leasehold.api.auth.security import CONVERSION_READ
 from leasehold.api.conversion.view import ARTIFACTS, disposition
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
@@ -59,12 +59,12 @@ async def get_conversion_result(
 ) -> Response:
     services = services_of(request)
     audit_fields = {"job_id": str(job_id), "artifact": artifact}
-    audit("result.requested", request, caller, **audit_fields)
+    log_access("result.requested", request, caller, **audit_fields)
     try:
         artifacts = await finished_artifacts(services, caller, job_id, (artifact,))
         download_id = await _begin_download(services, caller, artifacts[0]["size"])
     except LeaseholdError as error:
-        audit(f"result.{_outcome_of(error)}", request, caller, **audit_fields)
+        log_access(f"result.{_outcome_of(error)}", request, caller, **audit_fields)
         raise
     return await _open_stream(services, request, caller, download_id, artifacts[0], audit_fields)
 
@@ -138,7 +138,7 @@ async def _open_stream(
         await pieces.aclose()
         await _end_download(services, caller, download_id, 0)
         if isinstance(error, ObjectMissing):
-            audit("result.expired", request, caller, **audit_fields)
+            log_access("result.expired", request, caller, **audit_fields)
             raise expired() from None
         raise
     headers = {
@@ -149,7 +149,7 @@ async def _open_stream(
     }
 
     async def record_end(sent_bytes: int, outcome: str) -> None:
-        audit(f"result.{outcome}", request, caller, **audit_fields, bytes=sent_bytes)
+        log_access(f"result.{outcome}", request, caller, **audit_fields, bytes=sent_bytes)
         await _end_download(services, caller, download_id, sent_bytes, audit_fields | {"outcome": outcome})
 
     return _Streamed(

@@ -144,8 +144,8 @@ async def find_in_own_cell(
     request: Request, _caller: Operator, job: JobId = None, tenant: TenantName = None
 ) -> Response:
     services = services_of(request)
-    cells_of(services)
-    return json_response((await _held_here(services, job, tenant)).model_dump())
+    cells_of(services)  # raises NotFound
+    return json_response((await _find_here(services, job, tenant)).model_dump())
 
 
 @router.get(
@@ -156,7 +156,7 @@ async def find_in_own_cell(
     responses=problems(_NO_CELLS | _WRONG_QUERY),
 )
 async def find_in_cells(request: Request, _caller: Operator, job: JobId = None, tenant: TenantName = None) -> Response:
-    return json_response((await found_in_cells(request, job, tenant)).model_dump())
+    return json_response((await search_cells(request, job, tenant)).model_dump())
 
 
 def cells_of(services: Services) -> OtherCells:
@@ -177,7 +177,7 @@ async def all_cells(request: Request) -> list[Cell]:
             cell=answer.cell,
             address=answer.address,
             own=answer.cell == others.own,
-            console=_below(answer.address, None if answer.load is None else answer.load.console),
+            console=_console_address(answer.address, None if answer.load is None else answer.load.console),
             state=answer.state,
             because=answer.because,
             seconds=answer.seconds,
@@ -189,6 +189,7 @@ async def all_cells(request: Request) -> list[Cell]:
 
 
 async def _own_answer(request: Request, others: OtherCells) -> CellAnswer:
+    """What this cell would answer to another cell that asks for its status."""
     began = monotonic()
     checks = await readiness_of(request).checks()
     state: State = "ready" if all(check.ok for check in checks if check.required) else "not_ready"
@@ -202,7 +203,7 @@ async def _own_load(services: Services, own: str) -> CellLoad:
     return answer_of_own(dict(load), own, version("leasehold"), services.settings.console_path)
 
 
-async def _held_here(services: Services, job: UUID | None, tenant: str | None) -> CellHolding:
+async def _find_here(services: Services, job: UUID | None, tenant: str | None) -> CellHolding:
     """Whether this cell has the job or the tenant. Raises Invalid unless the request names exactly one of the two."""
     if (job is None) == (tenant is None):
         raise Invalid("job_or_tenant", "Name a job or a tenant: one of the two.")
@@ -218,13 +219,13 @@ async def _held_here(services: Services, job: UUID | None, tenant: str | None) -
     )
 
 
-async def found_in_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
-    """Find the cells that have the job or the tenant: this cell; if this cell does not have it (any more), the other
-    cells. Raises Invalid as `_held_here` does, and NotFound `no_cells`.
+async def search_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
+    """Find the cells that have the job or the tenant. The other cells are asked only if this cell does not have it, or
+    if the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)
-    here = await _held_here(services, job, tenant)
+    here = await _find_here(services, job, tenant)
     own_address = others.map.addresses[others.own]
     found = [Found(others.own, own_address, here.tenant, here.moved_to, here.console)] if here.found else []
     silent: list[str] = []
@@ -232,20 +233,20 @@ async def found_in_cells(request: Request, job: UUID | None, tenant: str | None)
         elsewhere, silent = await others.find(job_id=job, tenant=tenant)
         found = [*elsewhere, *found]
     if tenant is not None:
-        found = _in_order_of_map(others, tenant, found)
+        found = _home_first(others, tenant, found)
     return FoundInCells(found=[_with_link(others, holder, job) for holder in found], silent=silent)
 
 
-def _in_order_of_map(others: OtherCells, tenant: str, found: Sequence[Found]) -> list[Found]:
-    """`found`, with the cell in which the map places the tenant at the beginning. This cell is added if it is silent or
-    has no row of the tenant yet.
+def _home_first(others: OtherCells, tenant: str, found: Sequence[Found]) -> list[Found]:
+    """`found`, beginning with the home of the tenant: the cell in which the map places it. The home is added if it is
+    silent, or has no row of the tenant yet.
     """
-    cell = others.map.tenants.get(tenant)
-    if cell is None:
+    home = others.map.tenants.get(tenant)
+    if home is None:
         return list(found)
-    in_cell = [holder for holder in found if holder.cell == cell]
-    elsewhere = [holder for holder in found if holder.cell != cell]
-    return [*(in_cell or [Found(cell, others.map.addresses[cell], tenant, None, None)]), *elsewhere]
+    at_home = [holder for holder in found if holder.cell == home]
+    elsewhere = [holder for holder in found if holder.cell != home]
+    return [*(at_home or [Found(home, others.map.addresses[home], tenant, None, None)]), *elsewhere]
 
 
 def _with_link(others: OtherCells, found: Found, job: UUID | None) -> FoundInCell:
@@ -255,7 +256,7 @@ def _with_link(others: OtherCells, found: Found, job: UUID | None) -> FoundInCel
         path = f"/jobs?q={quote(f'tenant:{found.tenant}', safe='')}"
     else:  # no filter can have this name: link to the first page
         path = "/"
-    console = _below(found.address, found.console)
+    console = _console_address(found.address, found.console)
     return FoundInCell(
         cell=found.cell,
         address=found.address,
@@ -266,5 +267,6 @@ def _with_link(others: OtherCells, found: Found, job: UUID | None) -> FoundInCel
     )
 
 
-def _below(address: str, console: str | None) -> str | None:
-    return None if console is None else address + console
+def _console_address(address: str, path: str | None) -> str | None:
+    """The address of a cell's console. `address`: of its API. `path`: None if the cell has no console."""
+    return None if path is None else address + path

@@ -40,7 +40,9 @@ _require_operator = Require(OPERATE)
 
 #: Seconds for which all probes share one run of the checks, because anybody may call the probes, and one check writes.
 _SHARED_SECONDS = 1.0
+#: How long one check, or the whole self-check, may take.
 _TIMEOUT_SECONDS = 3.0
+#: The errors by which PostgreSQL, the broker or the store shows that it does not answer.
 _NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
 #: Seconds for which all requests share the findings of one self-check, because the servers seldom change.
 _FINDINGS_SECONDS = 60.0
@@ -64,7 +66,9 @@ class Check:
 
 
 class Readiness:
-    """Runs the checks of one process, at most once in _SHARED_SECONDS. All requests meanwhile share the results."""
+    """Runs the checks of one process, and the self-check that also `leasehold doctor` runs. Requests that arrive within
+    some seconds share the results.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -76,10 +80,11 @@ class Readiness:
         self._self_checked_at = 0.0
 
     async def checks(self) -> list[Check]:
+        """The results of the checks. They run at most once in _SHARED_SECONDS."""
         if self._checking is None or (self._checking.done() and monotonic() - self._checked_at > _SHARED_SECONDS):
             self._checked_at = monotonic()
-            with on_primary():
-                self._checking = asyncio.create_task(self._run())
+            with on_primary():  # the first request may read from a standby, but the checks are about the primary
+                self._checking = asyncio.create_task(self._run_checks())
         return [
             Check("serving", not self._services.draining, required=True),
             *await asyncio.shield(self._checking),
@@ -109,7 +114,7 @@ class Readiness:
             log.warning("the self-check did not finish", error=type(error).__name__)
             return [Finding("self-check", ok=False, found="not finished", meaning="a part does not answer: see checks")]
 
-    async def _run(self) -> list[Check]:
+    async def _run_checks(self) -> list[Check]:
         has_replica = self._services.replica_reads is not None
         return list(
             await asyncio.gather(
@@ -156,6 +161,7 @@ class Readiness:
 
 
 def _prefix(schema: str) -> str:
+    """The name of the schema before its revision. The platform's own schema is not named."""
     return "" if schema == CORE.name else f"{schema} "
 
 
@@ -174,7 +180,8 @@ async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required
         is_away = isinstance(error, StoreError) or is_database_away(error)
         detail = "does not answer" if is_away else type(error).__name__
         if is_away:
-            (STORE if isinstance(error, StoreError) or name == "store" else DATABASE).record_error(error, "readiness")
+            outage = STORE if isinstance(error, StoreError) or name == "store" else DATABASE
+            outage.record_error(error, "readiness")
         else:
             log.warning("readiness check failed", check=name, error=type(error).__name__)
         return Check(name, ok=False, required=required, detail=detail)

@@ -82,12 +82,15 @@ class Expiry(_Request):
     in_seconds: Integer = Field(ge=0, le=_MAX_SECONDS)
 
 
-def refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
-    """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes."""
+def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
+    """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes`: may contain roles, each with
+    the prefix PREFIX.
+    """
     missing = services.keyring.expanded(scopes) - caller.scopes
-    unknown = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
-    if missing or unknown:
-        lacking = ", ".join(sorted([*missing, *unknown]))
+    # A role that this release does not know has no scopes that could be missing.
+    unknown_roles = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
+    if missing or unknown_roles:
+        lacking = ", ".join(sorted([*missing, *unknown_roles]))
         raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {lacking}.")
 
 
@@ -141,7 +144,7 @@ async def make_key(
     if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {OPERATE}.")
     scopes = body.all_scopes()
-    refuse_more(services, caller, scopes)
+    refuse_scopes_not_held(services, caller, scopes)
     lifetime = body.expires_in_seconds
     expires_at = None if lifetime is None else datetime.now(UTC) + timedelta(seconds=lifetime)
     async with services.pool.acquire() as connection:
@@ -174,7 +177,7 @@ async def make_successor(
     overlap = timedelta(seconds=body.overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():
         row = await keys.find(connection, prefix, tenant_of(caller))
-        refuse_more(services, caller, row["scopes"])
+        refuse_scopes_not_held(services, caller, row["scopes"])
         at_most, cell = services.settings.keys_per_tenant, services.settings.cell
         key = await keys.rotate(
             connection, caller.actor, prefix, overlap, at_most, tenant_of(caller), cell=cell, seed=seed
@@ -219,7 +222,9 @@ async def revoke_key(request: Request, prefix: Prefix, caller: Admin) -> Respons
 async def get_usage(
     request: Request,
     caller: Annotated[Caller, Depends(Require(JOBS_READ))],
-    tenant: Annotated[str | None, Query(max_length=100, description="For operators: only keys of this tenant.")] = None,
+    tenant: Annotated[
+        str | None, Query(max_length=100, description="For operators: the tenant. If left out, the caller's tenant.")
+    ] = None,
 ) -> Response:
     services = services_of(request)
     tenant_id = tenant if tenant is not None and OPERATE in caller.scopes else caller.tenant_id

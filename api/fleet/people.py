@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from leasehold.api.auth.security import PEOPLE_WRITE, Require, tenant_of, tenant_to_list
-from leasehold.api.fleet.keys import refuse_more
+from leasehold.api.fleet.keys import refuse_scopes_not_held
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.may_lag import may_lag
@@ -68,16 +68,13 @@ class PersonChange(BaseModel):
     disabled: Flag | None = None
 
 
-def shown(row: Row) -> dict[str, Any]:
+def _json_of(row: Row) -> dict[str, Any]:
     """The JSON of a Person."""
     role, scopes = role_and_scopes(row["scopes"])
     fields = (
         "id", "tenant_id", "login", "name", "issuer", "subject", "set_role", "created_at", "seen_at", "disabled_at",
     )  # fmt: skip
-    return {name: row[name] for name in fields} | {
-        "role": role,
-        "scopes": scopes,
-    }
+    return {name: row[name] for name in fields} | {"role": role, "scopes": scopes}
 
 
 @router.get(
@@ -102,7 +99,7 @@ async def list_people(
     async with services_of(request).pool.acquire() as connection:
         rows = await people.search(connection, tenant_id, text, limit + 1, before)
     next_cursor = cursor_of(rows[limit - 1]["seen_at"], rows[limit - 1]["id"]) if len(rows) > limit else None
-    return json_response({"people": [shown(row) for row in rows[:limit]], "next_cursor": next_cursor})
+    return json_response({"people": [_json_of(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.patch(
@@ -127,9 +124,9 @@ async def change_person(request: Request, person_id: UUID, body: PersonChange, c
         people.refuse_own_person(caller.person_id, row)
         await people.change(connection, caller.actor, row, people.Change(body.role, body.disabled))
         changed = await people.find(connection, person_id, tenant_of(caller))
-        if body.role is not None or body.disabled is False:
-            refuse_more(services, caller, changed["scopes"])
-    return json_response(shown(changed))
+        if body.role is not None or body.disabled is False:  # the error rolls the change back
+            refuse_scopes_not_held(services, caller, changed["scopes"])
+    return json_response(_json_of(changed))
 
 
 @router.post(

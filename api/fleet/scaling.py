@@ -81,37 +81,42 @@ async def get_scaling(
     _caller: Annotated[Caller, Depends(Require(OPERATE))],
 ) -> Response:
     services = services_of(request)
-    declared = services.settings.pool(pool)
-    if declared is None:
+    worker_pool = services.settings.pool(pool)
+    if worker_pool is None:
         raise NotFound("pool_not_found", "LEASEHOLD_POOLS declares no such pool.")
-    queues = sorted(served_queues(frozenset(declared.queues) or _all_queues(services), declared.labels))
+    queues = sorted(served_queues(frozenset(worker_pool.queues) or _all_queues(services), worker_pool.labels))
     silent_seconds = _SILENT_INTERVALS * services.settings.renew_seconds
     async with services.pool.acquire() as connection:
         due = await scaling_reads.due(connection, queues)
         running = await scaling_reads.running(connection, queues)
         workers = await scaling_reads.workers(connection, pool, silent_seconds)
-    return json_response(_answer(pool, declared, queues, due, running, workers))
+    return json_response(_answer(pool, worker_pool, queues, due, running, workers))
 
 
 def _all_queues(services: Services) -> frozenset[str]:
-    of_kinds = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
-    return frozenset(step.queue for pipeline in (*services.templates.pipelines, *of_kinds) for step in pipeline.steps)
+    kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
+    pipelines = (*services.templates.pipelines, *kind_pipelines)
+    return frozenset(step.queue for pipeline in pipelines for step in pipeline.steps)
 
 
 def _answer(
     pool: str,
-    declared: WorkerPool,
+    worker_pool: WorkerPool,
     queues: Sequence[str],
     due: Sequence[Row],
     running: Sequence[Row],
     workers: Sequence[Row],
 ) -> dict[str, Any]:
+    """Build the answer. `due`, `running`: a row for each queue, and for `running` each version. `workers`: a row for
+    each worker, the worker that started last first.
+    """
     active_workers = [row for row in workers if not row["draining"]]
     loads = _loads(queues, due, running, active_workers)
+    # The newest version is the version of the worker that started last.
     newest_version = active_workers[0]["version"] if active_workers else None
     newest_workers = sum(row["version"] == newest_version for row in active_workers)
-    bounds = {"least": declared.least, "most": declared.most}
-    wanted = wanted_workers(loads, target_wait=declared.target_wait_seconds, present=newest_workers, **bounds)
+    bounds = {"least": worker_pool.least, "most": worker_pool.most}
+    wanted = wanted_workers(loads, target_wait=worker_pool.target_wait_seconds, present=newest_workers, **bounds)
     total_running = sum(row["running"] for row in running)
     total_seconds = sum(row["running"] * row["attempt_seconds"] for row in running)
     versions = {row["version"]: None for row in workers}  # the newest first
@@ -124,7 +129,7 @@ def _answer(
         "slots": sum(max(row["slots"] or [0], default=0) for row in active_workers),
         "workers": len(active_workers),
         "attempt_seconds": total_seconds / total_running if total_running else None,
-        "target_wait_seconds": declared.target_wait_seconds,
+        "target_wait_seconds": worker_pool.target_wait_seconds,
         "wanted": wanted,
         "versions": [
             {
@@ -142,7 +147,7 @@ def _answer(
 def _loads(
     queues: Sequence[str], due: Sequence[Row], running: Sequence[Row], workers: Sequence[Row]
 ) -> Mapping[str, QueueLoad]:
-    """The load of each queue. `slots`: for each queue, the slots of the worker with the most."""
+    """The load of each queue. Its `slots` are the slots of the worker that has the most for this queue."""
     due_by_queue = {row["queue"]: row for row in due}
     slots: dict[str, int] = {}
     for row in workers:

@@ -98,6 +98,6 @@ def stay_fresh(request: Request, response: Response) -> Response:
     services = services_of(request)
     if services.replica_reads is not None:
         path = services.settings.console_path or "/"
-        seconds = ceil(services.replica_reads.fresh_after)
+        seconds = ceil(services.replica_reads.fresh_after_seconds)
         response.set_cookie(FRESH_COOKIE, "1", max_age=seconds, path=path, httponly=True, samesite="strict")
     return response

@@ -66,7 +66,7 @@ class Bodies:
         """
         max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS) else MAX_BYTES
         content_length = request.headers.get("content-length", "")
-        if content_length.isdecimal() and int(content_length) > _DISCARDED_BYTES:
+        if content_length.isdecimal() and int(content_length) > _DISCARDED_BYTES:  # too much to read and discard
             raise _too_large(max_bytes)
         size = min(int(content_length), max_bytes) if content_length.isdecimal() else max_bytes
         async with self.room(tenant_id, size):
@@ -78,6 +78,7 @@ class Bodies:
             yield Request(request.scope, _replay(body, request.receive))
 
     async def _reserve(self, tenant_id: str, size: int) -> None:
+        """Wait until the budget has room, and reserve it. Raises Unavailable `busy`."""
         if not self._waiting and self._fits(tenant_id, size):
             self._grant(tenant_id, size)
             return

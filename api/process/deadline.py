@@ -86,11 +86,11 @@ async def acquired_in_time(acquiring: AbstractAsyncContextManager[Connection]) -
     """Acquire a connection for the block. Acquiring and the block count for the deadline of the current request. Raises
     one of TRY_AGAIN.
     """
-    limit = current()
+    request_deadline = current()
     async with AsyncExitStack() as stack:
-        async with limit.waiting():
+        async with request_deadline.waiting():
             connection = await stack.enter_async_context(acquiring)
-        await stack.enter_async_context(limit.using(connection))
+        await stack.enter_async_context(request_deadline.using(connection))
         yield connection
 
 

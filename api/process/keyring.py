@@ -65,6 +65,9 @@ def _invalid_key() -> Unauthenticated:
 class Keyring:
     """Finds callers, and keeps the rows of their keys for `cache_seconds`. So a key that was revoked or has expired may
     work in this process for this long.
+
+    `roles`: role -> its scopes. `issuer`: the OpenID provider; sessions that people began at another provider end.
+    `cells`: None if the installation is not one of several cells.
     """
 
     def __init__(
@@ -94,9 +97,9 @@ class Keyring:
         if stored is None:
             stored = await self._read_key(presented.prefix, presented)
         elif not matches(presented, stored):
-            self._refuse_elsewhere(None, presented)
+            self._refuse_elsewhere(None, presented)  # an unknown key: perhaps it names another cell
             raise _invalid_key()
-        else:
+        else:  # the tenant may have moved to another cell since the row was read
             self._refuse_elsewhere(stored.tenant_id, presented)
         return self._caller_of(stored)
 

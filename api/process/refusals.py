@@ -76,10 +76,12 @@ class Refusals:
             self._firsts[group] = first
 
     async def _flush(self) -> None:
-        """Write the rows of each audit chain in a transaction of its own."""
+        """Write all counted refusals: the rows of each audit chain in a transaction of its own. After an error, what
+        was not written stays counted.
+        """
         counts, firsts = self._counts, self._firsts
         self._counts, self._firsts = Counter(), {}
-        while counts:  # each turn writes the rows of one chain
+        while counts:
             chain = _chain_of(next(iter(counts)))
             groups = [group for group in counts if _chain_of(group) == chain]
             try:
@@ -92,7 +94,7 @@ class Refusals:
                             count=counts[code, actor], first_at=first.at, first_path=first.path,
                         )  # fmt: skip
             except BaseException:
-                for group, number in counts.items():  # count what is not written again; `_count` enforces the bound
+                for group, number in counts.items():  # put back what is not written; `_count` enforces the bound
                     self._count(group, number, firsts[group])
                 raise
             for group in groups:

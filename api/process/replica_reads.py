@@ -1,6 +1,6 @@
 """Lends connections to the standby of PostgreSQL, to requests whose answers may be some seconds old (http/may_lag.py).
 
-While a request reads from the standby, every connection that it acquires is one to the standby. The request's `Reading`
+While a request reads from the standby, every connection that it acquires leads to the standby. The request's `Reading`
 knows the greatest possible age of the answer.
 """
 
@@ -24,8 +24,8 @@ class Reading:
 
     def __init__(self, replica: Replica, turns: Turnstile, seconds: float) -> None:
         self._replica, self._turns = replica, turns
-        self._limit = Deadline(seconds)
-        self._as_of: float | None = None
+        self._deadline = Deadline(seconds)
+        self._as_of: float | None = None  # the time of the oldest state that was read, by the clock `monotonic`
 
     @property
     def lag(self) -> float | None:
@@ -37,24 +37,24 @@ class Reading:
         """Whether the request has used up its time for the standby. This does not mean that the standby has failed: it
         may be slow.
         """
-        return self._limit.is_over
+        return self._deadline.is_over
 
     @asynccontextmanager
     async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
         """Lend a connection to the standby, as TenantPool.acquire does to the primary. Raises ReplicaUnusable, or one
         of TRY_AGAIN.
         """
-        of_request, of_reading = deadline.current(), self._limit
+        request_deadline, reading_deadline = deadline.current(), self._deadline
         async with AsyncExitStack() as stack:
             try:
-                async with of_request.waiting(), of_reading.waiting():
+                async with request_deadline.waiting(), reading_deadline.waiting():
                     await stack.enter_async_context(self._turns.turn(tenant_id))
             except TimeoutError:
                 raise _busy() from None
-            async with of_request.waiting(), of_reading.waiting():
+            async with request_deadline.waiting(), reading_deadline.waiting():
                 connection = await stack.enter_async_context(self._replica.pool.acquire())
-            await stack.enter_async_context(of_request.using(connection))
-            await stack.enter_async_context(of_reading.using(connection))
+            await stack.enter_async_context(request_deadline.using(connection))
+            await stack.enter_async_context(reading_deadline.using(connection))
             self._include(await self._replica.check(connection))
             yield connection
 
@@ -96,7 +96,8 @@ class ReplicaReads:
 
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica
-        self.fresh_after = settings.database_replica_max_lag
+        #: After this time, an answer from the standby has the writes of now.
+        self.fresh_after_seconds = settings.database_replica_max_lag
         # One connection of the pool stays free for `Replica.note`. Without it, a busy standby would seem to be away.
         self._turns = Turnstile(at_most=size - 1, per_tenant=max(1, size - 2), patience=patience, refusal=_busy)
         # The other half of the request's time is for the primary, which answers if the standby fails.
@@ -114,4 +115,5 @@ class ReplicaReads:
 
 
 def _busy() -> ReplicaBusy:
+    """The error of a request that gets no turn at the standby in time. The primary answers the request."""
     return ReplicaBusy("too many requests wait for it")

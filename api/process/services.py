@@ -97,6 +97,9 @@ class Services:
 
 @asynccontextmanager
 async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterator[Services]:
+    """Open the parts and start the process's background work: it notes the state of the standby, exports metrics, and
+    writes refusals to the audit.
+    """
     async with AsyncExitStack() as stack:
         pool = await make_pool(settings, "api", pool_of_api(settings))
         stack.callback(pool.terminate)

@@ -27,9 +27,11 @@ _Key = TypeVar("_Key", UUID, str)
 
 
 class _Watch(ABC, Generic[_Key]):
-    """Waiting requests by key (a job or a queue), in the order of arrival. The loop queries a number for each key, and
-    only while requests wait. Each request has a `mark`: `_due` compares it with the key's number, and decides which
-    requests go on.
+    """Requests that wait for keys: for jobs or queues. While any request waits, a loop queries the number of each key,
+    such as the number of a job's last event.
+
+    Each request has a mark, such as the last number that the client knows. `_ready` compares the marks of a key's
+    requests with the key's number, and chooses the requests that go on. A subclass says what the numbers are.
     """
 
     def __init__(self, interval: float) -> None:
@@ -43,9 +45,9 @@ class _Watch(ABC, Generic[_Key]):
         """Query the number of each key that requests wait for. A key that does not exist has no number."""
 
     @abstractmethod
-    def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        """The waiters of a key that can go on. `waiters`: with their marks. `number`: the key's number; None: the key
-        does not exist any more.
+    def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
+        """The waiters of a key that can go on. `waiters`: in the order of arrival, with their marks. `number`: the
+        key's number; None: the key does not exist any more.
         """
 
     @property
@@ -53,8 +55,8 @@ class _Watch(ABC, Generic[_Key]):
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
-        """Wait for any of the keys. True: `_due` has chosen this request. False: `seconds` are over, or the process is
-        about to stop.
+        """Wait for any of the keys. True: `_ready` has chosen this request. False: `seconds` are over, or the process
+        is about to stop.
 
         During an outage of the database the wait goes on. The next query of the request itself reports the outage.
         """
@@ -93,6 +95,7 @@ class _Watch(ABC, Generic[_Key]):
                 del self._waiters[key]
 
     async def _watch(self) -> None:
+        """The loop. It ends when no request waits, and the next request starts it again."""
         while self._waiters:
             started = monotonic()
             try:
@@ -102,7 +105,7 @@ class _Watch(ABC, Generic[_Key]):
             else:
                 DATABASE.record_answer()
                 for key, waiters in self._waiters.items():
-                    for waiter in self._due(waiters, numbers.get(key)):
+                    for waiter in self._ready(waiters, numbers.get(key)):
                         _resolve(waiter, changed=True)
             query_seconds = monotonic() - started
             await asyncio.sleep(max(self._interval, query_seconds / _QUERY_SHARE))
@@ -123,7 +126,7 @@ class JobWatch(_Watch[UUID]):
         async with self._pool.acquire() as connection:
             return await event_reads.last_event_numbers(connection, list(self._waiters))
 
-    def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
+    def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # A deleted job counts as changed. The request then reads the job, and learns that it does not exist.
         return (waiter for waiter, after in waiters.items() if number is None or number > after)
 
@@ -164,7 +167,7 @@ class QueueWatch(_Watch[str]):
         async with self._pool.acquire() as connection:
             return await run_reads.runnable(connection, waiting)
 
-    def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
+    def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # Only as many requests go on as the queue has tasks, because further requests would claim nothing.
         unresolved = (waiter for waiter in waiters if not waiter.done())
         return (waiter for waiter, _ in zip(unresolved, range(number or 0), strict=False))
