@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -34,6 +35,7 @@ from leasehold.api.runs.signals import Name, SignalRequest, signal_run
 from leasehold.db import event_reads, job_reads, log_reads, operation_reads
 from leasehold.db.database import Connection
 from leasehold.db.event_reads import EventView
+from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, Gone, Invalid, NotFound
 from leasehold.domain.sentences import full_stop
 from leasehold.domain.states import JOB_TERMINAL, JobState
@@ -78,14 +80,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     ledger = explanation["ledger"]
     is_ledger_cut = len(ledger) == _DEPTH.entries  # then earlier entries were perhaps not read
     async with services.pool.acquire() as connection:
-        events = await _latest_events(connection, access)
-        tasks = await job_reads.step_links(connection, tenant_id, job_id)
-        log_lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LOG_LINES)
-        chunks = await log_reads.stream_end(connection, tenant_id, job_id, _MAX_CHUNKS)
-        acts = await acts_on(connection, tenant_id, job_id, events)
-        operations = await _existing_operations(connection, caller, acts)
-        is_unfinished_run = access.row["is_run"] and not has_ended
-        waits = await signals.waits_of(connection, job_id, tenant_id) if is_unfinished_run else []
+        details = await _read_details(connection, caller, access)
     return page(
         request,
         "job.html",
@@ -99,18 +94,18 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         more_outputs=len(outputs) - _MAX_OUTPUTS,
         ended=has_ended,
         why=explanation,
-        waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
+        waits=details.waits,
         once=form_idempotency_key(request, "signal", str(job_id)),
-        timeline=timeline(job, steps, ledger, tasks, now, is_cut=is_ledger_cut),
-        graph=graph_of(tasks),
+        timeline=timeline(job, steps, ledger, details.tasks, now, is_cut=is_ledger_cut),
+        graph=graph_of(details.tasks),
         ledger=_with_workers(ledger)[-_MAX_LEDGER_ENTRIES:],
         more_ledger=is_ledger_cut or len(ledger) > _MAX_LEDGER_ENTRIES,
-        events=list(reversed(events)),
-        log_lines=log_lines,
+        events=list(reversed(details.events)),
+        log_lines=details.log_lines,
         max_log_lines=_MAX_LOG_LINES,
-        emitted=_emitted(chunks),
-        acts=acts,
-        operations=operations,
+        emitted=_emitted(details.chunks),
+        acts=details.acts,
+        operations=details.operations,
         seen=access.row["event_seq"],
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
         may_retry=may_retry(access),
@@ -120,8 +115,40 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """What the page shows beside the job's row and its explanation. `operations`: the ids of the bulk operations that
+    have a page. `waits`: the signals for which the job's workflow waits.
+    """
+
+    events: Sequence[EventView]
+    tasks: Sequence[Row]
+    log_lines: Sequence[Mapping[str, Any]]
+    chunks: Sequence[Mapping[str, Any]]
+    acts: Sequence[Act]
+    operations: set[str]
+    waits: Sequence[Mapping[str, Any]]
+
+
+async def _read_details(connection: Connection, caller: Caller, access: JobAccess) -> _Details:
+    tenant_id = access.caller.tenant_id
+    events = await _latest_events(connection, access)
+    acts = await acts_on(connection, tenant_id, access.id, events)
+    is_unfinished_run = access.row["is_run"] and access.row["status"] not in JOB_TERMINAL
+    waits = await signals.waits_of(connection, access.id, tenant_id) if is_unfinished_run else []
+    return _Details(
+        events=events,
+        tasks=await job_reads.step_links(connection, tenant_id, access.id),
+        log_lines=await log_reads.log_end(connection, tenant_id, access.id, _MAX_LOG_LINES),
+        chunks=await log_reads.stream_end(connection, tenant_id, access.id, _MAX_CHUNKS),
+        acts=acts,
+        operations=await _existing_operations(connection, caller, acts),
+        waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
+    )
+
+
 async def _existing_operations(connection: Connection, caller: Caller, acts: Sequence[Act]) -> set[str]:
-    """The ids of the bulk operations behind the acts that still exist: only these have a page to link to."""
+    """The ids of the bulk operations that the acts name, if the operation still exists: the page links to it."""
     operation_ids = {UUID(act.details["operation"]) for act in acts if "operation" in act.details}
     if not operation_ids:
         return set()
@@ -150,7 +177,8 @@ def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 def _emitted(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The end of the job's stream, as pairs of a step and its text. Texts of one step that follow each other are
-    joined. A chunk that is no text gets a line of its own, as JSON; a chunk that was too large for the stream was cut.
+    joined. A chunk that is no text gets a line of its own, as JSON. `(cut)` stands where an attempt has emitted too
+    much.
     """
     texts: list[tuple[str, str]] = []
     for chunk in chunks:

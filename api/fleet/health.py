@@ -10,11 +10,11 @@ servers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
 from fastapi import APIRouter, Request, Response
@@ -37,6 +37,8 @@ from leasehold.telemetry.outages import DATABASE, STORE
 log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _require_operator = Require(OPERATE)
+
+_Result = TypeVar("_Result")
 
 #: Seconds for which all probes share one run of the checks, because anybody may call the probes, and one check writes.
 _SHARED_SECONDS = 1.0
@@ -65,44 +67,41 @@ class Check:
     detail: str = ""
 
 
+class _SharedRun(Generic[_Result]):
+    """Runs `run` at most once in `seconds`. Requests that arrive meanwhile share the result."""
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, _Result]], seconds: float) -> None:
+        self._run = run
+        self._seconds = seconds
+        self._task: asyncio.Task[_Result] | None = None
+        self._started_at = 0.0
+
+    async def result(self) -> _Result:
+        if self._task is None or (self._task.done() and monotonic() - self._started_at > self._seconds):
+            self._started_at = monotonic()
+            with on_primary():  # the request that starts the run may read from a standby, but the run must not
+                self._task = asyncio.create_task(self._run())
+        return await asyncio.shield(self._task)
+
+
 class Readiness:
-    """Runs the checks of one process, and the self-check that also `leasehold doctor` runs. Requests that arrive within
-    some seconds share the results.
-    """
+    """Runs the checks of one process, and the self-check that `leasehold doctor` runs, too."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._id = new_id()
         self._schemas = schemas_of(services.kinds)
-        self._checking: asyncio.Task[list[Check]] | None = None
-        self._checked_at = 0.0
-        self._self_checking: asyncio.Task[list[Finding]] | None = None
-        self._self_checked_at = 0.0
+        self._checks = _SharedRun(self._run_checks, _SHARED_SECONDS)
+        self._self_check = _SharedRun(self._run_self_check, _FINDINGS_SECONDS)
 
     async def checks(self) -> list[Check]:
-        """The results of the checks. They run at most once in _SHARED_SECONDS."""
-        if self._checking is None or (self._checking.done() and monotonic() - self._checked_at > _SHARED_SECONDS):
-            self._checked_at = monotonic()
-            with on_primary():  # the first request may read from a standby, but the checks are about the primary
-                self._checking = asyncio.create_task(self._run_checks())
-        return [
-            Check("serving", not self._services.draining, required=True),
-            *await asyncio.shield(self._checking),
-        ]
+        return [Check("serving", not self._services.draining, required=True), *await self._checks.result()]
 
     async def findings(self) -> list[Finding]:
-        """The findings of the self-check about the database, the broker and the store. It runs at most once in
-        _FINDINGS_SECONDS.
-        """
-        if self._self_checking is None or (
-            self._self_checking.done() and monotonic() - self._self_checked_at > _FINDINGS_SECONDS
-        ):
-            self._self_checked_at = monotonic()
-            with on_primary():
-                self._self_checking = asyncio.create_task(self._self_check())
-        return await asyncio.shield(self._self_checking)
+        """The findings of the self-check about the database, the broker and the store."""
+        return await self._self_check.result()
 
-    async def _self_check(self) -> list[Finding]:
+    async def _run_self_check(self) -> list[Finding]:
         services = self._services
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):

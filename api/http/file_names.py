@@ -1,4 +1,4 @@
-"""File names as clients send them: metadata for people, never part of a key."""
+"""Cleans the file names that clients send. A name is metadata for people, and never a part of an object's key."""
 
 from __future__ import annotations
 

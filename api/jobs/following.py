@@ -113,8 +113,8 @@ async def _follow(
     after = query.after
     while not services.draining and monotonic() < ends_at:
         async with services.pool.acquire() as connection:
-            # The number is read before the page. So if an item is written between the two queries, `watch` reports a
-            # number that is greater than `last_number`, and the loop reads again.
+            # The number is read before the page. If it were read after it, an item that is written between the two
+            # queries would count as sent.
             last_number = (await source.read_last_numbers(connection, [job_id])).get(job_id, ENDED)
             page = await source.read_page(connection, tenant_id, job_id, after, query.filter, _BATCH)
         for item in page:
