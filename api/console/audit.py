@@ -81,7 +81,7 @@ async def show_audit(
         rows=[row | {"link": _link(row)} for row in answer["rows"]],
         next_cursor=answer["next_cursor"],
         chain=await _check_chain(services, shared, chain_tenant),
-        wanted={"tenant": tenant, "actor": actor, "action": action, "target": target, "since": since, "until": until},
+        filters={"tenant": tenant, "actor": actor, "action": action, "target": target, "since": since, "until": until},
         cursor=cursor,
         sees_all=OPERATE in caller.scopes,
     )

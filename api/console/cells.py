@@ -40,9 +40,9 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
         refresh_seconds=0 if searched else 5,  # a search may ask every cell: do not repeat it
         refresh_url=request.url.path,
         cells=cells,
-        wanted=searched,
+        searched=searched,
         found=found,
-        most=MAX_COUNTED,
+        max_counted=MAX_COUNTED,
     )
 
 

@@ -57,7 +57,7 @@ async def preview(
     return page(
         request,
         "operation_new.html",
-        found=preview_answer,
+        preview=preview_answer,
         once=form_idempotency_key(request, "operation", action, q),
     )
 

@@ -54,8 +54,8 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
         refresh_url=request.url.path,
         queues=queues,
         limits={limit["queue"]: limit for limit in limits},
-        most_queues=_MAX_QUEUES,
-        most_jobs=overview_reads.MAX_AT_LIMIT,
+        max_queues=_MAX_QUEUES,
+        max_jobs=overview_reads.MAX_AT_LIMIT,
     )
 
 
@@ -117,7 +117,7 @@ async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor =
         limits=limits,
         cursor=cursor,
         next_cursor=following,
-        most_jobs=overview_reads.MAX_AT_LIMIT,
+        max_jobs=overview_reads.MAX_AT_LIMIT,
     )
 
 
@@ -143,7 +143,7 @@ async def show_jobs_at_limit(
         tenant=tenant,
         key=key,
         groups=[("Inside", inside[:_MAX_JOBS]), ("Waiting", waiting[:_MAX_JOBS])],
-        most=_MAX_JOBS,
+        max_jobs=_MAX_JOBS,
     )
 
 

@@ -111,7 +111,7 @@ async def preview_backfill(
         request,
         "schedule_backfill.html",
         schedule=schedule,
-        found=answer,
+        preview=answer,
         ticks=[(tick, tick.astimezone(own_zone).strftime(_IN_ZONE)) for tick in ticks],
         start=body.start.isoformat(),
         end=body.end.isoformat(),

@@ -119,7 +119,7 @@ async def test_a_message_waits_for_the_page_that_a_form_leads_to(person: MakePer
 async def test_dead_letters_group_the_latest_alone(
     person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.api.console.dead_letters._GROUPED", 2)
+    monkeypatch.setattr("leasehold.api.console.dead_letters._MAX_GROUPED", 2)
     somebody = await person()
     for code in ("oldest", "middle", "newest"):
         await maker.fail(await maker.make("run"), code)
