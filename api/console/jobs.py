@@ -199,14 +199,17 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
     if action not in ("retry", "cancel") or not ids:
         raise Invalid("invalid_request", "Pick jobs, and retry or cancel them.")
 
+    async def act_on_job(job_id: UUID) -> None:
+        if action == "retry":
+            await endpoints.retry_job(request, job_id, caller, RetryRequest())
+        else:
+            await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
+
     async def act() -> Outcome:
         refusals = Counter[str]()  # how many jobs were refused for each reason
         for job_id in ids:
             try:
-                if action == "retry":
-                    await endpoints.retry_job(request, job_id, caller, RetryRequest())
-                else:
-                    await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
+                await act_on_job(job_id)
             except RequestError as error:
                 refusals[error.message] += 1
         done = len(ids) - refusals.total()
