@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,25 @@ from leasehold.api.process.replica_reads import Reading
 
 _Answer = TypeVar("_Answer")
 _MAX_KEYS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Shareable(Generic[_Answer]):
+    """An answer that `task` makes or has made. It is shared until the time `shared_until`. `reading`: how old the rows
+    of the standby are from which it is made; None: it is made from the primary.
+    """
+
+    task: asyncio.Task[_Answer]
+    shared_until: float
+    reading: Reading | None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+
+    @property
+    def may_be_shared(self) -> bool:
+        return not self.task.done() or (monotonic() < self.shared_until and not self.has_failed)
 
 
 class Shared(Generic[_Answer]):
@@ -26,45 +46,44 @@ class Shared(Generic[_Answer]):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # By key: the time until which the answer is shared, the task that makes it, and how far behind the standby was
-        # that the task read (its Reading). Answers from the primary have keys of their own, because a request that
-        # reads from the primary must not get an older answer from the standby.
-        self._tasks: OrderedDict[Hashable, tuple[float, asyncio.Task[_Answer], Reading | None]] = OrderedDict()
+        # The oldest is the first.
+        self._answers: OrderedDict[Hashable, _Shareable[_Answer]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """The shared answer, or a new answer from `make`. If the answer depends on the tenant or the scopes, `key` must
         name them. Raises the errors of `make`.
         """
         reading = replica_reads.current()
+        # Answers from the primary have keys of their own, because a request that reads from the primary must not get an
+        # older answer from the standby.
         is_from_primary = reading is None
         key = (key, is_from_primary)
-        shared_until, task, reading_of_task = self._tasks.get(key, (0.0, None, None))
-        if task is None or (task.done() and (monotonic() >= shared_until or _failed(task))):
-            previous = None if task is None or _failed(task) else task.result()
+        shareable = self._answers.get(key)
+        if shareable is None or not shareable.may_be_shared:
+            previous = None if shareable is None or shareable.has_failed else shareable.task.result()
             task = asyncio.create_task(_make_or_keep(make, previous))
-            self._tasks[key] = monotonic() + self._seconds, task, reading
-            self._tasks.move_to_end(key)
-            if len(self._tasks) > _MAX_KEYS:
-                self._tasks.popitem(last=False)
-            reading_of_task = reading
-        answer = await asyncio.shield(task)
-        if reading is not None and reading_of_task is not None:
-            reading.include(reading_of_task)
+            shareable = _Shareable(task, monotonic() + self._seconds, reading)
+            self._remember(key, shareable)
+        answer = await asyncio.shield(shareable.task)
+        if reading is not None and shareable.reading is not None:
+            reading.include(shareable.reading)
         return answer
+
+    def _remember(self, key: Hashable, shareable: _Shareable[_Answer]) -> None:
+        self._answers[key] = shareable
+        self._answers.move_to_end(key)
+        if len(self._answers) > _MAX_KEYS:
+            self._answers.popitem(last=False)
 
     def forget(self) -> None:
         """Forget all answers, because the caller has changed rows from which they were made."""
-        self._tasks.clear()
+        self._answers.clear()
 
 
 async def _make_or_keep(make: Callable[[], Awaitable[_Answer]], previous: _Answer | None) -> _Answer:
     """The answer of `make`; `previous` if the two are equal."""
     answer = await make()
     return previous if previous is not None and answer == previous else answer
-
-
-def _failed(task: asyncio.Task[_Answer]) -> bool:
-    return task.cancelled() or task.exception() is not None
 
 
 class SharedAnswers:

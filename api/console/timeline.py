@@ -113,11 +113,13 @@ def _ready_times(
     created_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}
     completed_at = {entry.get("step", ""): entry["at"] for entry in ledger if entry["kind"] == "completed"}
     ready_at = {}
-    for step in (step["id"] for step in steps):
-        if step in created_at:
-            ready_at[step] = created_at[step]
-        elif all(need in completed_at for need in needs.get(step, ())):
-            ready_at[step] = max((completed_at[need] for need in needs.get(step, ())), default=job["created_at"])
+    for step in steps:
+        name = step["id"]
+        needed = needs.get(name, ())
+        if name in created_at:
+            ready_at[name] = created_at[name]
+        elif all(need in completed_at for need in needed):
+            ready_at[name] = max((completed_at[need] for need in needed), default=job["created_at"])
     return ready_at
 
 
