@@ -102,10 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     allow_files(settings)
     try:
         with suppress(*TRY_AGAIN):  # the API also starts while its database is away
-            uvloop.run(check_pooler(settings))
+            uvloop.run(check_pooler(settings))  # raises BadSetting
         server = make_server(settings, host=options.host, port=options.port)
     except CodeBroken as error:
-        log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - without frames of ours
+        log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - the traceback of the app's code alone
         raise SystemExit(error.exit_status) from error
     except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
