@@ -15,7 +15,7 @@ from bench.scale import Scale
 from bench.testbed import Installation, Testbed
 from leasehold.db.database import migrate
 from leasehold.db.schemas import CORE
-from leasehold.db.upgrading.plan import Planned, Step, plan_of
+from leasehold.db.upgrading.plan import PlannedRevision, PlannedStatement, plan_of
 
 #: The newest revision of the release that is out.
 _RELEASED = "0018_uploads_of_attempts"
@@ -106,7 +106,7 @@ async def _fill(installation: Installation, jobs: int) -> None:
         await connection.execute("VACUUM ANALYZE job, task, run")
 
 
-async def _apply(connection: asyncpg.Connection[asyncpg.Record], revision: Planned) -> float:
+async def _apply(connection: asyncpg.Connection[asyncpg.Record], revision: PlannedRevision) -> float:
     """Run the revision. Returns for how long it held a lock that stops writers: from its statement to the commit."""
     longest = 0.0
     for transaction in revision.transactions:
@@ -120,7 +120,7 @@ async def _apply(connection: asyncpg.Connection[asyncpg.Record], revision: Plann
     return longest
 
 
-async def _run(connection: asyncpg.Connection[asyncpg.Record], steps: Sequence[Step]) -> float:
+async def _run(connection: asyncpg.Connection[asyncpg.Record], steps: Sequence[PlannedStatement]) -> float:
     since = None
     for step in steps:
         if since is None and any(lock.stops for lock in step.effect.locks):

@@ -78,7 +78,7 @@ async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) ->
     for place, served in served_by_place.items():
         if served.workers and not served.able:
             queue, handler = place
-            names = await handler_reads.names_of(connection, queue)
+            names = await handler_reads.handlers_of_queue(connection, queue)
             nearest[place] = get_close_matches(handler, names, _MAX_NEAREST, 0.8)
             break  # for one place only, because comparing all names is slow
     return Serving(served_by_place, nearest)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from leasehold.db.upgrading.plan import Plan, Planned, Size, Step
+from leasehold.db.upgrading.plan import Plan, PlannedRevision, PlannedStatement, Size
 from leasehold.settings import Settings
 
 _WIDTH = 300
@@ -23,7 +23,7 @@ def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _revision(planned: Planned, sizes: dict[str, Size]) -> dict[str, Any]:
+def _revision(planned: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
     return {
         "schema": planned.schema,
         "revision": planned.revision,
@@ -35,7 +35,7 @@ def _revision(planned: Planned, sizes: dict[str, Size]) -> dict[str, Any]:
     }
 
 
-def _statement(step: Step, sizes: dict[str, Size]) -> dict[str, Any]:
+def _statement(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]:
     locks = [
         {
             "table": lock.table,
@@ -67,7 +67,7 @@ def show(console: Console, plan: Plan, settings: Settings) -> None:
     )
 
 
-def _show_revision(console: Console, planned: Planned, sizes: dict[str, Size]) -> None:
+def _show_revision(console: Console, planned: PlannedRevision, sizes: dict[str, Size]) -> None:
     schema = "" if planned.schema == "leasehold" else f" ({planned.schema})"
     console.print(Text(f"{planned.revision}{schema}: {planned.title}", style="bold"))
     console.print(f"  {planned.phase}: {'; '.join(planned.narrows) or 'it only adds'}", highlight=False, markup=False)
@@ -81,7 +81,7 @@ def _show_revision(console: Console, planned: Planned, sizes: dict[str, Size]) -
     console.print()
 
 
-def _lines(step: Step, sizes: dict[str, Size]) -> list[str]:
+def _lines(step: PlannedStatement, sizes: dict[str, Size]) -> list[str]:
     if not step.effect.known:
         return [_UNKNOWN]
     lines = []

@@ -56,11 +56,11 @@ async def record(connection: Connection, actor: Actor, action: str, target: Targ
     A transaction must record acts for one tenant only. Two transactions that write to the same two chains in opposite
     order could deadlock.
     """
-    present = {name: value for name, value in details.items() if value is not None}
+    details_with_values = {name: value for name, value in details.items() if value is not None}
     await connection.execute(
         _RECORD, new_id(), target.tenant_id, actor.kind, actor.name, actor.tenant_id, actor.key_prefix, action,
         target.kind, target.id, actor.source_ip, actor.request_id,
-        details_text(present),
+        details_text(details_with_values),
     )  # fmt: skip
 
 
@@ -86,31 +86,36 @@ async def page(
     connection: Connection, audit_filter: AuditFilter, before: tuple[datetime, UUID] | None, limit: int
 ) -> list[dict[str, Any]]:
     """At most `limit` rows that match, the newest first. `before`: time and id of the last row of the page before."""
-    arguments: list[Any] = []
-    conditions = ["true"]
-
-    def add(condition: str, *values: Any) -> None:
-        """Add the condition, unless the filter has no value for it. Each `{}` becomes the number of a parameter."""
-        if all(value is None for value in values):
-            return
-        arguments.extend(values)
-        numbers = range(len(arguments) - len(values) + 1, len(arguments) + 1)
-        conditions.append(condition.format(*(f"${number}" for number in numbers)))
-
-    add("tenant_id = {}", audit_filter.tenant_id)
-    add("actor = {}", audit_filter.actor)
-    add("action = {}", audit_filter.action)
-    add("target = {}", audit_filter.target)
-    add("at >= {}", audit_filter.since)
-    add("at < {}", audit_filter.until)
-    add("(at, id) < ({}, {})", *(before or (None, None)))
-    arguments.append(limit)
-    where = " AND ".join(conditions)
-    # SAFE: the conditions are the literals above.
+    condition, arguments = _condition(audit_filter, before)
+    # SAFE: the condition has only literals and the numbers of parameters.
     rows = await connection.fetch(
-        f"SELECT {_COLUMNS} FROM audit WHERE {where} ORDER BY at DESC, id DESC LIMIT ${len(arguments)}", *arguments
+        f"SELECT {_COLUMNS} FROM audit WHERE {condition} ORDER BY at DESC, id DESC LIMIT ${len(arguments) + 1}",
+        *arguments,
+        limit,
     )
     return [dict(row) for row in rows]
+
+
+def _condition(audit_filter: AuditFilter, before: tuple[datetime, UUID] | None) -> tuple[str, list[Any]]:
+    """The SQL condition of a page, and the values of its parameters. In a term, each `{}` stands for a parameter. Terms
+    without values are left out.
+    """
+    terms: list[tuple[str, tuple[Any, ...]]] = [
+        ("tenant_id = {}", (audit_filter.tenant_id,)),
+        ("actor = {}", (audit_filter.actor,)),
+        ("action = {}", (audit_filter.action,)),
+        ("target = {}", (audit_filter.target,)),
+        ("at >= {}", (audit_filter.since,)),
+        ("at < {}", (audit_filter.until,)),
+        ("(at, id) < ({}, {})", before or (None, None)),
+    ]
+    conditions, arguments = ["true"], list[Any]()
+    for term, values in terms:
+        if any(value is not None for value in values):
+            first_parameter = len(arguments) + 1
+            conditions.append(term.format(*(f"${first_parameter + i}" for i in range(len(values)))))
+            arguments.extend(values)
+    return " AND ".join(conditions), arguments
 
 
 _PART_OF_CHAIN = f"""
@@ -126,14 +131,14 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 
 
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
-    """The head of each chain: the number and the hash of its last row. Keep the heads outside of the database: a
-    later `verify` against an old head shows whether rows up to that head were deleted.
+    """The head of each chain: the number and the hash of its last row. An operator who keeps the heads outside of the
+    database can later `verify` against an old head, and so see whether rows up to that head were deleted.
     """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
 
 async def read_part(connection: Connection, head: Mapping[str, Any], after: int) -> list[dict[str, Any]]:
-    """At most a thousand rows of a chain after the row `after`, up to the head, the oldest first."""
+    """At most _ROWS_PER_READ rows of a chain, the oldest first: those with numbers above `after`, up to the head."""
     rows = await connection.fetch(_PART_OF_CHAIN, head["tenant_id"], after, head["seq"])
     return [dict(row) for row in rows]
 
@@ -144,8 +149,8 @@ async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow |
 
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
-    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. For the first of these
-    rows, this hash is taken as true, because the row before is not read.
+    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. The row before the
+    first of these rows is not read, so the hash that the first row has of it is taken as true.
     """
     after = head["seq"] - at_most
     if after < head["first_seq"]:

@@ -25,7 +25,7 @@ audit = Table(
     Column("source_ip", Text),
     Column("request_id", Text),
     Column("details", Text, nullable=False),  # the exact JSON text that the hash covers
-    # Only the trigger writes these.
+    # Only the trigger writes these: the row's number in its chain, the hash of the row before, and the row's own hash.
     Column("seq", BigInteger),
     Column("previous", LargeBinary),
     Column("hash", LargeBinary),

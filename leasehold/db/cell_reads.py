@@ -14,9 +14,10 @@ from leasehold.db.task_lines import lines_of_all_queues
 #: Due tasks, running tasks, failed steps and tenants are counted up to this number.
 MAX_COUNTED = 1000
 
-# One row of counts, each up to $1. `line`: the tasks of one queue, priority and tenant (task_lines.py). `share`: how
-# many tasks of each line are counted. `due`: the tasks of each line that could start now. `failing_tenant`: tenants
-# with failed tasks. `tenant`: tenants with jobs. The recursive parts jump through an index from one value to the next.
+# One row of counts, each up to $1. `line`: the waiting tasks of one queue, priority and tenant (task_lines.py).
+# `share`: how many tasks of each line are counted, so that all lines together have about $1. `due`: the tasks of each
+# line that could start now. `failing_tenant`: tenants with failed tasks. `tenant`: tenants with jobs. The recursive
+# parts jump through an index from one value to the next.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
@@ -34,10 +35,10 @@ WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
 ), failing_tenant(tenant_id, nth) AS (
     (SELECT t.tenant_id, 1 FROM task t WHERE t.status = 'failed' ORDER BY t.tenant_id LIMIT 1)
     UNION ALL
-    SELECT next.tenant_id, f.nth + 1 FROM failing_tenant f CROSS JOIN LATERAL (
-        SELECT t.tenant_id FROM task t WHERE t.status = 'failed' AND t.tenant_id > f.tenant_id
+    SELECT next.tenant_id, last.nth + 1 FROM failing_tenant last CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t WHERE t.status = 'failed' AND t.tenant_id > last.tenant_id
         ORDER BY t.tenant_id LIMIT 1) AS next
-    WHERE f.nth < $1
+    WHERE last.nth < $1
 ), tenant(tenant_id, nth) AS (
     (SELECT j.tenant_id, 1 FROM job j ORDER BY j.tenant_id LIMIT 1)
     UNION ALL
@@ -51,8 +52,8 @@ SELECT (SELECT coalesce(sum(n), 0)::int FROM due) AS due,
        (SELECT extract(epoch FROM statement_timestamp() - min(oldest))::float8 FROM due) AS oldest_seconds,
        (SELECT count(*)::int FROM (SELECT 1 FROM task t WHERE t.status = 'running' LIMIT $1) AS counted) AS running,
        (SELECT count(*)::int FROM (
-            SELECT 1 FROM failing_tenant f CROSS JOIN LATERAL (
-                SELECT 1 FROM task t WHERE t.status = 'failed' AND t.tenant_id = f.tenant_id
+            SELECT 1 FROM failing_tenant CROSS JOIN LATERAL (
+                SELECT 1 FROM task t WHERE t.status = 'failed' AND t.tenant_id = failing_tenant.tenant_id
                   AND t.finished_at > statement_timestamp() - interval '1 hour' LIMIT $1) AS recent
             LIMIT $1) AS counted) AS failed,
        (SELECT count(*)::int FROM tenant WHERE NOT EXISTS (
@@ -98,8 +99,9 @@ LEFT JOIN tenant_move m ON m.tenant_id = holder.tenant_id AND m.direction = 'out
 
 
 async def holder_of_job(connection: Connection, job_id: UUID) -> Row | None:
-    """`tenant_id`: the job's tenant. `moved_to`: the cell to which the tenant has moved; None: it has not moved. A
-    deleted job has an answer while its tombstone is kept. Returns None if this cell does not know the job.
+    """Which tenant has the job, and where it is. `tenant_id`: the job's tenant. `moved_to`: the cell to which the
+    tenant has moved; None: it has not moved. A deleted job has an answer while its tombstone is kept. Returns None if
+    this cell does not know the job.
     """
     return await connection.fetchrow(_JOB, job_id)
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 else:
     _Connection = asyncpg.Connection
 _Answer = TypeVar("_Answer")
-#: Matches a statement that writes. Outside a transaction, PostgreSQL commits it immediately.
+#: Matches a statement that writes. Outside a transaction, PostgreSQL commits it immediately. `SELECT ... FOR UPDATE`
+#: only locks, so it does not match.
 _WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
 _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation", default=None)
 

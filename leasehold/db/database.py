@@ -38,6 +38,7 @@ class ConnectionSource(Protocol):
     def acquire(self) -> AbstractAsyncContextManager[Connection]: ...
 
 
+#: A poll window that contains every row.
 _UNBOUNDED = timedelta(days=36_500)
 
 #: Settings of PostgreSQL's planner. The statements of leasehold/transitions find rows by key, and their text names the

@@ -16,6 +16,8 @@ from leasehold.db.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class EventView:
+    """An event of a job. `seq`: its number in the job. The statuses are those after the event."""
+
     seq: int
     at: datetime
     kind: str

@@ -1,4 +1,7 @@
-"""Reads which workers can run a step: those that serve its queue, and those that have its handler."""
+"""Reads which workers can run a step: those that serve its queue, and those that have its handler.
+
+The API and the worker call this to explain why a task waits.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The queue of a step, and its handler: the `pipeline.step` of its code. A worker can run the step if it serves both.
+#: The queue of a step, and its handler: the `pipeline.step` of its code. A worker can run the step if it serves the
+#: queue and has the handler.
 Place: TypeAlias = tuple[str, str]
 
 #: `served` answers for at most this many places.
 _MAX_PLACES = 50
-#: `names_of` reads at most this many handlers.
+#: `handlers_of_queue` reads at most this many handlers.
 _MAX_NAMES = 1000
 
 
@@ -34,31 +38,28 @@ class Served:
     seen_at: datetime | None
 
 
-# $1 the queues and $2 the handlers of the places, $3 the dead workers. `w` has a row for each place and worker: whether
-# the worker lives, serves the queue, and has the handler (NULL: not reported).
+# $1 the queues and $2 the handlers of the places, $3 the dead workers. `candidate` has a row for each place and worker:
+# whether the worker lives, serves the queue, and has the handler (NULL: the worker has not reported its handlers).
 _SERVED = """
 -- served
-SELECT place.queue, place.handler, count(*) FILTER (WHERE w.lives AND w.serves_queue) AS workers,
-       count(*) FILTER (WHERE w.lives AND w.serves_queue AND w.has_handler IS NOT false) AS able,
-       count(*) FILTER (WHERE w.lives AND NOT w.serves_queue AND w.has_handler) AS elsewhere,
-       greatest((SELECT k.seen_at FROM known_handler k WHERE k.name = place.handler),
-                max(w.seen_at) FILTER (WHERE w.has_handler)) AS seen_at
-FROM unnest($1::text[], $2::text[]) AS place(queue, handler)
-LEFT JOIN LATERAL (
-    SELECT place.queue = ANY(o.queues) AS serves_queue, place.handler = ANY(o.handlers) AS has_handler, o.seen_at,
-           NOT o.draining AND o.id <> ALL($3::uuid[]) AS lives
-    FROM worker o
-) AS w ON true
-GROUP BY place.queue, place.handler
+SELECT place.queue, place.handler,
+       count(*) FILTER (WHERE candidate.lives AND candidate.serves_queue) AS workers,
+       count(*) FILTER (WHERE candidate.lives AND candidate.serves_queue AND candidate.has_handler IS NOT false) AS
+       able, count(*) FILTER (WHERE candidate.lives AND NOT candidate.serves_queue AND candidate.has_handler) AS
+       elsewhere, greatest((SELECT k.seen_at FROM known_handler k WHERE k.name = place.handler), max(candidate.seen_at)
+       FILTER (WHERE candidate.has_handler)) AS seen_at FROM unnest($1::text[], $2::text[]) AS place(queue, handler)
+       LEFT JOIN LATERAL ( SELECT place.queue = ANY(w.queues) AS serves_queue, place.handler = ANY(w.handlers) AS
+       has_handler, w.seen_at, NOT w.draining AND w.id <> ALL($3::uuid[]) AS lives FROM worker w ) AS candidate ON true
+       GROUP BY place.queue, place.handler
 """
 
 
 async def served(connection: Connection, places: Collection[Place], dead: Sequence[UUID]) -> dict[Place, Served]:
-    """How each place is served. In sorted order, only the first _MAX_PLACES are answered. `dead`: workers that have
-    died.
+    """How each place is served. Only the first _MAX_PLACES places, in sorted order, are in the answer. `dead`: workers
+    that have died.
     """
-    answered = sorted(set(places))[:_MAX_PLACES]
-    queues, handlers = [queue for queue, _ in answered], [handler for _, handler in answered]
+    first_places = sorted(set(places))[:_MAX_PLACES]
+    queues, handlers = [queue for queue, _ in first_places], [handler for _, handler in first_places]
     rows = await connection.fetch(_SERVED, queues, handlers, list(dead))
     return {
         (row["queue"], row["handler"]): Served(row["workers"], row["able"], row["elsewhere"], row["seen_at"])
@@ -73,6 +74,6 @@ ORDER BY 1 LIMIT $2
 """
 
 
-async def names_of(connection: Connection, queue: str) -> list[str]:
-    """Handlers of the workers that serve the queue, at most _MAX_NAMES."""
+async def handlers_of_queue(connection: Connection, queue: str) -> list[str]:
+    """The handlers (`pipeline.step`) of the workers that serve the queue, at most _MAX_NAMES."""
     return [row["name"] for row in await connection.fetch(_NAMES, queue, _MAX_NAMES)]

@@ -17,12 +17,15 @@ from leasehold.db.database import Connection
 #: One statement moves the events of at most this many jobs. The statement locks the rows of these jobs, so that
 #: housekeeping cannot delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
+#: The partition for events of days that have no partition.
+_DEFAULT_PARTITION = "event_default"
 _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
-# $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the number of jobs. `candidate`: the
-# next jobs with events of that day. `existing`: those that are not deleted, locked in the order of their ids, as in
-# every statement. The cost depends on the events of that day, not on the number of jobs: PostgreSQL reads the index of
-# the day's partition, and finds each job by its key.
+# $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the most jobs of one statement.
+# `candidate`: the next jobs with events of that day. `existing`: those that are not deleted. They are locked in the
+# order of their ids, as in every statement of the platform, so that two statements cannot deadlock. The cost depends on
+# the events of that day, not on the number of jobs: PostgreSQL reads the index of the day's partition, and finds each
+# job by its key.
 KEEP = """
 -- keep_events
 WITH candidate AS MATERIALIZED (
@@ -53,24 +56,34 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     """
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
-    present = {
-        row["name"]
-        for row in await connection.fetch(
-            "SELECT c.relname AS name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
-            " WHERE i.inhparent = 'event'::regclass"
-        )
-    }
+    partitions = await _partitions(connection)
     for day in (today + timedelta(days=n) for n in range(days_ahead + 1)):
-        if _partition_name(day) not in present:
+        if _partition_name(day) not in partitions:
             await _add_day(connection, day)
-    oldest = today - timedelta(days=days_kept)
-    for name in sorted(present - {"event_default"}):
-        if name < _partition_name(oldest):
-            day = date.fromisoformat(name.removeprefix("event_"))
-            await _move_events(connection, _start_of_day(day), _start_of_day(day + timedelta(days=1)))
-            await connection.execute("SELECT drop_event_day($1)", day)
-    await _move_events(connection, _EPOCH_START, _start_of_day(oldest))
-    await connection.execute("DELETE FROM event_default WHERE at < $1", _start_of_day(oldest))
+    oldest_kept = today - timedelta(days=days_kept)
+    for name in sorted(partitions - {_DEFAULT_PARTITION}):
+        if name < _partition_name(oldest_kept):
+            await _drop_day(connection, date.fromisoformat(name.removeprefix("event_")))
+    await _clear_default_partition(connection, _start_of_day(oldest_kept))
+
+
+async def _partitions(connection: Connection) -> set[str]:
+    rows = await connection.fetch(
+        "SELECT c.relname AS name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'event'::regclass"
+    )
+    return {row["name"] for row in rows}
+
+
+async def _drop_day(connection: Connection, day: date) -> None:
+    await _move_events(connection, _start_of_day(day), _start_of_day(day + timedelta(days=1)))
+    await connection.execute("SELECT drop_event_day($1)", day)
+
+
+async def _clear_default_partition(connection: Connection, end: datetime) -> None:
+    """Delete the events before `end` from the default partition, after those of jobs that still exist have moved."""
+    await _move_events(connection, _EPOCH_START, end)
+    await connection.execute(f"DELETE FROM {_DEFAULT_PARTITION} WHERE at < $1", end)
 
 
 async def _move_events(connection: Connection, start: datetime, end: datetime) -> None:
@@ -97,7 +110,7 @@ async def _add_day(connection: Connection, day: date) -> None:
     would read all of them under a lock, and every new event would wait for the lock. So this function checks first.
     """
     start, end = _start_of_day(day), _start_of_day(day + timedelta(days=1))
-    default_has_events = "SELECT EXISTS (SELECT 1 FROM event_default WHERE at >= $1 AND at < $2)"
+    default_has_events = f"SELECT EXISTS (SELECT 1 FROM {_DEFAULT_PARTITION} WHERE at >= $1 AND at < $2)"
     if await connection.fetchval(default_has_events, start, end):
         return
     try:

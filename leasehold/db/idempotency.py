@@ -48,7 +48,8 @@ class StoredAnswer:
     age: timedelta
 
 
-# The lock of a key. A prefix keeps it apart from the names that lock_name locks.
+# SQL: the number of the advisory lock of a key. The prefix `idempotency` keeps it apart from the locks of `lock_name`
+# (database.py).
 _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
 # Insert the reservation, or take over a row that has expired or whose first request counts as dead. No row comes back
@@ -106,7 +107,7 @@ def fingerprint(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def _in_flight() -> Conflict:
+def _in_flight_conflict() -> Conflict:
     return Conflict("idempotency_key_in_flight", "The first request with this key is still running.", retry_after=1)
 
 
@@ -130,12 +131,12 @@ async def reserve(
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)
-    if row is None:  # the first request released the key between the two statements: the next try reserves the key
-        raise _in_flight()
+    if row is None:  # the first request released the key between the two statements: the client's next try reserves it
+        raise _in_flight_conflict()
     if not row["same_request"]:
         raise Invalid("idempotency_key_reused", "This Idempotency-Key was used with another request.")
     if row["status_code"] is None:
-        raise _in_flight()
+        raise _in_flight_conflict()
     return StoredAnswer(row["status_code"], row["body"], row["age"])
 
 
@@ -162,7 +163,7 @@ async def store(connection: Connection, reservation: Reservation, status_code: i
     """Store the answer. Raises Conflict when the reservation was lost: roll back the work then."""
     reserved = (reservation.tenant_id, reservation.key, reservation.locked_until)
     if await connection.fetchval(STORE, *reserved, status_code, body, KEEP) is None:
-        raise _in_flight()
+        raise _in_flight_conflict()
 
 
 async def release(connection: Connection, reservation: Reservation) -> None:

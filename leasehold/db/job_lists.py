@@ -4,7 +4,8 @@ A page walks over one index. One term of the filter, the driver, chooses an inde
 order of the list. The statement checks the other terms on each job of the walk, and reads at most MAX_READ rows. So a
 list never reads a whole table, whatever the filter says and however many jobs other tenants have. A walk that ends
 before the page is full returns the job at which it ended (`Page.ended_at`). The API then refuses the filter and advises
-to narrow the time. For a search or a queue it answers instead how far back the page came, and a cursor to continue.
+to narrow the time. For a search or a queue, the API answers instead how far back the page came, with a cursor to
+continue.
 
 A search in payloads or texts ends after MAX_SEARCHED jobs, and a page by queue after MAX_READ_BY_QUEUE rows. A search
 for a text walks only over jobs that can contain the text: jobs with an error, a key or a scope, and jobs of pipelines
@@ -43,8 +44,8 @@ MAX_READ_BY_QUEUE = 5_000
 _MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
-#: How many rows a walk reads for each job. Usually three: the index entry, the job and its run. With a filter by queue,
-#: five: the index entry and the job's steps (most jobs have four or fewer).
+#: How many rows a walk reads for each job. Usually three: the index entry, the job and its run. With a filter by queue
+#: five: the index entry, and the job's steps (most jobs have four or fewer).
 _ROWS, _ROWS_WITH_STEPS = 3, 5
 #: The clock of a process that makes ids differs from PostgreSQL's clock by less than this.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
@@ -56,7 +57,8 @@ _WITH_ERROR = frozenset({"failed", "expired"})
 class Scope:
     """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. A pipeline may belong to a kind of
     work. `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of all kinds.
-    `others`: the installation's pipelines without a kind. `runs`: the caller may see jobs of pipelines without a kind.
+    `others`: the installation's pipelines that belong to no kind. `runs`: the caller may see the jobs of pipelines that
+    belong to no kind, which include all runs.
     """
 
     tenant_id: str | None
@@ -83,8 +85,8 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`has_more`: jobs may follow. `ended_at`: not None if the walk ended before the page was full. Then this job is
-    the first that the walk did not check.
+    """A page of a list. `has_more`: jobs may follow. `ended_at`: the first job that the walk did not check, if the walk
+    ended before the page was full; otherwise None.
     """
 
     rows: Sequence[Row]
@@ -94,17 +96,21 @@ class Page:
 
 @dataclass(slots=True)
 class Statement:
+    """The text of a statement, and the values of its parameters."""
+
     text: str
     values: list[object]
 
 
 @dataclass(slots=True)
 class _Parameters:
+    """The values of a statement's parameters. `add` returns the SQL that stands for the value."""
+
     values: list[object] = field(default_factory=list)
 
-    def add(self, value: object, kind: str) -> str:
+    def add(self, value: object, sql_type: str) -> str:
         self.values.append(value)
-        return f"${len(self.values)}::{kind}"
+        return f"${len(self.values)}::{sql_type}"
 
 
 class Listing:
@@ -136,7 +142,7 @@ class Listing:
         self._conditions = self._conditions_of_filter()
         # `estimate` uses only the parameters so far, and PostgreSQL refuses a parameter that a statement does not use.
         self._condition_value_count = len(self._parameters.values)
-        self._bounds = self._id_bounds()
+        self._id_conditions = self._conditions_on_ids()
         self._driver = self._driver_of_filter()
 
     @property
@@ -176,10 +182,10 @@ class Listing:
 
     def _select(self, statement: str, columns: str, limit: int) -> Statement:
         return Statement(
-            f"-- {statement}\nSELECT f.*, w.walked FROM {self._walk()}{self._in_queue} CROSS JOIN LATERAL ("
-            f"SELECT {columns} FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
-            f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
-            f" ORDER BY w.id DESC LIMIT {limit + 1}",
+            f"-- {statement}\nSELECT listed.*, walk.walked FROM {self._walk()}{self._in_queue} CROSS JOIN LATERAL ("
+            f"SELECT {columns} FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = walk.id"
+            f" AND ({self._conditions} OR walk.walked > {self.max_walked}) LIMIT 1) AS listed"
+            f" ORDER BY walk.id DESC LIMIT {limit + 1}",
             self._parameters.values,
         )
 
@@ -187,14 +193,16 @@ class Listing:
         """`n`: the matching jobs, counted up to MAX_COUNTED + 1. `ended`: the walk ended before the last job."""
         return Statement(
             "-- job_count\nSELECT count(*) FILTER (WHERE NOT ended) AS n, coalesce(bool_or(ended), false) AS ended"
-            f" FROM (SELECT w.walked > {self.max_walked} AS ended FROM {self._walk()}{self._in_queue}"
+            f" FROM (SELECT walk.walked > {self.max_walked} AS ended FROM {self._walk()}{self._in_queue}"
             " CROSS JOIN LATERAL ("
-            "SELECT 1 FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
-            f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f LIMIT {MAX_COUNTED + 1}) AS c",
+            "SELECT 1 FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = walk.id"
+            f" AND ({self._conditions} OR walk.walked > {self.max_walked}) LIMIT 1) AS matching"
+            f" LIMIT {MAX_COUNTED + 1}) AS counted",
             self._parameters.values,
         )
 
     def estimate(self) -> Statement:
+        """A statement to EXPLAIN: PostgreSQL's plan for it estimates how many jobs match."""
         return Statement(
             f"SELECT 1 FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE {self._conditions}",
             self._parameters.values[: self._condition_value_count],
@@ -202,23 +210,26 @@ class Listing:
 
     @property
     def _in_queue(self) -> str:
-        """SQL that checks the steps of a walked job before it reads the job's row, so that only jobs with a step in the
-        queue are read. LIMIT 1 makes PostgreSQL probe the index once for each job.
+        """SQL that checks the steps of a walked job before the statement reads the job's row, so that only rows of jobs
+        with a step in the queue are read. The job at which the walk ends passes, too. LIMIT 1 makes PostgreSQL probe
+        the index once for each job.
         """
         if self._queue_condition is None:
             return ""
         return (
-            f" CROSS JOIN LATERAL ((SELECT 1 FROM task t WHERE t.job_id = w.id AND {self._queue_condition} LIMIT 1)"
-            f" UNION ALL (SELECT 1 WHERE w.walked > {self.max_walked}) LIMIT 1) AS q"
+            f" CROSS JOIN LATERAL ((SELECT 1 FROM task t WHERE t.job_id = walk.id AND {self._queue_condition} LIMIT 1)"
+            f" UNION ALL (SELECT 1 WHERE walk.walked > {self.max_walked}) LIMIT 1) AS step_in_queue"
         )
 
     def _walk(self) -> str:
+        """SQL: the ids of the driver, each with its number in the walk (`walked`)."""
         return (
-            "(SELECT d.id, row_number() OVER (ORDER BY d.id DESC) AS walked"
-            f" FROM ({self._driver}) AS d ORDER BY d.id DESC LIMIT {self.max_walked + 1}) AS w"
+            "(SELECT driver.id, row_number() OVER (ORDER BY driver.id DESC) AS walked"
+            f" FROM ({self._driver}) AS driver ORDER BY driver.id DESC LIMIT {self.max_walked + 1}) AS walk"
         )
 
-    def _id_bounds(self) -> list[str]:
+    def _conditions_on_ids(self) -> list[str]:
+        """For example `< $3::uuid`: the bounds of the walk. Ids sort by time, so a time gives a bound for ids."""
         job_filter, bounds = self._filter, []
         if self._before is not None:
             bounds.append(f"< {self._parameters.add(self._before, 'uuid')}")
@@ -235,18 +246,19 @@ class Listing:
         return bounds
 
     def _bounded(self, column: str) -> str:
-        return "".join(f" AND {column} {bound}" for bound in self._bounds)
+        """SQL: the id in the `column` is within the bounds of the walk."""
+        return "".join(f" AND {column} {bound}" for bound in self._id_conditions)
 
     def _driver_of_filter(self) -> str:
         """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head)."""
         job_filter = self._filter
-        ids = [_uuid(text) for text in job_filter.texts if _uuid(text) is not None]
-        if ids:
+        job_ids = [_uuid(text) for text in job_filter.texts if _uuid(text) is not None]
+        if job_ids:
             return (
-                f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(ids[0], 'uuid')}{self._in_tenant('j')}"
+                f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(job_ids[0], 'uuid')}{self._in_tenant('j')}"
                 + (self._bounded("j.id"))
             )
-        if job_filter.worker is not None:  # only running steps have a lease: as many as the fleet has slots
+        if job_filter.worker is not None:  # only running steps have a lease, so there are at most as many as slots
             return (
                 "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
                 f" AND t.lease_owner = {self._parameters.add(job_filter.worker, 'uuid')}{self._in_tenant('t')}"
@@ -271,6 +283,9 @@ class Listing:
         return self._by_status() or self._by_kind()
 
     def _by_status(self) -> str | None:
+        """SQL: the jobs of a small partial index that has all jobs with the filter's status. None: there is no such
+        index.
+        """
         status, pipelines = self._filter.status, self._pipelines()
         if status in _WITH_ERROR:
             if pipelines is None:
@@ -318,17 +333,18 @@ class Listing:
         return self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}")
 
     def _ids(self, table: str, column: str, condition: str) -> str:
+        """SQL: the job ids in the `column` of those rows `x` of the table that meet the condition, the newest first."""
         return (
             f"SELECT x.{column} AS id FROM {table} x WHERE {condition}{self._in_tenant('x')}"
             f"{self._bounded(f'x.{column}')} ORDER BY x.{column} DESC"
         )
 
     def _merged(self, drivers: Sequence[str]) -> str:
-        """SQL: the ids of all drivers, each id once. Sorted input lets DISTINCT compare each row with the last."""
+        """SQL: the ids of all drivers, each id once. The ids come sorted, so DISTINCT compares only neighbours."""
         if len(drivers) == 1:
             return drivers[0]
         union = " UNION ALL ".join(f"({driver} LIMIT {self.max_walked + 1})" for driver in drivers)
-        return f"SELECT DISTINCT ON (u.id) u.id FROM ({union}) AS u ORDER BY u.id DESC"
+        return f"SELECT DISTINCT ON (merged.id) merged.id FROM ({union}) AS merged ORDER BY merged.id DESC"
 
     def _in_tenant(self, alias: str) -> str:
         return "" if self._tenant is None else f" AND {alias}.tenant_id = {self._tenant}"
@@ -368,7 +384,8 @@ class Listing:
 
     def _within_bound(self, bound: Bound, at: str) -> list[str]:
         conditions_by_state = {
-            "failed": [f"j.finished_at <= {at}"],  # a job that was retried meanwhile, and failed again, is not a target
+            # leaves out a job that was retried after the operation's submission, and then failed again
+            "failed": [f"j.finished_at <= {at}"],
             "unfinished": ["j.finished_at IS NULL", "j.status <> 'cancel_requested'"],
         }
         return [f"j.created_at <= {at}", *conditions_by_state.get(bound.state or "", ())]
@@ -423,9 +440,9 @@ def _uuid(text: str) -> UUID | None:
         return None
 
 
-# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. A run's
-# pipeline and template have the same name. The condition on texts joins both with a space, and a text may match across
-# them. So the statement searches in the name, a space, and the name again.
+# The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The condition
+# of a search (`_conditions_on_other_rows`) joins a run's pipeline and template with a space, and they have the same
+# name. So this statement searches in the name, a space, and the name again: the text may match across the space.
 _NAMES = f"""
 -- job_names
 WITH RECURSIVE names(name) AS (
@@ -441,8 +458,8 @@ FROM names WHERE name IS NOT NULL LIMIT {_MAX_PIPELINES + 1}
 
 
 async def narrowed_to_text(connection: Connection, listing: Listing) -> Listing:
-    """The listing. If it searches for a text, and few pipelines have the text in their name, the listing is narrowed to
-    jobs that can contain the text.
+    """The listing. If it searches for a text that is in the names of few pipelines, it is narrowed to the jobs that can
+    contain the text.
     """
     if (text := listing.searchable_text) is None:
         return listing
@@ -473,13 +490,13 @@ async def page_of_times(connection: Connection, listing: Listing, limit: int) ->
 
 def _page_of(listing: Listing, fetched: Sequence[Row], limit: int) -> Page:
     """The page of the fetched rows, of which there may be `limit` + 1."""
-    rows, ended_at = _split(listing, fetched)
+    rows, ended_at = _rows_and_end(listing, fetched)
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
         return Page(rows[:limit], has_more=True)
     return Page(rows, has_more=False, ended_at=ended_at)
 
 
-def _split(listing: Listing, fetched: Sequence[Row]) -> tuple[Sequence[Row], Row | None]:
+def _rows_and_end(listing: Listing, fetched: Sequence[Row]) -> tuple[Sequence[Row], Row | None]:
     """The rows that match, and the row at which the walk ended early, or None."""
     rows = [row for row in fetched if row["walked"] <= listing.max_walked]
     return rows, next((row for row in fetched if row["walked"] > listing.max_walked), None)
@@ -505,7 +522,9 @@ async def next_walk_part(connection: Connection, listing: Listing, limit: int) -
     none of the next `max_walked` jobs matched.
     """
     listing = await narrowed_to_text(connection, listing)
-    rows, ended_at = _split(listing, await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id")))
+    rows, ended_at = _rows_and_end(
+        listing, await _fetch(connection, listing.columns("job_ids", limit, "id", "tenant_id"))
+    )
     targets = [(row["id"], row["tenant_id"]) for row in rows]
     if len(targets) > limit:
         return WalkPart(targets[:limit], targets[limit - 1][0])

@@ -1,4 +1,5 @@
-"""Reads jobs of every kind: a job, the reasons for its wait, its ledger, and dead letters. Each read is one statement.
+"""Reads jobs of every kind, for the API and the console: a job, the reasons for its wait, its ledger, and dead letters.
+Each read is one statement.
 
 Every query has the tenant as a parameter. For an operator of the installation the parameter may be None: such a query
 reads the jobs of all tenants.
@@ -41,6 +42,8 @@ r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 #: any moment.
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
+# `limits`: the keys of the concurrency limits at which the job waits. The digest at the end of a key is cut off
+# (transitions/concurrency/names.py), and limits of scopes are left out.
 FIND = f"""
 -- job_find
 SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
@@ -54,19 +57,19 @@ SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
         'result', (SELECT x.value FROM result x WHERE x.task_id = t.id),
         'attempts', (SELECT jsonb_agg(jsonb_build_object('epoch', f.epoch, 'cause', f.cause, 'code', f.code,
                             'message', f.message, 'retryable', f.retryable, 'at', f.at) ORDER BY f.epoch)
-                     FROM (SELECT * FROM failure a WHERE a.task_id = t.id ORDER BY a.epoch DESC
+                     FROM (SELECT * FROM failure WHERE task_id = t.id ORDER BY epoch DESC
                            LIMIT {MAX_ATTEMPTS}) AS f)
      ) ORDER BY t.position, t.step)
-     FROM (SELECT * FROM task o WHERE o.job_id = j.id ORDER BY o.position, o.step LIMIT {MAX_STEPS}) AS t
+     FROM (SELECT * FROM task WHERE job_id = j.id ORDER BY position, step LIMIT {MAX_STEPS}) AS t
      LEFT JOIN progress p ON p.task_id = t.id) AS steps,
     (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
         'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
-     FROM (SELECT * FROM output a WHERE a.job_id = j.id ORDER BY a.step, a.name LIMIT {MAX_OUTPUTS}) AS o) AS outputs,
-    (SELECT jsonb_build_object('url', c.url, 'id', d.id, 'status', d.status)
-     FROM job_callback c LEFT JOIN job d ON d.id = c.delivery_id AND d.tenant_id = c.tenant_id
+     FROM (SELECT * FROM output WHERE job_id = j.id ORDER BY step, name LIMIT {MAX_OUTPUTS}) AS o) AS outputs,
+    (SELECT jsonb_build_object('url', c.url, 'id', delivery.id, 'status', delivery.status)
+     FROM job_callback c LEFT JOIN job delivery ON delivery.id = c.delivery_id AND delivery.tenant_id = c.tenant_id
      WHERE c.job_id = j.id) AS callback,
-    (SELECT jsonb_agg(regexp_replace(w.key, '=[0-9a-f]{{40}}$', '') ORDER BY w.key) FROM gate_job w
-     WHERE w.job_id = j.id AND w.admitted_at IS NULL AND NOT starts_with(w.key, 'scope:')) AS limits
+    (SELECT jsonb_agg(regexp_replace(g.key, '=[0-9a-f]{{40}}$', '') ORDER BY g.key) FROM gate_job g
+     WHERE g.job_id = j.id AND g.admitted_at IS NULL AND NOT starts_with(g.key, 'scope:')) AS limits
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES}
 """
@@ -120,6 +123,9 @@ class DeadLetterFilter:
     code: str | None = None
 
 
+# $1 tenant, $2 and $3 time and id of the last dead letter of the page before, $4 template, $5 code, $6 to $8 the fields
+# `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed. `fingerprint`: the same for
+# dead letters of one template, step and code whose messages differ only in numbers and ids.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -184,8 +190,8 @@ def _parameters(
 async def dead_letter_groups(
     connection: Connection, tenant_id: str, letter_filter: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
 ) -> Sequence[Row]:
-    """Groups of the latest `of_last` dead letters. A group has one template, step, code and message; messages that
-    differ only in numbers and ids count as the same.
+    """Groups of the latest `of_last` dead letters, at most `limit`, the largest first. The dead letters of a group have
+    the same template, step, code and message. Messages that differ only in numbers and ids count as the same.
     """
     return await connection.fetch(
         "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
@@ -199,6 +205,7 @@ async def dead_letter_groups(
 
 
 async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task_id: UUID) -> UUID | None:
+    """The job of a step that failed for good. None: there is no such step, or it has not failed."""
     job_id: UUID | None = await connection.fetchval(
         "SELECT t.job_id FROM task t WHERE t.id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)"
         " AND t.status = 'failed' AND NOT t.contained",
@@ -239,20 +246,20 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
     )
 
 
-# The facts about each unfinished step of a job. To find the place of a waiting step in its queue, PostgreSQL reads the
-# tasks ahead of it. All steps of the job share $4 such reads, so a job with many waiting steps costs no more than a job
-# with one. (Each step has at least 10 reads.)
+# The facts about each unfinished step of a job. $1 job, $2 tenant, $3 the most steps. To find the place of a waiting
+# step in its queue, PostgreSQL reads the tasks ahead of the step. All steps of the job share $4 such reads, so a job
+# with many waiting steps costs no more than a job with one. (Each step has at least 10 reads: `share`.)
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
-    -- `unknown`: the task waits until a worker has its code, and for no time.
+    -- `unknown`: the task waits until a worker has its code. Its `available_at` says nothing then.
     SELECT t.*, t.status = 'waiting' AND EXISTS (
         SELECT 1 FROM unknown_task u WHERE u.task_id = t.id AND u.epoch = t.epoch) AS unknown
     FROM task t
     WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL AND t.status <> 'blocked'
     ORDER BY t.position, t.step LIMIT $3
-), bound AS (
-    SELECT greatest(10, $4 / greatest(count(*), 1))::int AS most FROM unfinished u WHERE u.status <> 'running'
+), share AS (
+    SELECT greatest(10, $4 / greatest(count(*), 1))::int AS most FROM unfinished WHERE status <> 'running'
 )
 SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS available_at,
        t.available_at > clock_timestamp() AND NOT t.unknown AS later, t.waiting_on,
@@ -262,10 +269,11 @@ SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS availabl
        (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,
        coalesce(t.handler, (SELECT j.pipeline || '.' || t.step FROM job j WHERE j.id = t.job_id)) AS handler,
        CASE WHEN t.status <> 'running' AND t.available_at <= clock_timestamp() THEN
-         (SELECT count(*) FROM (SELECT 1 FROM task o WHERE o.queue = t.queue AND o.priority <= t.priority
-            AND o.status IN ('pending', 'retry', 'waiting') AND o.available_at < t.available_at
-            LIMIT (SELECT most FROM bound)) AS b) ELSE 0 END AS ahead,
-       (SELECT most FROM bound) AS most_ahead,
+         (SELECT count(*) FROM (SELECT 1 FROM task earlier
+            WHERE earlier.queue = t.queue AND earlier.priority <= t.priority
+              AND earlier.status IN ('pending', 'retry', 'waiting') AND earlier.available_at < t.available_at
+            LIMIT (SELECT most FROM share)) AS counted) ELSE 0 END AS ahead,
+       (SELECT most FROM share) AS most_ahead,
        (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id
           ORDER BY f.epoch DESC LIMIT 1) AS failure
 FROM unfinished t ORDER BY t.position, t.step
@@ -283,22 +291,24 @@ async def why_waiting(
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, most_ahead)
 
 
-# A limit may have admitted a million jobs, and a million may wait at it. PostgreSQL reads at most $4 admitted jobs, and
-# at most $3 of the jobs that wait ahead of this one.
+# The limits at which the job $1 of the tenant $2 waits. A limit may have admitted a million jobs, and a million may
+# wait at it. PostgreSQL reads at most $4 admitted jobs of a limit, and at most $3 of the jobs that wait there ahead of
+# this job.
 _WHY_HELD = """
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,
-       (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
-          AND o.admitted_at IS NULL AND o.owner = w.owner AND (o.priority, o.job_id) < (w.priority, w.job_id)
-          LIMIT $3) AS a) AS ahead
-FROM gate_job w JOIN gate g ON g.tenant_id = w.tenant_id AND g.key = w.key JOIN job j ON j.id = w.job_id
+       (SELECT count(*) FROM (SELECT 1 FROM gate_job earlier
+          WHERE earlier.tenant_id = g.tenant_id AND earlier.key = g.key AND earlier.admitted_at IS NULL
+            AND earlier.owner = held.owner AND (earlier.priority, earlier.job_id) < (held.priority, held.job_id)
+          LIMIT $3) AS counted) AS ahead
+FROM gate_job held JOIN gate g ON g.tenant_id = held.tenant_id AND g.key = held.key JOIN job j ON j.id = held.job_id
 CROSS JOIN LATERAL (
-    SELECT count(*) AS counted, count(*) FILTER (WHERE oj.finished_at IS NULL) AS inside,
-           count(*) FILTER (WHERE o.admitted_at > clock_timestamp() - interval '60 seconds') AS lately
-    FROM (SELECT i.job_id, i.admitted_at FROM gate_job i WHERE i.tenant_id = g.tenant_id AND i.key = g.key
-            AND i.admitted_at IS NOT NULL LIMIT $4) AS o
-    JOIN job oj ON oj.id = o.job_id) AS admitted
-WHERE w.job_id = $1 AND j.tenant_id = $2 AND w.admitted_at IS NULL ORDER BY g.key
+    SELECT count(*) AS counted, count(*) FILTER (WHERE admitted_job.finished_at IS NULL) AS inside,
+           count(*) FILTER (WHERE admission.admitted_at > clock_timestamp() - interval '60 seconds') AS lately
+    FROM (SELECT job_id, admitted_at FROM gate_job
+          WHERE tenant_id = g.tenant_id AND key = g.key AND admitted_at IS NOT NULL LIMIT $4) AS admission
+    JOIN job admitted_job ON admitted_job.id = admission.job_id) AS admitted
+WHERE held.job_id = $1 AND j.tenant_id = $2 AND held.admitted_at IS NULL ORDER BY g.key
 """
 
 

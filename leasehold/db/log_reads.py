@@ -6,32 +6,34 @@ through its tenant.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from uuid import UUID
+
+import asyncpg
 
 from leasehold.db.database import Connection
 
 #: `log_numbers` and `stream_numbers` return this number for a job that has ended: no line or chunk follows.
 ENDED = 2**62
 
-# A row of job_log holds `n` lines as a JSON array. The last of them has the number `last` in its job. A page of N lines
-# reads at most N rows.
+# A row of job_log holds `n` lines as a JSON array. The last of them has the number `last` in its job; `before` is the
+# number of the line before the row's first line. A page of N lines reads at most N rows.
 LOG_PAGE = """
 -- log_page
-SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.lines
-FROM job_log c
-WHERE c.job_id = $1 AND c.tenant_id = $2 AND c.last > $3
-  AND ($4::text IS NULL OR c.step = $4) AND ($5::int IS NULL OR c.attempt = $5)
-ORDER BY c.last LIMIT $6
+SELECT last - n AS before, step, epoch, attempt, lines
+FROM job_log
+WHERE job_id = $1 AND tenant_id = $2 AND last > $3
+  AND ($4::text IS NULL OR step = $4) AND ($5::int IS NULL OR attempt = $5)
+ORDER BY last LIMIT $6
 """
 
 LOG_NUMBERS = """
 -- log_numbers
-SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(o.log_seq, 0) ELSE $2::bigint END AS number
-FROM job j LEFT JOIN tail o ON o.job_id = j.id WHERE j.id = ANY($1::uuid[])
+SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(tail.log_seq, 0) ELSE $2::bigint END AS number
+FROM job j LEFT JOIN tail ON tail.job_id = j.id WHERE j.id = ANY($1::uuid[])
 """
 
 
@@ -48,31 +50,28 @@ async def log_page(
 ) -> list[dict[str, Any]]:
     """At most `limit` lines numbered above `after`, in their order."""
     rows = await connection.fetch(LOG_PAGE, job_id, tenant_id, after, log_filter.step, log_filter.attempt, limit)
-    lines = (
-        {"n": row["before"] + nth, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
-        for row in rows
-        for nth, line in enumerate(row["lines"], 1)
-        if row["before"] + nth > after
-    )
-    return list(islice(lines, limit))
+    return list(islice((line for line in _lines_of(rows) if line["n"] > after), limit))
+
+
+def _lines_of(rows: Iterable[asyncpg.Record]) -> Iterator[dict[str, Any]]:
+    """The lines of the rows, each with its number in the job (`n`), its step and its attempt."""
+    for row in rows:
+        of_row = {"step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]}
+        for number, line in enumerate(row["lines"], row["before"] + 1):
+            yield {"n": number} | of_row | line
 
 
 LOG_END = """
 -- log_end
-SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.lines
-FROM job_log c WHERE c.job_id = $1 AND c.tenant_id = $2 ORDER BY c.last DESC LIMIT $3
+SELECT last - n AS before, step, epoch, attempt, lines
+FROM job_log WHERE job_id = $1 AND tenant_id = $2 ORDER BY last DESC LIMIT $3
 """
 
 
 async def log_end(connection: Connection, tenant_id: str, job_id: UUID, limit: int) -> list[dict[str, Any]]:
     """The last `limit` lines, in their order."""
     rows = await connection.fetch(LOG_END, job_id, tenant_id, limit)
-    lines = [
-        {"n": row["before"] + nth, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
-        for row in reversed(rows)
-        for nth, line in enumerate(row["lines"], 1)
-    ]
-    return lines[-limit:]
+    return list(_lines_of(reversed(rows)))[-limit:]
 
 
 async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
@@ -81,39 +80,41 @@ async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[U
     return {row["id"]: row["number"] for row in rows}
 
 
-# `superseded`: a later attempt of the step has started the stream anew.
+# `restarts`: the row's first chunk is the first of an attempt that starts the stream of its step anew. `superseded`: a
+# later attempt has started it anew.
 STREAM_PAGE = """
 -- stream_page
-SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.restarts AND c.first = 1 AS restarts, c.chunks, c.at,
-       EXISTS (SELECT 1 FROM job_stream o WHERE o.task_id = c.task_id AND o.epoch > c.epoch AND o.restarts)
-       AS superseded
-FROM job_stream c
-WHERE c.job_id = $1 AND c.tenant_id = $2 AND c.last > $3 AND ($4::text IS NULL OR c.step = $4)
-  AND ($5::int IS NULL OR c.attempt = $5)
-ORDER BY c.last LIMIT $6
+SELECT s.last - s.n AS before, s.step, s.epoch, s.attempt, s.restarts AND s.first = 1 AS restarts, s.chunks, s.at,
+       EXISTS (SELECT 1 FROM job_stream later
+               WHERE later.task_id = s.task_id AND later.epoch > s.epoch AND later.restarts) AS superseded
+FROM job_stream s
+WHERE s.job_id = $1 AND s.tenant_id = $2 AND s.last > $3 AND ($4::text IS NULL OR s.step = $4)
+  AND ($5::int IS NULL OR s.attempt = $5)
+ORDER BY s.last LIMIT $6
 """
 
-# As STREAM_PAGE, from the end.
+# The last chunks that no later attempt supersedes.
 STREAM_END = """
 -- stream_end
-SELECT c.step, c.chunks
-FROM job_stream c
-WHERE c.job_id = $1 AND c.tenant_id = $2
-  AND NOT EXISTS (SELECT 1 FROM job_stream o WHERE o.task_id = c.task_id AND o.epoch > c.epoch AND o.restarts)
-ORDER BY c.last DESC LIMIT $3
+SELECT s.step, s.chunks
+FROM job_stream s
+WHERE s.job_id = $1 AND s.tenant_id = $2
+  AND NOT EXISTS (SELECT 1 FROM job_stream later
+                  WHERE later.task_id = s.task_id AND later.epoch > s.epoch AND later.restarts)
+ORDER BY s.last DESC LIMIT $3
 """
 
 
 async def stream_end(connection: Connection, tenant_id: str, job_id: UUID, limit: int) -> list[dict[str, Any]]:
-    """The last `limit` chunks that count, in their order, each with its `step`."""
+    """The last `limit` chunks that no later attempt supersedes, in their order, each with its `step`."""
     rows = await connection.fetch(STREAM_END, job_id, tenant_id, limit)
     return [{"step": row["step"]} | chunk for row in reversed(rows) for chunk in row["chunks"]][-limit:]
 
 
 STREAM_NUMBERS = """
 -- stream_numbers
-SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(o.stream_seq, 0) ELSE $2::bigint END AS number
-FROM job j LEFT JOIN tail o ON o.job_id = j.id WHERE j.id = ANY($1::uuid[])
+SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(tail.stream_seq, 0) ELSE $2::bigint END AS number
+FROM job j LEFT JOIN tail ON tail.job_id = j.id WHERE j.id = ANY($1::uuid[])
 """
 
 
@@ -125,16 +126,16 @@ async def stream_page(
     the stream of an attempt that emitted too much.
     """
     rows = await connection.fetch(STREAM_PAGE, job_id, tenant_id, after, log_filter.step, log_filter.attempt, limit)
-    chunks = (
-        {"n": row["before"] + nth, "at": row["at"]}
-        | {name: row[name] for name in ("step", "attempt", "epoch", "superseded")}
-        | {"restarts": row["restarts"] and nth == 1}
-        | chunk
-        for row in rows
-        for nth, chunk in enumerate(row["chunks"], 1)
-        if row["before"] + nth > after
-    )
-    return list(islice(chunks, limit))
+    return list(islice((chunk for chunk in _chunks_of(rows) if chunk["n"] > after), limit))
+
+
+def _chunks_of(rows: Iterable[asyncpg.Record]) -> Iterator[dict[str, Any]]:
+    """The chunks of the rows, each with its number in the job (`n`) and the fields that `stream_page` describes."""
+    for row in rows:
+        of_row = {name: row[name] for name in ("at", "step", "attempt", "epoch", "superseded")}
+        first_number = row["before"] + 1
+        for number, chunk in enumerate(row["chunks"], first_number):
+            yield {"n": number} | of_row | {"restarts": row["restarts"] and number == first_number} | chunk
 
 
 async def stream_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:

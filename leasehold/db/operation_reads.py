@@ -1,5 +1,5 @@
-"""Reads bulk operations. A bulk operation is a job of the pipeline `bulk_operation`; the note of its step has its
-progress.
+"""Reads bulk operations, for the API and the console. A bulk operation is a job of the pipeline `bulk_operation`, and
+the note of its step has its progress.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ SELECT j.id FROM job j
 WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pipeline = 'bulk_operation' AND {LIVES}
 """
 
+# `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
+# jobs of another tenant; $4 tells whether the page has such operations, too.
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
@@ -72,8 +74,8 @@ async def refusals(
 
 async def unfinished(connection: Connection, tenant_id: str) -> int:
     """The number of the tenant's unfinished bulk operations."""
-    n: int = await connection.fetchval(
+    counted: int = await connection.fetchval(
         "SELECT count(*) FROM job j WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND j.finished_at IS NULL",
         tenant_id,
     )
-    return n
+    return counted

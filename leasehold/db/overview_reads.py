@@ -11,7 +11,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.db.unsettled import SILENT
 
-#: Unfinished jobs are counted up to this number, and this many late jobs are named.
+#: Unfinished jobs are counted up to MAX_LIVE. `unfinished_counts` returns the ids of at most MAX_LATE late jobs.
 MAX_LIVE, MAX_LATE = 500, 50
 
 # A job that only an external worker can start (`waiting_worker`) is not late: such workers take their time.
@@ -117,8 +117,9 @@ ORDER BY xact_start LIMIT 1
 
 
 async def held_snapshot(connection: Connection, longest: timedelta) -> Row | None:
-    """The oldest transaction in this database that has a snapshot, if it is open for longer: `pid`, `application`,
-    `held`. PostgreSQL shows the transactions of other roles only to members of pg_monitor.
+    """The oldest transaction in this database that has a snapshot, if it has been open for more than `longest`: its
+    `pid`, `application` and age (`held`). While a snapshot is held, vacuum removes no newer dead rows. PostgreSQL shows
+    the transactions of other roles only to members of pg_monitor.
     """
     return await connection.fetchrow(_HELD_SNAPSHOT, longest)
 
@@ -126,15 +127,18 @@ async def held_snapshot(connection: Connection, longest: timedelta) -> Row | Non
 #: A page shows this many limits. The admitted jobs of a limit, and its waiting jobs, are counted up to MAX_AT_LIMIT.
 MAX_LIMITS, MAX_AT_LIMIT = 25, 100
 
+# The bounds of the limit `gate`, and the counts of its jobs: admitted (`inside`), and waiting.
+_LIMIT_COLUMNS = f"""gate.at_most, gate.per_minute,
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = gate.tenant_id AND o.key = gate.key
+        AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS admitted_job)::int AS inside,
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = gate.tenant_id AND o.key = gate.key
+        AND o.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS waiting_job)::int AS waiting"""
+
 _LIMITS = f"""
 -- overview_limits
-SELECT g.tenant_id, g.key, g.at_most, g.per_minute,
-    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
-        AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS i)::int AS inside,
-    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
-        AND o.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS w)::int AS waiting
+SELECT gate.tenant_id, gate.key, {_LIMIT_COLUMNS}
 FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key) > ($1, $2::text))
-      ORDER BY tenant_id, key LIMIT {MAX_LIMITS + 1}) AS g ORDER BY g.tenant_id, g.key
+      ORDER BY tenant_id, key LIMIT {MAX_LIMITS + 1}) AS gate ORDER BY gate.tenant_id, gate.key
 """
 
 
@@ -146,20 +150,18 @@ async def limits(connection: Connection, after: tuple[str, str] | None = None) -
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 
 
+#: The key of a queue's limit is this and the name of the queue.
+_QUEUE_KEY = "queue:"
 _LIMITS_OF_QUEUES = f"""
 -- overview_limits_of_queues
-SELECT substr(g.key, 7) AS queue, g.key, g.at_most, g.per_minute,
-    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
-        AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS i)::int AS inside,
-    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
-        AND o.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS w)::int AS waiting
-FROM gate g WHERE g.tenant_id = '*' AND g.declared AND g.key = ANY($1::text[])
+SELECT substr(gate.key, length('{_QUEUE_KEY}') + 1) AS queue, gate.key, {_LIMIT_COLUMNS}
+FROM gate WHERE gate.tenant_id = '*' AND gate.declared AND gate.key = ANY($1::text[])
 """
 
 
 async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
     """The declared limits of these queues for all tenants together, counted as by `limits`."""
-    return await connection.fetch(_LIMITS_OF_QUEUES, [f"queue:{queue}" for queue in queues])
+    return await connection.fetch(_LIMITS_OF_QUEUES, [_QUEUE_KEY + queue for queue in queues])
 
 
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:

@@ -17,28 +17,29 @@ from __future__ import annotations
 
 from leasehold.settings import Settings
 
-_WORKER = 7
-_API = 1
-_BROKER = 2
+#: The numbers of dedicated connections, as in the table above.
+_DEDICATED_OF_WORKER = 7
+_DEDICATED_OF_API = 1
+_DEDICATED_OF_BROKER = 2
 
 
 def pool_of_worker(settings: Settings) -> int:
     """The size of a worker's pool."""
-    return settings.database_pool_size - _WORKER - _of_broker(settings)
+    return settings.database_pool_size - _DEDICATED_OF_WORKER - _dedicated_of_broker(settings)
 
 
 def pool_of_api(settings: Settings) -> int:
     """The size of an API process's pool."""
-    return settings.database_pool_size - _API - _of_broker(settings)
+    return settings.database_pool_size - _DEDICATED_OF_API - _dedicated_of_broker(settings)
 
 
 def pool_of_app(settings: Settings) -> int:
     """The size of the pool of an App in the user's own program."""
-    return settings.database_pool_size - _of_broker(settings)
+    return settings.database_pool_size - _dedicated_of_broker(settings)
 
 
-def _of_broker(settings: Settings) -> int:
-    return _BROKER if settings.broker == "postgres" else 0
+def _dedicated_of_broker(settings: Settings) -> int:
+    return _DEDICATED_OF_BROKER if settings.broker == "postgres" else 0
 
 
 def pool_of_replica(settings: Settings) -> int:

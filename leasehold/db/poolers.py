@@ -26,8 +26,10 @@ _KEEPS_NO_STATEMENTS = (
 _STATEMENTS_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 #: If PgBouncer (1.21 or later) keeps prepared statements for its clients, it gives them names of its own.
 _KEEPS_STATEMENTS = "SELECT coalesce(bool_or(starts_with(name, 'PGBOUNCER_')), false) FROM pg_prepared_statements"
+#: Of the settings with which the process opened the session, those that the session does not have.
 _DROPPED_SETTINGS = """
-SELECT w.name, w.value FROM unnest($1::text[], $2::text[]) AS w(name, value) WHERE current_setting(w.name) <> w.value
+SELECT expected.name, expected.value FROM unnest($1::text[], $2::text[]) AS expected(name, value)
+WHERE current_setting(expected.name) <> expected.value
 """
 #: How often `_shares_sessions` tries to get two sessions for two transactions of one client.
 _TRIES = 3
@@ -93,9 +95,10 @@ async def _keeps_statements(connection: Connection) -> bool:
 
 
 async def _shares_sessions(connection: Connection, other: Connection) -> bool:
-    """Whether the pooler lends one session to both connections in turn. `connection` sets a marker in its session. Then
-    `other` begins a transaction, and keeps its session. PgBouncer lends the session that was returned last, which is
-    the session with the marker. So the next session of `connection` lacks the marker.
+    """Whether the pooler lends one session to both connections in turn. `connection` sets a marker in its session, and
+    returns the session. Then `other` begins a transaction, and keeps the session that it gets. PgBouncer lends the
+    session that was returned last, which is the session with the marker. So the next session of `connection` lacks the
+    marker.
 
     The statements have no parameters, so that asyncpg sends them without a prepared statement.
     """

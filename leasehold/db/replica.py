@@ -1,9 +1,9 @@
 """Lends connections to a standby of PostgreSQL, and computes how old reads from the standby can be at most.
 
-A standby replays the log of the primary. Every second the process notes the length of the primary's log and the time.
-When the standby has replayed that length, its reads have everything that was committed before the note. So a read is at
-most as old as the newest note that the standby has reached. This bound needs only the clock of the process. It also
-holds while the primary is idle, and while replication stands still.
+A standby replays the log of the primary. Every second the process makes a note: the length of the primary's log, and
+the time. When the standby has replayed that length, its reads have everything that was committed before the note. So a
+read is at most as old as the newest note that the standby has reached. The process needs no other clock than its own
+for this bound. The bound also holds while the primary is idle, and while replication stands still.
 
 Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
 that is not a standby.
@@ -45,22 +45,22 @@ READS = counter(
 #: The label `part` of the API's requests, and of the exporter.
 REQUESTS, EXPORTER = "requests", "exporter"
 
-# The end of the primary's log in bytes, and its timeline, which each promotion raises; both NULL: this server is a
-# standby. The system identifier is the same on a primary and on its standbys.
-_PRIMARY_PLACE = """
+# The end of the primary's log (`position`, in bytes), and its timeline, which each promotion raises. Both are NULL if
+# this server is a standby. The system identifier is the same on a primary and on its standbys.
+_PRIMARY_POSITION = """
 -- replica_primary_place
-SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bigint END AS place, system_identifier,
+SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bigint END AS position, system_identifier,
   CASE WHEN NOT pg_is_in_recovery()
     THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer END AS timeline
 FROM pg_control_system()
 """
 
-# How much of the log the standby has replayed; NULL: this server is not a standby. Also the newest timeline that the
-# standby is known to have reached. Its receiver knows the timeline, but only some roles may see the receiver; its last
-# restart point knows it, too.
-_STANDBY_PLACE = """
+# How much of the log the standby has replayed (`position`, in bytes; NULL: this server is not a standby). Also the
+# newest timeline that the standby is known to have reached. The row of its receiver names the timeline, but only some
+# roles may see that row. The last restart point names it, too.
+_STANDBY_POSITION = """
 -- replica_standby_place
-SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS place, system_identifier,
+SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS position, system_identifier,
   greatest(
     (SELECT received_tli FROM pg_stat_wal_receiver),
     (SELECT timeline_id FROM pg_control_checkpoint()),
@@ -70,10 +70,10 @@ FROM pg_control_system()
 """
 
 
-class _Place(NamedTuple):
+class _LogPosition(NamedTuple):
     """How far a server is in the log: the answer to one of the statements above."""
 
-    place: int | None
+    position: int | None
     system_identifier: int
     timeline: int | None
 
@@ -104,7 +104,7 @@ class Replica:
         self._host_timeout = settings.database_host_timeout
         self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's log in bytes)
         self._history: tuple[int, int | None] | None = None  # the primary's
-        self._as_of = monotonic()  # the standby had every commit before this instant when it was last checked
+        self._as_of = monotonic()  # the standby had every commit before this instant when it was last compared
         self._problem = "it was not read yet"
 
     @property
@@ -129,17 +129,17 @@ class Replica:
         standby, problem = None, ""
         try:
             async with asyncio.timeout(2 * self._host_timeout):  # to connect, and to answer
-                standby = await self._place_of(self._pool, _STANDBY_PLACE)
+                standby = await self._position_of(self._pool, _STANDBY_POSITION)
         except TRY_AGAIN as error:
             problem = f"it does not answer: {type(error).__name__}"
         noted_at = monotonic()
-        primary = await self._place_of(self._primary, _PRIMARY_PLACE)
-        if primary.place is not None:
+        primary = await self._position_of(self._primary, _PRIMARY_POSITION)
+        if primary.position is not None:
             self._history = primary.history
-            self._remember(noted_at, primary.place)
+            self._remember(noted_at, primary.position)
         if standby is not None:
             try:
-                self._as_of = self._instant_of(standby, primary.place)
+                self._as_of = self._instant_of(standby, primary.position)
             except ReplicaUnusable as error:
                 problem = str(error)
         self._record(problem)
@@ -148,7 +148,7 @@ class Replica:
         """The instant, by monotonic(), up to which the connection reads every commit. Raises ReplicaUnusable, or one of
         TRY_AGAIN.
         """
-        return self._instant_of(await _ask(connection, _STANDBY_PLACE))
+        return self._instant_of(await _ask(connection, _STANDBY_POSITION))
 
     def leave(self, error: BaseException) -> None:
         """Send reads to the primary until the next note, because a read from the standby has failed."""
@@ -160,7 +160,7 @@ class Replica:
         exporter uses this instead of notes, because it reads seldom. Raises ReplicaUnusable, or one of TRY_AGAIN,
         within `database_host_timeout`.
         """
-        target = await _ask(primary, _PRIMARY_PLACE)
+        target = await _ask(primary, _PRIMARY_POSITION)
         async with self._pool.acquire(timeout=self._host_timeout) as connection:
             try:
                 async with asyncio.timeout(self._host_timeout):
@@ -168,16 +168,16 @@ class Replica:
                         await asyncio.sleep(_POLL_SECONDS)
                 yield connection
             except BaseException:
-                connection.terminate()  # the pool would wait for a silent server when it takes the connection back
+                connection.terminate()  # otherwise the pool waits for a silent server when it takes the connection back
                 raise
 
-    async def _has_replayed(self, connection: Connection, primary: _Place) -> bool:
-        standby = await _ask(connection, _STANDBY_PLACE)
-        if standby.place is None or primary.place is None or standby.history != primary.history:
+    async def _has_replayed(self, connection: Connection, primary: _LogPosition) -> bool:
+        standby = await _ask(connection, _STANDBY_POSITION)
+        if standby.position is None or primary.position is None or standby.history != primary.history:
             raise ReplicaUnusable("it is not a standby of this primary")
-        return standby.place >= primary.place
+        return standby.position >= primary.position
 
-    async def _place_of(self, pool: Pool, statement: str) -> _Place:
+    async def _position_of(self, pool: Pool, statement: str) -> _LogPosition:
         async with pool.acquire() as connection:
             try:
                 return await _ask(connection, statement, self._host_timeout)
@@ -192,16 +192,16 @@ class Replica:
         while self._notes[0][0] < now - self._max_lag:
             self._notes.popleft()
 
-    def _instant_of(self, standby: _Place, length: int | None = None) -> float:
+    def _instant_of(self, standby: _LogPosition, length: int | None = None) -> float:
         """The instant up to which the standby has every commit. `length`: the length of the primary's log, read after
         `standby`; None: not known. Raises ReplicaUnusable.
         """
-        place = standby.place
-        if place is None:
+        position = standby.position
+        if position is None:
             raise ReplicaUnusable("it takes writes, so it is not a standby")
-        if standby.history != self._history or (length is not None and place > length):
+        if standby.history != self._history or (length is not None and position > length):
             raise ReplicaUnusable("it follows another primary, or has not reached the last promotion yet")
-        as_of = next((at for at, noted_length in reversed(self._notes) if noted_length <= place), None)
+        as_of = next((at for at, noted_length in reversed(self._notes) if noted_length <= position), None)
         if as_of is None or monotonic() - as_of > self._max_lag:
             raise ReplicaUnusable("it is too far behind")
         return as_of
@@ -216,10 +216,10 @@ class Replica:
         self._problem = problem
 
 
-async def _ask(connection: Connection, statement: str, timeout: float | None = None) -> _Place:
+async def _ask(connection: Connection, statement: str, timeout: float | None = None) -> _LogPosition:
     row = await connection.fetchrow(statement, timeout=timeout)
     assert row is not None
-    return _Place(**row)
+    return _LogPosition(**row)
 
 
 @asynccontextmanager

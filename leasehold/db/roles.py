@@ -9,7 +9,7 @@ from __future__ import annotations
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 
-# The tables and views to grant: those that the migrating role owns. The schema may have tables of other owners.
+# The tables and views to grant: those that the migrating role owns. The schema may also have tables of other owners.
 _OWN_TABLES = """
 SELECT c.oid::regclass::text AS name, c.relkind = 'v' OR starts_with(c.relname, 'alembic_version') AS only_read
 FROM pg_class c

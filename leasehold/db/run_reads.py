@@ -1,4 +1,5 @@
-"""Reads runs, queues and workers, for the runs API. Each read is one statement. job_reads.py reads jobs of any kind.
+"""Reads runs, queues and workers, for the runs API and the console. Each read is one statement. job_reads.py reads jobs
+of any kind.
 
 Every query names the tenant, except `queues`, `runnable`, `depth` and `workers`: these are for operators and for the
 platform itself, which see the whole fleet.
@@ -12,6 +13,7 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import LIVES, MAX_COUNTED, Row
 
+# The columns of a run in a list. The caller adds the conditions.
 _RUN = f"""
 SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_at, r.schedule_id, r.tick, r.rerun_of,
        j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at, j.finished_at, j.deadline_at, j.event_seq,
@@ -24,8 +26,8 @@ FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 
 FIND = f"""
 -- run_find
-SELECT this.*, j.params AS payload,
-    (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = this.id) AS tags,
+SELECT listed.*, j.params AS payload,
+    (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = listed.id) AS tags,
     (SELECT jsonb_agg(jsonb_build_object(
         'id', t.step, 'status', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
         'epoch', t.epoch, 'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at,
@@ -34,11 +36,11 @@ SELECT this.*, j.params AS payload,
         'error', (SELECT jsonb_build_object('code', f.code, 'message', f.message, 'retryable', f.retryable)
                   FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1)
      ) ORDER BY t.position, t.step) FROM task t LEFT JOIN progress p ON p.task_id = t.id
-     WHERE t.job_id = this.id) AS steps,
+     WHERE t.job_id = listed.id) AS steps,
     (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
         'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
-     FROM output o WHERE o.job_id = this.id) AS outputs
-FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS this JOIN job j ON j.id = this.id
+     FROM output o WHERE o.job_id = listed.id) AS outputs
+FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS listed JOIN job j ON j.id = listed.id
 """
 
 
@@ -59,15 +61,16 @@ async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row 
 
 
 #: By status: a condition that every job with this status meets. With the condition, PostgreSQL can use the small
-#: partial index of that status. Statuses that are not here are unfinished, except `succeeded`.
+#: partial index of that status. No partial index has the succeeded jobs.
 _CONDITION_OF_STATUS = {
     "failed": "AND j.error IS NOT NULL",
     "expired": "AND j.error IS NOT NULL",
     "cancelled": "AND j.cancel IS NOT NULL",
     "cancel_requested": "AND j.cancel IS NOT NULL AND j.finished_at IS NULL",
+    "succeeded": "",
 }
-#: No partial index has the jobs with these statuses.
-_STATUSES_WITHOUT_INDEX = frozenset({"succeeded"})
+#: The condition of every other status: its jobs are unfinished.
+_CONDITION_OF_UNFINISHED = "AND j.finished_at IS NULL"
 
 
 def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
@@ -83,11 +86,9 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
             next_parameter += 1
     by_status = ""
     if status is not None:
-        implied = (
-            "" if status in _STATUSES_WITHOUT_INDEX else _CONDITION_OF_STATUS.get(status, "AND j.finished_at IS NULL")
-        )
         by_status = (
-            f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter} {implied}"
+            f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter}"
+            f" {_CONDITION_OF_STATUS.get(status, _CONDITION_OF_UNFINISHED)}"
         )
     order = "j.id" if by_status else "r.job_id"
     return f"{_RUN} WHERE {' AND '.join(conditions)} {by_status} ORDER BY {order} DESC LIMIT $3"
@@ -111,54 +112,57 @@ async def list_runs(
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
+# $1 the most due tasks that are counted in a queue, $2 in all queues together. `queue_with_tasks`: the queues that have
+# waiting tasks; the recursion jumps through an index from queue to queue. `served`: the queues of workers. `started`:
+# the attempts that workers report for the last minute. `share`: the most tasks that are counted in each queue.
 _QUEUES = """
 -- queues
-WITH RECURSIVE names(queue) AS (
+WITH RECURSIVE queue_with_tasks(queue) AS (
     (SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') ORDER BY t.queue LIMIT 1)
     UNION ALL
-    SELECT next.queue FROM names n CROSS JOIN LATERAL (
-        SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') AND t.queue > n.queue
+    SELECT next.queue FROM queue_with_tasks last CROSS JOIN LATERAL (
+        SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') AND t.queue > last.queue
         ORDER BY t.queue LIMIT 1) AS next
 ), served AS (
     SELECT unnest(w.queues) AS queue, count(*) AS workers FROM worker w WHERE NOT w.draining GROUP BY 1
 ), started AS (
-    SELECT s.key AS queue, sum(s.value::bigint)::bigint AS n
-    FROM worker w CROSS JOIN jsonb_each_text(w.starts_per_minute) AS s
+    SELECT starts.key AS queue, sum(starts.value::bigint)::bigint AS n
+    FROM worker w CROSS JOIN jsonb_each_text(w.starts_per_minute) AS starts
     WHERE w.seen_at > clock_timestamp() - interval '1 minute' GROUP BY 1
-), all_names AS (
-    SELECT queue FROM names UNION SELECT queue FROM served UNION SELECT queue FROM paused_queue
+), all_queues AS (
+    SELECT queue FROM queue_with_tasks UNION SELECT queue FROM served UNION SELECT queue FROM paused_queue
 )
-SELECT a.queue, coalesce(s.workers, 0) AS workers, p.reason AS paused_because, d.n AS runnable, d.oldest,
-       d.n = b.most AS has_more,
-       CASE WHEN NOT starts_with(a.queue, 'ext:') THEN coalesce(r.n, 0) END AS starts_per_minute
-FROM all_names a
-CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS most FROM all_names) AS b
-LEFT JOIN served s ON s.queue = a.queue
-LEFT JOIN started r ON r.queue = a.queue
-LEFT JOIN paused_queue p ON p.queue = a.queue
+SELECT q.queue, coalesce(served.workers, 0) AS workers, p.reason AS paused_because, due.n AS runnable, due.oldest,
+       due.n = share.most AS has_more,
+       CASE WHEN NOT starts_with(q.queue, 'ext:') THEN coalesce(started.n, 0) END AS starts_per_minute
+FROM all_queues q
+CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS most FROM all_queues) AS share
+LEFT JOIN served ON served.queue = q.queue
+LEFT JOIN started ON started.queue = q.queue
+LEFT JOIN paused_queue p ON p.queue = q.queue
 CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
         SELECT t.available_at FROM task t
-        WHERE t.queue = a.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp() LIMIT b.most) AS counted
-) AS d
-ORDER BY a.queue LIMIT 1000
+        WHERE t.queue = q.queue AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at <= statement_timestamp() LIMIT share.most) AS counted
+) AS due
+ORDER BY q.queue LIMIT 1000
 """
 
 
 #: `queues` counts about this many tasks in all queues together. The more queues there are, the fewer tasks it counts in
 #: each, but never fewer than 20.
-_MAX_OF_ALL = 200_000
+_MAX_IN_ALL_QUEUES = 200_000
 
 
-async def queues(connection: Connection, at_most: int = MAX_COUNTED, of_all: int = _MAX_OF_ALL) -> Sequence[Row]:
+async def queues(connection: Connection, at_most: int = MAX_COUNTED, in_all: int = _MAX_IN_ALL_QUEUES) -> Sequence[Row]:
     """Queues of all tenants that have tasks or workers, or are paused. `runnable`: due tasks, counted up to `at_most`
-    in each queue and up to about `of_all` in all queues together. `has_more`: the queue may have more due tasks than
+    in each queue and up to about `in_all` in all queues together. `has_more`: the queue may have more due tasks than
     were counted. `oldest`: when the oldest counted task became due. `starts_per_minute`: the attempts that the
     registered workers started in the minute before they last renewed their rows; None for a queue of external workers,
     whose claims are not counted.
     """
-    return await connection.fetch(_QUEUES, at_most, of_all)
+    return await connection.fetch(_QUEUES, at_most, in_all)
 
 
 _RUNNABLE = """
@@ -196,10 +200,10 @@ async def depth(connection: Connection, queue: str, at_most: int) -> int:
 WORKERS = """
 -- workers
 SELECT w.id, w.host, w.pid, w.version, w.pool, w.queues, w.draining, w.started_at, w.seen_at,
-       coalesce(l.leases, 0) AS leases
+       coalesce(held.leases, 0) AS leases
 FROM worker w
-LEFT JOIN (SELECT t.lease_owner, count(*) AS leases FROM task t WHERE t.status = 'running' GROUP BY t.lease_owner) AS l
-  ON l.lease_owner = w.id
+LEFT JOIN (SELECT t.lease_owner, count(*) AS leases FROM task t WHERE t.status = 'running' GROUP BY t.lease_owner)
+  AS held ON held.lease_owner = w.id
 ORDER BY w.started_at LIMIT 1000
 """
 

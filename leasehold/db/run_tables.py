@@ -31,6 +31,7 @@ from leasehold.db.tables import metadata
 _INSTANT = TIMESTAMP(timezone=True)
 _NOW = func.clock_timestamp()
 
+#: How far the running attempt of a task is, as its handler last reported.
 progress = Table(
     "progress",
     metadata,
@@ -44,6 +45,7 @@ progress = Table(
     postgresql_with={"fillfactor": "70"},
 )
 
+#: The parts of steps that fanned out: one task for each item, with the value that the task handles.
 item = Table(
     "item",
     metadata,
@@ -54,6 +56,7 @@ item = Table(
     Index("item_parent", "parent_id", "number"),
 )
 
+#: Templates, one row for each version.
 template = Table(
     "template",
     metadata,
@@ -76,6 +79,8 @@ template_deletion = Table(
     PrimaryKeyConstraint("tenant_id", "type"),
 )
 
+#: Runs: jobs that a template describes. `scope`, `scope_id`: the group of runs that a concurrency policy counts
+#: together.
 run = Table(
     "run",
     metadata,
@@ -94,10 +99,11 @@ run = Table(
     Index("run_of_scope", "tenant_id", "scope", "scope_id", text("job_id DESC")),
     # A tick creates one run, even with many schedulers and after any crash.
     Index("run_of_tick", "schedule_id", "tick", unique=True, postgresql_where=text("tick IS NOT NULL")),
-    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),  # text searches
+    Index("run_with_scope", "tenant_id", text("job_id DESC"), postgresql_where=text("scope_id <> ''")),  # text search
     Index("run_of_schedule", "schedule_id", text("job_id DESC"), postgresql_where=text("schedule_id IS NOT NULL")),
 )
 
+#: Schedules, which make runs by the clock.
 schedule = Table(
     "schedule",
     metadata,
@@ -109,7 +115,7 @@ schedule = Table(
     Column("timezone", Text, nullable=False),
     Column("payload_template", JSONB, nullable=False),
     Column("tags", JSONB, nullable=False, server_default="{}"),  # each run of the schedule gets them
-    Column("callback_url", Text),  # of each run of the schedule
+    Column("callback_url", Text),  # each run of the schedule gets it
     Column("scope", Text, nullable=False),
     Column("scope_id", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
@@ -123,7 +129,7 @@ schedule = Table(
     Column("buffered_at", _INSTANT),  # overlap `buffer_one`: the tick that waits for the previous run to end
     Column("next_run_at", _INSTANT),  # NULL while disabled
     Column("last_run_at", _INSTANT),
-    Column("last_error", JSONB),  # why the last firing created no run; NULL: it created one
+    Column("last_error", JSONB),  # why the last firing created no run; NULL: the last firing created a run
     # Consecutive firings that created no run because of a permanent error.
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),

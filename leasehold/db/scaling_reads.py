@@ -1,4 +1,5 @@
-"""Reads the load and the workers of a worker pool, for scaling: due tasks, running attempts, living workers.
+"""Reads the load and the workers of a worker pool: due tasks, running attempts, living workers. The API computes from
+them how many workers the pool should have.
 
 Each statement reads a bounded number of rows, however many tasks there are.
 """
@@ -18,7 +19,7 @@ MAX_LINES = 2000
 # The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, and reads only the
 # first task of each line. Then at most `share.most` due tasks of each line are counted: the lines of a queue share the
 # $2 tasks evenly.
-# $1 the queues, $2 how many due tasks of a queue are counted at most, $3 how many lines of a queue are read at most.
+# $1 the queues, $2 the most due tasks that are counted in a queue, $3 the most lines that are read of a queue.
 _DUE = """
 -- scaling_due
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
@@ -52,8 +53,8 @@ GROUP BY line.queue
 """
 
 # The running attempts of each queue. At any moment, attempts are half done on average. So an attempt takes about twice
-# the average age.
-# $1 the queues, $2 how many leases are read at most.
+# the average age of the attempts that run now.
+# $1 the queues, $2 the most leases that are read.
 _RUNNING = """
 -- scaling_running
 SELECT lease.queue, w.version, count(*)::int AS running,

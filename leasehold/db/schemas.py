@@ -41,9 +41,9 @@ class Revisions:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """The state of a schema in a database. `revision`: the schema's revision; None before the first migration.
-    `behind`: `leasehold migrate` must run. `head`: the newest revision of this release.
+class SchemaState:
+    """The revision of a schema in a database (`revision`; None before the first migration), and the newest revision of
+    this release (`head`). `behind`: `leasehold migrate` must run.
     """
 
     revision: str | None
@@ -51,7 +51,7 @@ class State:
     head: str
 
 
-async def state_of(connection: Connection, schema: Schema) -> State:
+async def state_of(connection: Connection, schema: Schema) -> SchemaState:
     """The state of the schema in a database. A revision that this release does not know counts as newer: the
     migration of a later release runs while processes of this release still run.
     """
@@ -60,7 +60,7 @@ async def state_of(connection: Connection, schema: Schema) -> State:
     if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", schema.table):
         revision = await connection.fetchval(f"SELECT version_num FROM {schema.table}")
     is_older = revision in revisions.all and revision != revisions.head
-    return State(revision, revision is None or is_older, revisions.head)
+    return SchemaState(revision, revision is None or is_older, revisions.head)
 
 
 @cache

@@ -28,10 +28,10 @@ _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
-#: (URL, whether for a replica) -> in how many calls of `open_connection`, since the last that found what it looked for,
-#: a host was late.
-_unanswered: dict[tuple[DatabaseUrl, bool], int] = {}
-#: The time of a host is doubled at most this many times.
+#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late. A call that finds
+#: the server that it looks for sets the number to zero.
+_late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
+#: The time that each host has is doubled at most this many times.
 _MOST_DOUBLINGS = 10
 #: After one of these errors at a host, `_choose` tries the next host.
 _HOST_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -47,17 +47,17 @@ async def open_connection(
 
     If a host does not accept in its time, and no other takes writes, the next call has twice the `host_timeout`, up to
     `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once, and the new
-    primary is slow. If every process always left it after the same short time, none might ever connect. With `replica`
-    a connection to the primary is enough: then nothing is doubled.
+    primary is slow. If every process always gave up after the same short time, perhaps none would ever connect. With
+    `replica`, a call that connected to any host counts as a success, so nothing is doubled.
 
     If no host answers, raises the TimeoutError of the first host that was late, or the error of the last host.
     """
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
         host, port = url.hosts[0] if url.hosts else (None, None)
         return await _connect(url, host, port, timeout, options)
-    unanswered = _unanswered.get((url, replica), 0)
+    late_calls = _late_calls.get((url, replica), 0)
     longest = max(host_timeout, timeout / len(url.hosts))
-    host_timeout = min(host_timeout * 2**unanswered, longest)
+    host_timeout = min(host_timeout * 2**late_calls, longest)
     answers = _Answers()
     chosen: _Connection | None = None
     try:
@@ -68,9 +68,9 @@ async def open_connection(
         raise
     finally:
         if answers.has_found:
-            _unanswered.pop((url, replica), None)
+            _late_calls.pop((url, replica), None)
         elif answers.late is not None and not (replica and answers.opened):
-            _unanswered[url, replica] = min(unanswered + 1, _MOST_DOUBLINGS)
+            _late_calls[url, replica] = min(late_calls + 1, _MOST_DOUBLINGS)
         for connection in answers.opened:
             if connection is not chosen:
                 connection.terminate()
@@ -159,8 +159,9 @@ def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
 
 
 class WrongServerGuard:
-    """Makes a pool replace its connections when they lead to the wrong server. A server that only reads is wrong. For
-    the pool of a replica, a primary is wrong. Call it with each connection that the pool is about to lend.
+    """Makes a pool replace its connections when they lead to the wrong server: for a pool to the primary, a server that
+    only reads; for the pool of a replica, a primary. The pool calls it with each connection before it lends the
+    connection.
     """
 
     def __init__(self, *, replica: bool = False) -> None:

@@ -11,6 +11,8 @@ database of an older installation has another order, because no migration moves 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import (
     ARRAY,
     TIMESTAMP,
@@ -53,12 +55,8 @@ _INSTANT = TIMESTAMP(timezone=True)
 _NOW = func.clock_timestamp()
 
 
-def _in_states(column: str, values: type[JobState | TaskState]) -> str:
-    return f"{column} IN ({', '.join(repr(v.value) for v in values)})"
-
-
-def _in(column: str, values: frozenset[JobState] | frozenset[TaskState]) -> str:
-    return f"{column} IN ({', '.join(sorted(repr(v.value) for v in values))})"
+def _in(column: str, states: Iterable[JobState | TaskState]) -> str:
+    return f"{column} IN ({', '.join(repr(state.value) for state in states)})"
 
 
 job = Table(
@@ -84,8 +82,8 @@ job = Table(
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
     Column("expires_at", _INSTANT),
-    # How long the job may run after its admission, and how long it may wait before. deadline_at follows from whichever
-    # is set.
+    # How long the job may run after its admission, and how long it may wait before. deadline_at is computed from
+    # them.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
     Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that have a lease now
@@ -105,8 +103,10 @@ job = Table(
     # The job's task, if the job was submitted with a single task, which was due at once. The view `history` then
     # derives the event of the submission, and those events of the task that follow from the task's row.
     Column("single_task", Uuid),
-    CheckConstraint(_in_states("status", JobState), name="status_known"),
-    CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
+    CheckConstraint(_in("status", JobState), name="status_known"),
+    CheckConstraint(
+        f"({_in('status', sorted(JOB_TERMINAL))}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"
+    ),
     CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
     CheckConstraint("steps_left >= 0", name="steps_left_not_negative"),
     # The two indexes below change only when a job is written and when it ends.
@@ -123,7 +123,7 @@ job = Table(
     Index(
         "job_code", "tenant_id", text("(error ->> 'code')"), text("id DESC"), postgresql_where=text("error IS NOT NULL")
     ),
-    # text searches
+    # A text search reads the jobs with a key (job_lists.py).
     Index("job_with_key", "tenant_id", text("id DESC"), postgresql_where=text("dedupe_key IS NOT NULL")),
     Index("job_cancelling", "cancel_by", postgresql_where=text("cancel_by IS NOT NULL AND finished_at IS NULL")),
     Index("job_to_tell", "finished_at", postgresql_where=text("notify AND finished_at IS NOT NULL")),
@@ -231,27 +231,29 @@ task = Table(
     # it.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
-    # A workflow started the step. If the step gives up, the job goes on: the workflow decides what follows.
+    # A workflow started the step. If the step fails for good, the job goes on: the workflow decides what follows.
     Column("contained", Boolean, nullable=False, server_default="false"),
-    # A workflow whose journal has a call: its code sees a cancel of its job before the job ends.
+    # The task of a workflow whose journal has a call: the workflow's code sees a cancel of its job before the job ends.
     Column("journaled", Boolean, nullable=False, server_default="false"),
-    # Only of a `single_task`. The view `history` derives the event of its first claim, and the event of its completion
-    # by that claim; these are the numbers of the two events. `claimed_by`: the owner of that claim, once it is no
-    # longer `lease_owner`.
+    # Set only for a task that is the `single_task` of its job. The view `history` derives the event of its first claim,
+    # and the event of its completion by that claim; these are the numbers of the two events. `claimed_by`: the owner of
+    # that claim, once it is no longer `lease_owner`.
     Column("claim_seq", Integer),
     Column("done_seq", Integer),
     Column("claimed_by", Uuid),
     # A job has one row for each step, however often hints, retries and submissions are repeated.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
-    CheckConstraint(_in_states("status", TaskState), name="status_known"),
+    CheckConstraint(_in("status", TaskState), name="status_known"),
     CheckConstraint(
         "(status = 'running') = (lease_owner IS NOT NULL AND lease_until IS NOT NULL)",
         name="leased_iff_running",
     ),
-    CheckConstraint(f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
+    CheckConstraint(
+        f"({_in('status', sorted(TASK_TERMINAL))}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"
+    ),
     # false <= true, so `<=` means "implies".
     CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
-    # Polls (claim_due): due tasks of a queue, priority and tenant, the oldest first.
+    # For polls: due tasks of a queue, priority and tenant, the oldest first.
     Index(
         "task_runnable",
         "queue",
@@ -260,7 +262,7 @@ task = Table(
         "available_at",
         postgresql_where=text("status IN ('pending', 'retry', 'waiting')"),
     ),
-    # expire_leases: running tasks only. It does not contain lease_until (see the head).
+    # For the sweeper, which looks for expired leases: running tasks only. It has no lease_until (see the head).
     Index("task_running", "id", postgresql_where=text("status = 'running'")),
     Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
     # Half of each page stays free, as in `job`: a claim's new version of a row mostly fits into the same page, and
@@ -273,6 +275,7 @@ task = Table(
     },
 )
 
+#: The outputs that steps have committed.
 output = Table(
     "output",
     metadata,
@@ -290,6 +293,7 @@ output = Table(
     Index("output_tenant", "tenant_id", postgresql_include=["size"]),  # the bytes stored for a tenant
 )
 
+#: The value that a step returned when it succeeded.
 result = Table(
     "result",
     metadata,
@@ -297,11 +301,12 @@ result = Table(
     Column("value", JSONB, nullable=False),
 )
 
+#: What an attempt wrote down for the next attempt of its step.
 note = Table(
     "note",
     metadata,
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
-    Column("value", JSONB, nullable=False),  # what an attempt wrote down for the next attempt of its step
+    Column("value", JSONB, nullable=False),
 )
 
 #: Tasks that a worker put off because it lacked their code. The row is void after the task's next claim: then the task
@@ -316,6 +321,7 @@ unknown_task = Table(
     Index("unknown_task_handler", "handler", "queue"),
 )
 
+#: The attempts that failed, one row for each lease.
 failure = Table(
     "failure",
     metadata,
@@ -371,6 +377,7 @@ kept_event = Table(
 #: A view: `event`, `kept_event`, and the events that it derives from the rows of jobs and tasks (migration 0044).
 history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
+#: Hints that the broker has not confirmed yet (broker/outbox.py).
 outbox = Table(
     "outbox",
     metadata,
@@ -391,6 +398,7 @@ outbox = Table(
     },
 )
 
+#: The processes that claim tasks. A worker writes its row when it starts, and again with each heartbeat.
 worker = Table(
     "worker",
     metadata,
@@ -422,6 +430,7 @@ known_handler = Table(
     Column("seen_at", _INSTANT, nullable=False),  # when the last worker with this handler was last seen
 )
 
+#: The units at which a duty of a worker failed.
 quarantine = Table(
     "quarantine",
     metadata,
@@ -434,6 +443,7 @@ quarantine = Table(
     PrimaryKeyConstraint("duty", "unit"),
 )
 
+#: The leases on duties that one worker at a time does for all.
 leadership = Table(
     "leadership",
     metadata,
@@ -478,6 +488,7 @@ settlement = Table(
     Index("settlement_adopted", "tenant_id", "system", "ref", unique=True, postgresql_where=text("ref IS NOT NULL")),
 )
 
+#: The idempotency keys of requests, with the stored answers (idempotency.py).
 idempotency = Table(
     "idempotency",
     metadata,

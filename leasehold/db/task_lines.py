@@ -1,12 +1,12 @@
-"""The lines of tasks that wait: a line has the tasks of one queue, priority and tenant."""
+"""Builds the SQL that finds the lines of waiting tasks. A line is the tasks of one queue, priority and tenant."""
 
 from __future__ import annotations
 
 
 def lines_of_all_queues(most: str) -> str:
-    """SQL: the recursive query of the CTE `line(queue, priority, tenant_id, nth)`, with each line that has a task. It
-    jumps through the index task_runnable from line to line, and reads no other task. `most`: the parameter with the
-    number of lines at which it stops, such as $1.
+    """SQL: the recursive query of the CTE `line(queue, priority, tenant_id, nth)`. It returns each line that has a
+    task, and `nth` counts the lines. The query jumps through the index task_runnable from line to line, so it reads
+    only the first task of each line. `most`: the statement's parameter with the most lines to return, for example `$1`.
     """
     return f"""
     (SELECT t.queue, t.priority, t.tenant_id, 1 FROM task t

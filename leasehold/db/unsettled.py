@@ -1,5 +1,6 @@
 """Reads what only a person can settle, for /v1/unsettled: orders of unknown outcome, workflows that wait for a signal,
-silent external steps, disabled webhooks and paused schedules.
+silent external steps, disabled webhooks and paused schedules. An order is what a step asked of another system, for
+example of a provider.
 """
 
 from __future__ import annotations
@@ -13,33 +14,36 @@ from leasehold.db.job_reads import Row
 #: The most jobs of a tenant that a page searches: failed jobs of each code, or unfinished jobs.
 MAX_SEARCHED = 10_000
 
-# Failed jobs that a person must settle: those of pipeline $3[n] that failed at step $4[n] with code $5[n]. The index of
-# failed jobs by code finds at most $7 jobs of each code (`searched`). If a code has more, `stopped` is the job at which
-# its search ended. Older jobs, of any code, are then for a later page.
+# Failed jobs that a person must settle: those of pipeline $3[n] that failed at step $4[n] with code $5[n]. $1 tenant,
+# $2 the last job of the page before, $6 the most rows. The index of failed jobs by code finds at most $7 jobs of each
+# code (`searched`). If a code has more, `stopped` is the job at which its search ended. Older jobs, of any code, are
+# then for a later page. `failure_kind`: the failures that only a person can settle.
 _ORDERS = """
 -- unsettled_orders
 WITH searched AS MATERIALIZED (
-    SELECT j.id, c.code FROM (SELECT DISTINCT code FROM unnest($5::text[]) AS u(code)) AS c
+    SELECT failed_job.id, searched_code.code
+    FROM (SELECT DISTINCT code FROM unnest($5::text[]) AS codes(code)) AS searched_code
     CROSS JOIN LATERAL (
         SELECT j.id FROM job j
         WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
-          AND j.error ->> 'code' = c.code
-        ORDER BY j.id DESC LIMIT $7) AS j
+          AND j.error ->> 'code' = searched_code.code
+        ORDER BY j.id DESC LIMIT $7) AS failed_job
 ), stopped AS (
-    SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY code ORDER BY id DESC) AS nth FROM searched) AS n
+    SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY code ORDER BY id DESC) AS nth FROM searched)
+              AS numbered
             WHERE nth = $7 ORDER BY id DESC LIMIT 1) AS id
 )
-SELECT stopped.id AS searched_to, o.* FROM stopped LEFT JOIN LATERAL (
+SELECT stopped.id AS searched_to, failed_order.* FROM stopped LEFT JOIN LATERAL (
     SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
-    FROM searched c JOIN job j ON j.id = c.id
-    JOIN unnest($3::text[], $4::text[], $5::text[]) AS s(pipeline, step, code)
-      ON s.pipeline = j.pipeline AND j.error ->> 'code' = s.code
-    JOIN task t ON t.job_id = j.id AND t.step = s.step AND t.status = 'failed'
+    FROM searched JOIN job j ON j.id = searched.id
+    JOIN unnest($3::text[], $4::text[], $5::text[]) AS failure_kind(pipeline, step, code)
+      ON failure_kind.pipeline = j.pipeline AND j.error ->> 'code' = failure_kind.code
+    JOIN task t ON t.job_id = j.id AND t.step = failure_kind.step AND t.status = 'failed'
     LEFT JOIN note n ON n.task_id = t.id
     WHERE (j.expires_at IS NULL OR j.expires_at > statement_timestamp()) AND (stopped.id IS NULL OR j.id >= stopped.id)
       AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
-    ORDER BY j.id DESC LIMIT $6) AS o ON true
-ORDER BY o.job_id DESC
+    ORDER BY j.id DESC LIMIT $6) AS failed_order ON true
+ORDER BY failed_order.job_id DESC
 """
 
 #: SQL condition, to be formatted: the task `t` is an external step on which nobody has worked for `{seconds}` seconds.
@@ -49,8 +53,8 @@ SILENT = """starts_with(t.queue, 'ext:')
       < statement_timestamp() - make_interval(secs => {seconds})"""
 
 # Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease ended $3
-# seconds ago without a heartbeat. $2: the last task of the page before. If the job of that task was deleted meanwhile,
-# the page is empty.
+# seconds ago without a heartbeat. $1: the tenant. $2: the last task of the page before. If the job of that task was
+# deleted meanwhile, the page is empty. The queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
 WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1)
@@ -70,12 +74,12 @@ ORDER BY t.job_id DESC, t.position, t.id LIMIT $4
 # Runs whose workflow waits for a signal. $2: the last run of the page before.
 _WAITING = f"""
 -- unsettled_approvals
-SELECT live.id AS job_id, $1::text AS tenant_id, live.pipeline, w.signals, w.since, w.until
+SELECT live.id AS job_id, $1::text AS tenant_id, live.pipeline, wait.signals, wait.since, wait.until
 FROM (SELECT j.id, j.pipeline FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL
         AND ($2::uuid IS NULL OR j.id < $2) ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
 CROSS JOIN LATERAL (
     SELECT array_agg(DISTINCT e.name ORDER BY e.name) AS signals, min(e.at) AS since, min(e.due_at) AS until
-    FROM journal e WHERE e.job_id = live.id AND e.kind = 'signal' AND e.state = 'open' HAVING count(*) > 0) AS w
+    FROM journal e WHERE e.job_id = live.id AND e.kind = 'signal' AND e.state = 'open' HAVING count(*) > 0) AS wait
 ORDER BY live.id DESC LIMIT $3
 """
 
@@ -110,8 +114,8 @@ async def orders(
     searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
     """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: the pipeline, step and code of
-    the failures that only a person can settle. A page searches `searched` failed jobs of each code. The second value:
-    the job before which the next page begins; None: this is the last page.
+    the failures that only a person can settle. A page searches `searched` failed jobs of each code. The second value
+    is the last job that the page covers, at which the next page continues. None: this is the last page.
     """
     pipelines, steps, codes = zip(*settled_by_people, strict=True)
     rows = await connection.fetch(
@@ -127,7 +131,7 @@ async def silent_steps(
     connection: Connection, tenant_id: str, seconds: float, after: UUID | None, limit: int
 ) -> Sequence[Row]:
     """External steps on which nobody has worked for `seconds`, those of the newest jobs first. `after`: the last task
-    of the page before. A page searches MAX_SEARCHED live jobs.
+    of the page before. A page searches MAX_SEARCHED unfinished jobs.
     """
     return await connection.fetch(SILENT_STEPS, tenant_id, after, seconds, limit)
 
@@ -142,7 +146,7 @@ async def waiting_runs(
 ) -> tuple[Sequence[Row], UUID | None]:
     """Runs whose workflow waits for signals now, newest first. `signals`: the names of the signals. `since`: when the
     first wait began. `until`: when the first wait ends by itself. A page searches MAX_SEARCHED unfinished jobs. The
-    second value: the job before which the next page begins; None: this is the last page.
+    second value is as in `orders`.
     """
     rows = await connection.fetch(_WAITING, tenant_id, before, limit + 1)
     if len(rows) > limit:

@@ -14,14 +14,15 @@ upload = Table(
     metadata,
     Column("key", Text, primary_key=True),  # the object's key; with a `/` at its end, the prefix of several objects
     Column("tenant_id", Text, nullable=False),
-    Column("open", Boolean, nullable=False),  # unfinished: `bytes` counts against the tenant's quota
+    Column("open", Boolean, nullable=False),  # the upload is unfinished
     Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
-    Column("bytes", BigInteger, nullable=False),  # counted against the tenant: declared, largest possible, or stored
-    # the largest allowed object: the sweeper deletes a larger one; -1: every one
+    # what the tenant's quota counts while the upload is unfinished: the declared, largest possible or stored size
+    Column("bytes", BigInteger, nullable=False),
+    # the largest size that is allowed: the sweeper deletes a larger object; -1: the sweeper deletes any object
     Column("most", BigInteger, nullable=False),
     Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # no client may begin to send after this
     Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when the sweeper checks the stored object next
-    # by then every transfer that began in time has ended
+    # when the sweeper deletes this row: by then every transfer that began before `writable_until` has ended
     Column("forget_at", TIMESTAMP(timezone=True), nullable=False),
     # The attempt of the external worker that sends this file. The upload is abandoned when the attempt has ended.
     Column("task_id", Uuid),
@@ -31,12 +32,14 @@ upload = Table(
     Index("upload_open", "tenant_id", postgresql_where=text("open")),
 )
 
+#: Downloads of artifacts, in progress or of the last day. The limits of downloads count them (limits/downloads.py).
 download = Table(
     "download",
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    Column("key_prefix", Text, nullable=False),  # of the API key before all its rotations: limits count by it
+    # the prefix of the first API key in the chain of rotations: a rotation does not reset the limits of a key
+    Column("key_prefix", Text, nullable=False),
     # the artifact's size while it is sent; afterwards the bytes that were sent
     Column("bytes", BigInteger, nullable=False),
     Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),

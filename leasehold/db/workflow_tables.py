@@ -51,9 +51,9 @@ journal = Table(
         name="kind_known",
     ),
     CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out', 'cancelled')", name="state_known"),
-    # The runs that unfinished workflows started or await.
+    # Finds the unfinished workflows that started a run, or await its end.
     Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result') AND state = 'open'")),
-    # A workflow's rows are read together: a run's page, and the wait for a signal.
+    # Finds the waits of a workflow for signals: an arriving signal ends a wait for its name.
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
 )
 

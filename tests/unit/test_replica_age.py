@@ -7,15 +7,15 @@ from typing import Any, cast
 import pytest
 
 from leasehold.db import replica as replicas
-from leasehold.db.replica import Replica, ReplicaUnusable, _Place
+from leasehold.db.replica import Replica, ReplicaUnusable, _LogPosition
 from leasehold.settings import Settings
 
 SYSTEM, OTHER = 7, 8
 TIMELINE = 3
 
 
-def at(place: int | None, system: int = SYSTEM, timeline: int = TIMELINE) -> _Place:
-    return _Place(place, system, timeline)
+def at(position: int | None, system: int = SYSTEM, timeline: int = TIMELINE) -> _LogPosition:
+    return _LogPosition(position, system, timeline)
 
 
 class Clock:

@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from leasehold.db.schemas import CORE, known_revisions
-from leasehold.db.upgrading.locks import MODES, Lock, Schema
-from leasehold.db.upgrading.plan import Planned, Step, plan_of
+from leasehold.db.upgrading.locks import MODES, Lock, SchemaTables
+from leasehold.db.upgrading.plan import PlannedRevision, PlannedStatement, plan_of
 from tests.support.databases import Databases
 
 SECONDS = 30.0
@@ -119,19 +119,19 @@ async def measuring(postgres: Databases) -> AsyncIterator[Measuring]:
 
 
 @pytest.fixture
-async def planned(measuring: Measuring) -> tuple[Planned, ...]:
+async def planned(measuring: Measuring) -> tuple[PlannedRevision, ...]:
     """The plan of everything, from an empty database."""
     return (await plan_of(measuring.connection, [CORE])).revisions
 
 
 async def test_every_statement_of_every_revision_takes_the_locks_that_the_plan_names(
-    measuring: Measuring, planned: tuple[Planned, ...]
+    measuring: Measuring, planned: tuple[PlannedRevision, ...]
 ) -> None:
     wrong = []
     measured = 0
     for revision in planned:
         tables = await measuring.tables()
-        for step in revision.steps:
+        for step in revision.statements:
             found = await measuring.locks_of(step.statement, tables)
             measured += len(found)
             if not step.effect.known or found != set(step.effect.locks):
@@ -142,10 +142,10 @@ async def test_every_statement_of_every_revision_takes_the_locks_that_the_plan_n
 
 
 async def test_the_statements_of_the_plan_make_the_schema_that_migrate_makes(
-    measuring: Measuring, planned: tuple[Planned, ...], migrated_template: str
+    measuring: Measuring, planned: tuple[PlannedRevision, ...], migrated_template: str
 ) -> None:
     for revision in planned:
-        for step in revision.steps:
+        for step in revision.statements:
             await measuring.connection.execute(step.statement)
     migrated = await asyncpg.connect(migrated_template)
     try:
@@ -220,7 +220,7 @@ async def test_every_form_that_a_rule_knows_takes_these_locks(measuring: Measuri
     wrong = []
     for statement, locks in FORMS.items():
         await measuring.connection.execute(TABLES)
-        effect = Schema({"work_id": "work"}, {"day": ["day_1"]}).apply(statement)
+        effect = SchemaTables({"work_id": "work"}, {"day": ["day_1"]}).apply(statement)
         measured = await measuring.locks_of(statement, await measuring.tables())
         if not effect.known or not set(effect.locks) == locks == measured:
             wrong.append((statement, locks, effect.locks, measured))
@@ -228,31 +228,33 @@ async def test_every_form_that_a_rule_knows_takes_these_locks(measuring: Measuri
 
 
 def test_a_statement_that_no_rule_knows_is_not_taken_for_harmless() -> None:
-    schema = Schema()
+    schema = SchemaTables()
     for statement in ("CLUSTER job USING job_pkey", "ALTER TABLE job SET LOGGED", "DO $do$ BEGIN PERFORM 1; END $do$"):
         assert not schema.apply(statement).known
 
 
 async def test_since_the_release_every_revision_only_adds_and_nobody_waits_for_long(
-    planned: tuple[Planned, ...],
+    planned: tuple[PlannedRevision, ...],
 ) -> None:
     names = [revision.revision for revision in planned]
     after = planned[names.index(RELEASED) + 1 :]
     assert [(revision.revision, revision.narrows) for revision in after if revision.phase != "expand"] == []
-    assert [(revision.revision, step.statement) for revision in after for step in revision.steps if _stops(step)] == []
+    assert [
+        (revision.revision, step.statement) for revision in after for step in revision.statements if _stops(step)
+    ] == []
     assert after
     # Under load a transaction that needs two tables seldom gets both: somebody holds one and waits for the other.
     crowded = [(one.revision, both) for one in after for part in one.transactions if len(both := _stopped(part)) > 1]
     assert crowded == []
     # The rule itself: the release's own revisions break it.
-    assert any(_stops(step) for revision in planned for step in revision.steps)
+    assert any(_stops(step) for revision in planned for step in revision.statements)
     assert any(len(_stopped(part)) > 1 for revision in planned for part in revision.transactions)
 
 
-def _stopped(transaction: Iterable[Step]) -> set[str]:
+def _stopped(transaction: Iterable[PlannedStatement]) -> set[str]:
     """The tables whose writers wait for the transaction."""
     return {lock.table for step in transaction for lock in step.effect.locks if lock.stops}
 
 
-def _stops(step: Step) -> bool:
+def _stops(step: PlannedStatement) -> bool:
     return bool(step.held_during) and any(lock.stops for lock in step.effect.locks)

@@ -164,7 +164,7 @@ async def test_an_index_build_that_died_is_dropped_and_built_again_and_those_tha
         assert await revision(old) == COLUMN
 
         (plan,) = (await plan_of(looking, [CORE], INDEXES)).revisions
-        assert [step.statement.partition(" ON ")[0] for step in plan.steps if "INDEX" in step.statement] == [
+        assert [step.statement.partition(" ON ")[0] for step in plan.statements if "INDEX" in step.statement] == [
             'DROP INDEX CONCURRENTLY "run_with_scope"',
             "CREATE INDEX CONCURRENTLY run_with_scope",
         ]

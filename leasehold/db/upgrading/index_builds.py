@@ -1,19 +1,19 @@
 """Builds and drops indexes in revisions, without making writers wait. A build that died is detected and repeated.
 
-`CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every write
+A `CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every write
 and no query uses it, so the next try must drop it first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from alembic import op
 from sqlalchemy import TextClause, text
 
-#: An option of alembic's context: the indexes of the database, for rendering.py, which renders without a connection.
-PRESENT = "leasehold_indexes"
+#: An option of alembic's context, which rendering.py sets because it renders without a connection: the indexes of the
+#: database, and whether each is valid.
+INDEXES_OPTION = "leasehold_indexes"
 
 
 def build_index(
@@ -56,8 +56,8 @@ def drop_index(name: str) -> None:
 def end_transaction() -> None:
     """Commit the statements before this call, which must be safe to repeat (`if_not_exists`).
 
-    Call it between two statements that lock two tables against writers. Under load, nearly always some transaction has
-    locked one of the tables. So a revision that needs both at once would seldom get them.
+    Call it between two statements that lock different tables against writers. Under load, some transaction nearly
+    always holds one of the tables. So a revision that needs both tables at once would seldom get them.
     """
     with op.get_context().autocommit_block():
         """The block commits when it begins, and begins a transaction when it ends."""
@@ -67,9 +67,9 @@ def _is_valid(name: str) -> bool | None:
     """Whether the index is valid. None: there is no such index."""
     context = op.get_context()
     if context.as_sql:
-        present: Mapping[str, Any] = context.opts.get(PRESENT, {})
-        return present.get(name)
-    valid: bool | None = op.get_bind().scalar(
+        validity_by_index: Mapping[str, bool] = context.opts.get(INDEXES_OPTION, {})
+        return validity_by_index.get(name)
+    is_valid: bool | None = op.get_bind().scalar(
         text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)"), {"name": f'"{name}"'}
     )
-    return valid
+    return is_valid

@@ -10,29 +10,34 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-#: From the weakest to the strongest.
+_ACCESS_SHARE = "ACCESS SHARE"
+_ROW_EXCLUSIVE = "ROW EXCLUSIVE"
+_SHARE_UPDATE_EXCLUSIVE = "SHARE UPDATE EXCLUSIVE"
+_SHARE = "SHARE"
+_SHARE_ROW_EXCLUSIVE = "SHARE ROW EXCLUSIVE"
+_ACCESS_EXCLUSIVE = "ACCESS EXCLUSIVE"
+#: The modes of PostgreSQL's table locks, from the weakest to the strongest.
 MODES = (
-    "ACCESS SHARE",
+    _ACCESS_SHARE,
     "ROW SHARE",
-    "ROW EXCLUSIVE",
-    "SHARE UPDATE EXCLUSIVE",
-    "SHARE",
-    "SHARE ROW EXCLUSIVE",
+    _ROW_EXCLUSIVE,
+    _SHARE_UPDATE_EXCLUSIVE,
+    _SHARE,
+    _SHARE_ROW_EXCLUSIVE,
     "EXCLUSIVE",
-    "ACCESS EXCLUSIVE",
+    _ACCESS_EXCLUSIVE,
 )
-#: From the least to the most.
+#: What a statement does with a table, from the least to the most.
 _WORK = ("", "scan", "rewrite")
-_ACCESS_SHARE, _ROW_EXCLUSIVE, _SHARE_UPDATE_EXCLUSIVE, _SHARE, _SHARE_ROW_EXCLUSIVE, _ACCESS_EXCLUSIVE = (
-    MODES[place] for place in (0, 2, 3, 4, 5, 7)
-)
 #: Functions whose value differs from row to row: a column with such a default makes PostgreSQL rewrite the table.
 _VOLATILE = ("clock_timestamp", "gen_random_uuid", "random", "timeofday", "nextval", "txid_current", "uuid_generate")
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """`work`: what the statement does with the table while it holds the lock: "", "scan" or "rewrite"."""
+    """A lock on a table. `work`: what the statement does with the table while it holds the lock: "", "scan" or
+    "rewrite".
+    """
 
     table: str
     mode: str
@@ -41,16 +46,16 @@ class Lock:
     @property
     def stops(self) -> str:
         """What waits while somebody holds this lock: "reads and writes", "writes" or ""."""
-        place = MODES.index(self.mode)
-        if place == len(MODES) - 1:
+        if self.mode == _ACCESS_EXCLUSIVE:
             return "reads and writes"
-        return "writes" if place > MODES.index(_SHARE_UPDATE_EXCLUSIVE) else ""
+        return "writes" if MODES.index(self.mode) > MODES.index(_SHARE_UPDATE_EXCLUSIVE) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a statement does to existing tables. `narrows`: why older code may fail after it; "" if it only adds.
-    `known`: False if no rule matches the statement. `recurses`: the statement also locks the partitions of a table.
+    """What a statement does to existing tables. `narrows`: why older code may fail after the statement; "" if it
+    cannot. `known`: False if no rule matches the statement. `recurses`: the statement also locks the partitions of a
+    table.
     """
 
     locks: tuple[Lock, ...] = ()
@@ -60,8 +65,9 @@ class Effect:
 
 
 @dataclass
-class Schema:
-    """The tables of the database, as the statements of the revisions change them: call `apply` with each in order.
+class SchemaTables:
+    """The tables of the database, as the statements of the revisions change them: call `apply` with each statement, in
+    their order.
 
     `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `new_tables`: the
     tables that this revision has made, which nobody else uses yet. `new_columns`: the columns that this revision has
@@ -81,10 +87,10 @@ class Schema:
         text = " ".join(statement.split())
         for pattern, rule in _RULES:
             if match := pattern.match(text):
-                return self._seen_by_others(rule(self, match, text))
+                return self._on_tables_of_others(rule(self, match, text))
         return Effect(known=False)
 
-    def _seen_by_others(self, effect: Effect) -> Effect:
+    def _on_tables_of_others(self, effect: Effect) -> Effect:
         """The effect with one lock for each table: the strongest mode, and the most work. Tables that only this
         revision uses are left out.
         """
@@ -104,29 +110,31 @@ class Schema:
             yield from (replace(lock, table=partition) for partition in partitions)
 
 
-_Rule = Callable[[Schema, "re.Match[str]", str], Effect]
+_Rule = Callable[[SchemaTables, "re.Match[str]", str], Effect]
 _NAME = r'(?:"?\w+"?\.)?"?(\w+)"?'
 _NEXT_ACTION = re.compile(r", (?=(?:ADD|ALTER|DROP|VALIDATE|RENAME) )")
-_DROPPED, _ADDED = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}"), re.compile(rf"ADD CONSTRAINT {_NAME}")
+_DROPPED_CONSTRAINT = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}")
+_ADDED_CONSTRAINT = re.compile(rf"ADD CONSTRAINT {_NAME}")
 _REFERENCES = re.compile(rf"\bREFERENCES {_NAME}", re.IGNORECASE)
 
 
-def _references(text: str) -> list[Lock]:
+def _locks_of_references(text: str) -> list[Lock]:
+    """The locks on the tables to which a new foreign key refers."""
     return [Lock(table, _SHARE_ROW_EXCLUSIVE) for table in _REFERENCES.findall(text)]
 
 
-def _no_effect(_schema: Schema, _match: re.Match[str], _text: str) -> Effect:
+def _no_effect(_schema: SchemaTables, _match: re.Match[str], _text: str) -> Effect:
     return Effect()
 
 
-def _create_table(schema: Schema, match: re.Match[str], text: str) -> Effect:
+def _create_table(schema: SchemaTables, match: re.Match[str], text: str) -> Effect:
     schema.new_tables.add(match[1])
     parent = re.search(rf"\bPARTITION OF {_NAME}", text)
-    locks = [Lock(parent[1], _ACCESS_EXCLUSIVE)] if parent else _references(text)
+    locks = [Lock(parent[1], _ACCESS_EXCLUSIVE)] if parent else _locks_of_references(text)
     return Effect(tuple(locks), recurses=False)
 
 
-def _create_index(schema: Schema, match: re.Match[str], text: str) -> Effect:
+def _create_index(schema: SchemaTables, match: re.Match[str], text: str) -> Effect:
     unique, concurrently, name, table = match.groups()
     schema.index_tables[name] = table
     narrows = ""
@@ -135,7 +143,7 @@ def _create_index(schema: Schema, match: re.Match[str], text: str) -> Effect:
     return Effect((Lock(table, _SHARE_UPDATE_EXCLUSIVE if concurrently else _SHARE, "scan"),), narrows)
 
 
-def _drop_index(schema: Schema, match: re.Match[str], _text: str) -> Effect:
+def _drop_index(schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
     concurrently, name = match.groups()
     table = schema.index_tables.get(name)
     if table is None:
@@ -143,95 +151,97 @@ def _drop_index(schema: Schema, match: re.Match[str], _text: str) -> Effect:
     return Effect((Lock(table, _SHARE_UPDATE_EXCLUSIVE if concurrently else _ACCESS_EXCLUSIVE),))
 
 
-def _alter_table(schema: Schema, match: re.Match[str], _text: str) -> Effect:
+def _alter_table(schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
     """A statement may have several actions: their locks and their work add up."""
     table, actions = match.groups()
     effects = [_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
-    replaced = set(_DROPPED.findall(actions)) & set(_ADDED.findall(actions))
-    # The statement may replace a constraint by another of the same name. No rule can know whether the new constraint
-    # refuses more: the revision's docstring says so.
+    replaced = set(_DROPPED_CONSTRAINT.findall(actions)) & set(_ADDED_CONSTRAINT.findall(actions))
+    # The statement may replace a constraint by another of the same name. No rule can tell whether the new constraint
+    # refuses more, so the revision's docstring must say so.
     narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced)
     locks = tuple(lock for effect in effects for lock in effect.locks)
     return Effect(locks, narrows, known=all(effect.known for effect in effects))
 
 
-def _action(schema: Schema, table: str, action: str) -> Effect:
+def _action(schema: SchemaTables, table: str, action: str) -> Effect:
     for pattern, rule in _ACTIONS:
         if match := pattern.match(action):
             return rule(schema, table, match, action)
     return Effect(known=False)
 
 
-def _add_column(schema: Schema, table: str, match: re.Match[str], action: str) -> Effect:
+def _add_column(schema: SchemaTables, table: str, match: re.Match[str], action: str) -> Effect:
     schema.new_columns.add(match[1])
-    rewrites = "GENERATED" in action or any(f"{name}(" in action for name in _VOLATILE)
-    refuses = "NOT NULL" in action and "DEFAULT" not in action and "GENERATED" not in action
-    narrows = f"{table}.{match[1]} has no default: older code writes none" if refuses else ""
-    lock = Lock(table, _ACCESS_EXCLUSIVE, "rewrite" if rewrites else "scan" if refuses else "")
-    return Effect((lock, *_references(action)), narrows)
+    is_rewrite = "GENERATED" in action or any(f"{name}(" in action for name in _VOLATILE)
+    needs_value = "NOT NULL" in action and "DEFAULT" not in action and "GENERATED" not in action
+    narrows = f"{table}.{match[1]} has no default: older code writes none" if needs_value else ""
+    work = "rewrite" if is_rewrite else "scan" if needs_value else ""
+    lock = Lock(table, _ACCESS_EXCLUSIVE, work)
+    return Effect((lock, *_locks_of_references(action)), narrows)
 
 
-def _add_constraint(schema: Schema, table: str, match: re.Match[str], action: str) -> Effect:
+def _add_constraint(schema: SchemaTables, table: str, match: re.Match[str], action: str) -> Effect:
     work = "" if "NOT VALID" in action or "USING INDEX" in action else "scan"
     narrows = "" if _names_new_column(schema, action) else f"{table} refuses rows that older code may write"
     if match[2] == "FOREIGN KEY":
         # PostgreSQL finds the rows of the other table by their key, so it does not scan that table.
-        return Effect((Lock(table, _SHARE_ROW_EXCLUSIVE, work), *_references(action)), narrows)
+        return Effect((Lock(table, _SHARE_ROW_EXCLUSIVE, work), *_locks_of_references(action)), narrows)
     return Effect((Lock(table, _ACCESS_EXCLUSIVE, work),), narrows)
 
 
-def _validate(_schema: Schema, table: str, _match: re.Match[str], _action: str) -> Effect:
+def _validate(_schema: SchemaTables, table: str, _match: re.Match[str], _action: str) -> Effect:
     return Effect((Lock(table, _SHARE_UPDATE_EXCLUSIVE, "scan"),))
 
 
-def _set_storage(_schema: Schema, table: str, _match: re.Match[str], _action: str) -> Effect:
+def _set_storage(_schema: SchemaTables, table: str, _match: re.Match[str], _action: str) -> Effect:
     """SET (fillfactor) changes only pages that PostgreSQL writes later."""
     return Effect((Lock(table, _SHARE_UPDATE_EXCLUSIVE),))
 
 
-def _narrow(work: str, reason: str) -> Callable[[Schema, str, re.Match[str], str], Effect]:
+def _narrowing(work: str, reason: str) -> Callable[[SchemaTables, str, re.Match[str], str], Effect]:
     """A rule for an action after which older code may fail, for the `reason`."""
 
-    def rule(_schema: Schema, table: str, match: re.Match[str], _action: str) -> Effect:
+    def rule(_schema: SchemaTables, table: str, match: re.Match[str], _action: str) -> Effect:
         return Effect((Lock(table, _ACCESS_EXCLUSIVE, work),), reason.format(table=table, name=match[1]))
 
     return rule
 
 
-def _loosen(_schema: Schema, table: str, _match: re.Match[str], _action: str) -> Effect:
+def _loosen(_schema: SchemaTables, table: str, _match: re.Match[str], _action: str) -> Effect:
     """The action allows more than before, so older code still works."""
     return Effect((Lock(table, _ACCESS_EXCLUSIVE),))
 
 
-def _drop_table(_schema: Schema, match: re.Match[str], _text: str) -> Effect:
+def _drop_table(_schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
     return Effect((Lock(match[1], _ACCESS_EXCLUSIVE),), f"{match[1]} is gone")
 
 
-def _drop_other(_schema: Schema, match: re.Match[str], _text: str) -> Effect:
+def _drop_object(_schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
     return Effect(narrows=f"{match[2]} is gone")
 
 
-def _update(_schema: Schema, match: re.Match[str], text: str) -> Effect:
-    others = [Lock(name, _ACCESS_SHARE) for name in _sources(text) if name != match[1]]
+def _write_rows(_schema: SchemaTables, match: re.Match[str], text: str) -> Effect:
+    others = [Lock(name, _ACCESS_SHARE) for name in _tables_read(text) if name != match[1]]
     return Effect((Lock(match[1], _ROW_EXCLUSIVE, "scan"), *others))
 
 
-def _create_view(_schema: Schema, _match: re.Match[str], text: str) -> Effect:
-    return Effect(tuple(Lock(name, _ACCESS_SHARE) for name in _sources(text)))
+def _create_view(_schema: SchemaTables, _match: re.Match[str], text: str) -> Effect:
+    return Effect(tuple(Lock(name, _ACCESS_SHARE) for name in _tables_read(text)))
 
 
-def _create_trigger(_schema: Schema, match: re.Match[str], _text: str) -> Effect:
+def _create_trigger(_schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
     return Effect((Lock(match[1], _SHARE_ROW_EXCLUSIVE),))
 
 
-def _sources(text: str) -> list[str]:
+def _tables_read(text: str) -> list[str]:
     return re.findall(rf"\b(?:FROM|JOIN) {_NAME}", text)
 
 
-def _names_new_column(schema: Schema, text: str) -> bool:
+def _names_new_column(schema: SchemaTables, text: str) -> bool:
     return any(re.search(rf"\b{column}\b", text) for column in schema.new_columns)
 
 
+#: The rules for statements. The first that matches counts.
 _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
     (re.compile(pattern), rule)
     for pattern, rule in (
@@ -244,8 +254,8 @@ _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
         (rf"DROP INDEX (CONCURRENTLY )?(?:IF EXISTS )?{_NAME}", _drop_index),
         (rf"ALTER TABLE {_NAME} (.+)", _alter_table),
         (rf"DROP TABLE (?:IF EXISTS )?{_NAME}", _drop_table),
-        (rf"DROP (VIEW|FUNCTION|TRIGGER) (?:IF EXISTS )?{_NAME}", _drop_other),
-        (rf"(?:UPDATE|DELETE FROM|INSERT INTO) {_NAME}", _update),
+        (rf"DROP (VIEW|FUNCTION|TRIGGER) (?:IF EXISTS )?{_NAME}", _drop_object),
+        (rf"(?:UPDATE|DELETE FROM|INSERT INTO) {_NAME}", _write_rows),
         (rf"CREATE (?:OR REPLACE )?VIEW {_NAME}", _create_view),
         (rf"CREATE (?:CONSTRAINT )?TRIGGER \w+ .*? ON {_NAME}", _create_trigger),
         (r"CREATE (?:OR REPLACE )?FUNCTION ", _no_effect),
@@ -253,7 +263,8 @@ _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
         (r"DO \$do\$ BEGIN EXECUTE format\('ALTER FUNCTION [^;]*; END \$do\$$", _no_effect),
     )
 ]
-_ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[Schema, str, re.Match[str], str], Effect]]] = [
+#: The rules for the actions of an ALTER TABLE.
+_ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[SchemaTables, str, re.Match[str], str], Effect]]] = [
     (re.compile(pattern), rule)
     for pattern, rule in (
         (rf"ADD COLUMN (?:IF NOT EXISTS )?{_NAME}", _add_column),
@@ -261,14 +272,17 @@ _ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[Schema, str, re.Match[str], 
         (rf"VALIDATE CONSTRAINT {_NAME}", _validate),
         (
             rf"ALTER COLUMN {_NAME} SET NOT NULL",
-            _narrow("scan", "{table}.{name} refuses what older code may leave out"),
+            _narrowing("scan", "{table}.{name} refuses what older code may leave out"),
         ),
-        (rf"ALTER COLUMN {_NAME} TYPE", _narrow("rewrite", "{table}.{name} has another type")),
+        (rf"ALTER COLUMN {_NAME} TYPE", _narrowing("rewrite", "{table}.{name} has another type")),
         (rf"ALTER COLUMN {_NAME} (?:DROP NOT NULL|SET DEFAULT)", _loosen),
-        (rf"ALTER COLUMN {_NAME} DROP DEFAULT", _narrow("", "{table}.{name} has no default: older code writes none")),
-        (rf"DROP COLUMN (?:IF EXISTS )?{_NAME}", _narrow("", "{table}.{name} is gone")),
+        (
+            rf"ALTER COLUMN {_NAME} DROP DEFAULT",
+            _narrowing("", "{table}.{name} has no default: older code writes none"),
+        ),
+        (rf"DROP COLUMN (?:IF EXISTS )?{_NAME}", _narrowing("", "{table}.{name} is gone")),
         (rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}", _loosen),
         (r"SET \(fillfactor = \d+\)", _set_storage),
-        (rf"RENAME (?:COLUMN )?(?:{_NAME} )?TO", _narrow("", "{table} is not what older code names")),
+        (rf"RENAME (?:COLUMN )?(?:{_NAME} )?TO", _narrowing("", "{table} is not what older code names")),
     )
 ]

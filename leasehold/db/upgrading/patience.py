@@ -1,7 +1,8 @@
 """Runs revisions beside a running installation, and tries again when a table lock is not free.
 
-A statement that waits for a strong lock makes every later statement on the same table wait behind it. So it waits for
-one second only (`Patience.lock_seconds`), gives up, lets the others through, and tries again.
+A statement that waits for a strong lock makes every later statement on the same table wait behind it. So a statement of
+a revision waits for one second only (`Patience.lock_seconds`). Then it gives up, lets the others through, and is tried
+again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Patience:
     @property
     def session(self) -> dict[str, str]:
         """Settings of the session that migrates. With client_connection_check_interval, PostgreSQL ends the session of
-        a program that died. Otherwise an index build in that session would go on, and the next migration would wait.
+        a program that died. Without it, an index build of that program would go on, and the next migration would wait.
         """
         return {
             "application_name": "leasehold migrate",
@@ -100,17 +101,11 @@ async def run_patiently(
     async with AsyncExitStack() as stack:
         blockers: list[str] = []
         while True:
-            before = progress.applied
-            try:
-                await run()
-            except SQLAlchemyError as error:
-                cause = _cause_of(error)
-                if not isinstance(cause, _LOCK_NOT_FREE):
-                    raise cause from None
-            else:
+            applied_before = progress.applied
+            if await _try_to_run(run):
                 return
             await roll_back()
-            if progress.applied > before:
+            if progress.applied > applied_before:  # the revision that is tried now has a time of its own
                 deadline, pause = loop.time() + patience.seconds, _PAUSE_SECONDS
             if loop.time() + pause >= deadline:
                 raise SchemaLocked(patience.seconds, blockers)
@@ -120,6 +115,18 @@ async def run_patiently(
                 await stack.enter_async_context(_watched(pid, connect, patience, blockers))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+async def _try_to_run(run: Callable[[], Awaitable[None]]) -> bool:
+    """Run the revisions. Returns False if a lock was not free. Raises asyncpg's error for any other failure."""
+    try:
+        await run()
+    except SQLAlchemyError as error:
+        cause = _cause_of(error)
+        if not isinstance(cause, _LOCK_NOT_FREE):
+            raise cause from None
+        return False
+    return True
 
 
 def _cause_of(error: BaseException) -> BaseException:

@@ -1,4 +1,6 @@
-"""Makes the plan of a migration: each pending revision, its statements, and what waits for their locks."""
+"""Makes the plan that `leasehold migrate --plan` shows: each pending revision, its statements, and what waits for their
+locks.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,8 @@ from pathlib import Path
 import asyncpg
 
 from leasehold.db.database import Connection
-from leasehold.db.schemas import Schema as Revisions
-from leasehold.db.schemas import state_of
-from leasehold.db.upgrading.locks import Effect, Schema
+from leasehold.db.schemas import Schema, state_of
+from leasehold.db.upgrading.locks import Effect, SchemaTables
 from leasehold.db.upgrading.rendering import Rendered, render
 
 _INDEXES = """
@@ -29,7 +30,7 @@ ORDER BY 1
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStatement:
     """A statement of a revision. PostgreSQL holds its locks until the end of the transaction. `held_during`: the tables
     that this statement and the later statements of the transaction scan or rewrite.
     """
@@ -48,7 +49,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRevision:
     """A pending revision. `narrows`: why older code may fail after the revision; empty: the revision only adds.
     `beside`: what its docstring says about older code that still runs.
     """
@@ -57,46 +58,46 @@ class Planned:
     revision: str
     title: str
     beside: str
-    transactions: tuple[tuple[Step, ...], ...]
+    transactions: tuple[tuple[PlannedStatement, ...], ...]
 
     @property
-    def steps(self) -> Iterator[Step]:
-        return (step for transaction in self.transactions for step in transaction)
+    def statements(self) -> Iterator[PlannedStatement]:
+        return (statement for transaction in self.transactions for statement in transaction)
 
     @property
     def narrows(self) -> tuple[str, ...]:
-        return tuple(step.effect.narrows for step in self.steps if step.effect.narrows)
+        return tuple(planned.effect.narrows for planned in self.statements if planned.effect.narrows)
 
     @property
     def phase(self) -> str:
-        """`expand`: code of the release before works after the revision. `contract`: it may fail."""
+        """`expand`: the code of the release before works after the revision. `contract`: that code may fail."""
         return "contract" if self.narrows else "expand"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    revisions: tuple[Planned, ...]
+    revisions: tuple[PlannedRevision, ...]
     sizes: dict[str, Size]
 
 
-async def plan_of(connection: Connection, schemas: Sequence[Revisions], target: str = "head") -> Plan:
+async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str = "head") -> Plan:
     """The plan for a database, which is only read. `target`: a revision of the first schema; with `head`, all schemas
     are planned. Raises alembic's CommandError for an unknown revision.
     """
     indexes = await connection.fetch(_INDEXES)
     tables = await connection.fetch(_TABLES)
-    schema = Schema({row["name"]: row["table"] for row in indexes}, _partitions(tables))
-    valid = {row["name"]: row["valid"] for row in indexes}
-    planned: list[Planned] = []
-    for number, schema_revisions in enumerate(schemas):
+    schema_tables = SchemaTables({row["name"]: row["table"] for row in indexes}, _partitions(tables))
+    validity_by_index = {row["name"]: row["valid"] for row in indexes}
+    planned_revisions: list[PlannedRevision] = []
+    for number, schema in enumerate(schemas):
         is_platform = number == 0  # the first schema is the platform's
         if not is_platform and target != "head":
             break
-        current = (await state_of(connection, schema_revisions)).revision
-        folder: Path | None = None if is_platform else schema_revisions.versions
-        pending = render(current, target, versions=folder, indexes=valid)
-        planned.extend(_planned(schema_revisions.name, rendered, schema) for rendered in pending)
-    return Plan(tuple(planned), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
+        current = (await state_of(connection, schema)).revision
+        folder: Path | None = None if is_platform else schema.versions
+        pending = render(current, target, versions=folder, indexes=validity_by_index)
+        planned_revisions.extend(_plan_revision(schema.name, rendered, schema_tables) for rendered in pending)
+    return Plan(tuple(planned_revisions), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
 
 
 def _partitions(tables: Sequence[asyncpg.Record]) -> dict[str, list[str]]:
@@ -107,17 +108,16 @@ def _partitions(tables: Sequence[asyncpg.Record]) -> dict[str, list[str]]:
     return partitions
 
 
-def _planned(name: str, rendered: Rendered, schema: Schema) -> Planned:
-    schema.begin_revision()
-    transactions = tuple(_steps(transaction, schema) for transaction in rendered.transactions)
-    return Planned(name, rendered.revision, rendered.title, rendered.beside, transactions)
+def _plan_revision(schema: str, rendered: Rendered, schema_tables: SchemaTables) -> PlannedRevision:
+    schema_tables.begin_revision()
+    transactions = tuple(_plan_transaction(statements, schema_tables) for statements in rendered.transactions)
+    return PlannedRevision(schema, rendered.revision, rendered.title, rendered.beside, transactions)
 
 
-def _steps(statements: Sequence[str], schema: Schema) -> tuple[Step, ...]:
-    """The steps of one transaction."""
-    effects = [schema.apply(statement) for statement in statements]
-    steps = []
+def _plan_transaction(statements: Sequence[str], schema_tables: SchemaTables) -> tuple[PlannedStatement, ...]:
+    effects = [schema_tables.apply(statement) for statement in statements]
+    planned_statements = []
     for number, statement in enumerate(statements):
         tables = [lock.table for effect in effects[number:] for lock in effect.locks if lock.work]
-        steps.append(Step(statement, effects[number], tuple(dict.fromkeys(tables))))
-    return tuple(steps)
+        planned_statements.append(PlannedStatement(statement, effects[number], tuple(dict.fromkeys(tables))))
+    return tuple(planned_statements)

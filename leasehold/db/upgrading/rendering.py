@@ -15,8 +15,9 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy.dialects.postgresql.asyncpg import dialect
 
 import leasehold
-from leasehold.db.upgrading.index_builds import PRESENT
+from leasehold.db.upgrading.index_builds import INDEXES_OPTION
 
+#: The words in a revision's docstring after which it says what the revision means for older code that still runs.
 _MAY_RUN = "May run before the new code:"
 _BEGIN, _COMMIT = "BEGIN", "COMMIT"
 
@@ -65,8 +66,8 @@ def passed_revision(current: str, target: str) -> str | None:
     if target.startswith("+") or current not in {known.revision for known in script.walk_revisions()}:
         return None
     target_revision = script.get_revision(target)
-    older = {known.revision for known in script.iterate_revisions(current, "base")} - {current}
-    return target_revision.revision if target_revision.revision in older else None
+    older_revisions = {known.revision for known in script.iterate_revisions(current, "base")} - {current}
+    return target_revision.revision if target_revision.revision in older_revisions else None
 
 
 def render(
@@ -85,7 +86,7 @@ def render(
 
 def _render(script: Script, indexes: Mapping[str, bool]) -> Rendered:
     statements = _Statements()
-    options = {"as_sql": True, "output_buffer": statements, "transaction_per_migration": True, PRESENT: indexes}
+    options = {"as_sql": True, "output_buffer": statements, "transaction_per_migration": True, INDEXES_OPTION: indexes}
     context = MigrationContext.configure(dialect=dialect(), opts=options)  # type: ignore[no-untyped-call]  # SQLAlchemy's
     with Operations.context(context):
         script.module.upgrade()
