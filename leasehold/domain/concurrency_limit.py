@@ -22,7 +22,8 @@ class ConcurrencyLimit:
 
     `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
     `key`: what the limit counts, for example `queue:media`.
-    `limit`: (tenant, key) of a declared limit. The bounds are then those of the declared limit when the job is written.
+    `limit`: (tenant, key) of a declared limit, whose bounds count instead. The submission reads them when it writes the
+    job.
     """
 
     tenant_id: str

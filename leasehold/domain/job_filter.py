@@ -82,11 +82,13 @@ class JobFilter:
 
 @dataclass(slots=True)
 class _Term:
-    key: str  # empty: text
-    detail: str | None  # of `tag.NAME` and `payload.POINTER`
+    """`KEY:VALUE`, `KEY.DETAIL:VALUE`, or a text. The positions of the term and of its value are counted from 1."""
+
+    key: str  # empty: the term is a text
+    detail: str | None  # NAME of `tag.NAME`, POINTER of `payload.POINTER`
     value: str
-    at: int  # the key's position, counted from 1
-    value_at: int  # the value's position
+    position: int
+    value_position: int
 
 
 def parse(text: str, now: datetime) -> JobFilter:
@@ -95,7 +97,7 @@ def parse(text: str, now: datetime) -> JobFilter:
         raise InvalidFilter(MAX_CHARACTERS + 1, f"A filter has at most {MAX_CHARACTERS} characters.")
     terms = _terms(text)
     if len(terms) > MAX_TERMS:
-        raise InvalidFilter(terms[MAX_TERMS].at, f"A filter has at most {MAX_TERMS} terms.")
+        raise InvalidFilter(terms[MAX_TERMS].position, f"A filter has at most {MAX_TERMS} terms.")
     builder = _FilterBuilder(now)
     for term in terms:
         builder.add(term)
@@ -114,17 +116,17 @@ def _terms(text: str) -> list[_Term]:
         key = _KEY.match(text, index)
         if key is not None:
             index = key.end()
-        value_at = index
+        value_start = index
         value, index = _value(text, index)
         if key is None:
-            terms.append(_Term("", None, value, start + 1, value_at + 1))
+            terms.append(_Term("", None, value, start + 1, value_start + 1))
         elif key[1] not in _KEYS:
             raise InvalidFilter(
                 start + 1,
                 f'There is no term `{key[1]}:`. Write text with a colon as "{key[0]}...". Terms: {_all_terms()}.',
             )
         else:
-            terms.append(_Term(key[1], key[2], value, start + 1, value_at + 1))
+            terms.append(_Term(key[1], key[2], value, start + 1, value_start + 1))
     return terms
 
 
@@ -186,8 +188,8 @@ class _FilterBuilder:
 
     def add(self, term: _Term) -> None:
         if term.detail is not None and term.key not in ("tag", "payload"):
-            raise InvalidFilter(term.at, f"`{term.key}:` takes no name after a dot.")
-        self._positions.setdefault(term.key or "text", term.at)
+            raise InvalidFilter(term.position, f"`{term.key}:` takes no name after a dot.")
+        self._positions.setdefault(term.key or "text", term.position)
         adder = self._adders.get(term.key)
         if adder is not None:
             adder(term)
@@ -196,15 +198,15 @@ class _FilterBuilder:
 
     def _set(self, term: _Term, name: str, value: object) -> None:
         if name in self._fields:
-            raise InvalidFilter(term.at, f"The filter has `{term.key}:` twice.")
+            raise InvalidFilter(term.position, f"The filter has `{term.key}:` twice.")
         self._fields[name] = value
 
     def _add_tag(self, term: _Term) -> None:
         name = term.detail or ""
         if not NAME.fullmatch(name):
-            raise InvalidFilter(term.at, "Write a tag as `tag.NAME:VALUE`; a name begins with a small letter.")
+            raise InvalidFilter(term.position, "Write a tag as `tag.NAME:VALUE`; a name begins with a small letter.")
         if self._tags.setdefault(name, term.value) != term.value:
-            raise InvalidFilter(term.at, f"No job has two values of the tag {name}.")
+            raise InvalidFilter(term.position, f"No job has two values of the tag {name}.")
 
     def _add_created(self, term: _Term) -> None:
         """Add an age or a date. `>2h` means created before the instant two hours ago; `>2026-11-20` means after that
@@ -214,7 +216,7 @@ class _FilterBuilder:
         age = _AGE.fullmatch(operand)
         if age is not None:
             name = "created_before" if sign == ">" else "created_after"
-            self._set(term, name, _instant_before(self._now, _timedelta(age)))
+            self._set(term, name, _instant_before(self._now, _length_of(age)))
         else:
             self._set(term, "created_after" if sign == ">" else "created_before", _instant(term, operand))
 
@@ -222,22 +224,22 @@ class _FilterBuilder:
         sign, operand = _comparison(term)
         length = _AGE.fullmatch(operand)
         if length is None:
-            raise InvalidFilter(term.value_at + 1, "Write a length of time such as 90s, 10m, 2h, 3d or 1w.")
+            raise InvalidFilter(term.value_position + 1, "Write a length of time such as 90s, 10m, 2h, 3d or 1w.")
         bounds: Range = self._fields.get(term.key) or Range()
         if (bounds.above if sign == ">" else bounds.below) is not None:
-            raise InvalidFilter(term.at, f"The filter has `{term.key}:{sign}` twice.")
-        seconds = _timedelta(length).total_seconds()
+            raise InvalidFilter(term.position, f"The filter has `{term.key}:{sign}` twice.")
+        seconds = _length_of(length).total_seconds()
         self._fields[term.key] = Range(seconds, bounds.below) if sign == ">" else Range(bounds.above, seconds)
 
 
 def _comparison(term: _Term) -> tuple[str, str]:
     """The sign (`<` or `>`) and the operand of the term's value. Raises InvalidFilter without a sign."""
     if term.value[0] not in "<>":
-        raise InvalidFilter(term.value_at, f"Write `{term.key}:>...` or `{term.key}:<...`.")
+        raise InvalidFilter(term.value_position, f"Write `{term.key}:>...` or `{term.key}:<...`.")
     return term.value[0], term.value[1:]
 
 
-def _timedelta(match: re.Match[str]) -> timedelta:
+def _length_of(match: re.Match[str]) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
@@ -250,26 +252,26 @@ def _instant(term: _Term, text: str) -> datetime:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidFilter(term.value_at + 1, "Write an age such as 2h, or a date such as 2026-11-20.") from None
+        raise InvalidFilter(term.value_position + 1, "Write an age such as 2h, or a date such as 2026-11-20.") from None
     instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
     if not FIRST <= instant <= LAST:
-        raise InvalidFilter(term.value_at + 1, "The date is out of range.")
+        raise InvalidFilter(term.value_position + 1, "The date is out of range.")
     return instant.astimezone(UTC)
 
 
 def _pointer(term: _Term) -> tuple[str, ...]:
     pointer = term.detail or ""
     if not pointer.startswith("/"):
-        raise InvalidFilter(term.at, "Write `payload./POINTER:VALUE`, with a JSON pointer such as /customer/id.")
+        raise InvalidFilter(term.position, "Write `payload./POINTER:VALUE`, with a JSON pointer such as /customer/id.")
     return tuple(path_of(pointer))
 
 
-def _named(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
+def _reader_of_names(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
     """A reader of values that match the pattern."""
 
     def read(term: _Term) -> str:
         if not pattern.fullmatch(term.value):
-            raise InvalidFilter(term.value_at, f"This value does not have the form of a name for `{term.key}:`.")
+            raise InvalidFilter(term.value_position, f"This value does not have the form of a name for `{term.key}:`.")
         return term.value
 
     return read
@@ -279,23 +281,26 @@ def _status(term: _Term) -> JobState:
     try:
         return JobState(term.value)
     except ValueError:
-        raise InvalidFilter(term.value_at, f"There is no such status. There are: {', '.join(JobState)}.") from None
+        raise InvalidFilter(
+            term.value_position, f"There is no such status. There are: {', '.join(JobState)}."
+        ) from None
 
 
 def _id(term: _Term) -> UUID:
     try:
         return UUID(term.value)
     except ValueError:
-        raise InvalidFilter(term.value_at, "Write an id such as 01a1fb52-86fe-7471-a0ae-c754b8f77f84.") from None
+        raise InvalidFilter(term.value_position, "Write an id such as 01a1fb52-86fe-7471-a0ae-c754b8f77f84.") from None
 
 
+#: By key: reads the value of a term that has no adder of its own in `_FilterBuilder`.
 _READERS: dict[str, Callable[[_Term], object]] = {
-    "kind": _named(_WORD),
+    "kind": _reader_of_names(_WORD),
     "status": _status,
-    "queue": _named(_ANY_NAME),
-    "template": _named(_ANY_NAME),
-    "tenant": _named(_ANY_NAME),
-    "code": _named(_ANY_NAME),
+    "queue": _reader_of_names(_ANY_NAME),
+    "template": _reader_of_names(_ANY_NAME),
+    "tenant": _reader_of_names(_ANY_NAME),
+    "code": _reader_of_names(_ANY_NAME),
     "worker": _id,
     "schedule": _id,
 }

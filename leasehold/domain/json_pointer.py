@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the evaluator's child process needs no pydantic
@@ -25,18 +25,26 @@ def path_of(pointer: str) -> list[str]:
 
 def value_at(document: Any, pointer: str) -> Any:
     """The value at the pointer. None: the document has no value there, or has null."""
+    try:
+        return find_value(document, pointer)
+    except LookupError:
+        return None
+
+
+def find_value(document: Any, pointer: str) -> Any:
+    """The value at the pointer. Raises LookupError if the document has no value there."""
     value = document
     for key in path_of(pointer):
-        if isinstance(value, dict):
-            value = value.get(key)
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
         else:
-            return None
+            raise LookupError(pointer)
     return value
 
 
 def first_mismatch_of(error: ValidationError) -> tuple[str, str]:
     """The pointer to the first value that pydantic refused, and the reason."""
-    first = error.errors(include_url=False)[0]
-    return pointer_to(first["loc"]), first["msg"]
+    mismatch = error.errors(include_url=False)[0]
+    return pointer_to(mismatch["loc"]), mismatch["msg"]

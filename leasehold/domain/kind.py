@@ -62,7 +62,8 @@ class Kind:
     """A kind of work. Each hook is a `module:attribute`; None: the kind has no such hook.
 
     `settings`: a `pydantic_settings.BaseSettings` with an `env_prefix` of its own (`LEASEHOLD_{NAME}_`). Each process
-    checks it at start, and `leasehold settings` lists it. The kind's code makes an instance where it needs one.
+    checks it at start, and `leasehold settings` lists it. The kind's code makes an instance of the class where it needs
+    the settings.
     `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
     (`leasehold.api.auth.security.Require`), or its path is in `public`. Routes with a body need the `route_class`
     `leasehold.api.http.authenticated_first.AuthenticatedFirst`: it reads a body only of an authenticated caller.

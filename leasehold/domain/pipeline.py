@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from leasehold.domain.backoff import DEFAULT_LADDER
 from leasehold.domain.errors import DeclarationError
-from leasehold.domain.json_pointer import path_of
+from leasehold.domain.json_pointer import find_value
 
 #: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -72,15 +72,13 @@ class SkipIf:
     equals: Any = True
 
     def holds(self, params: Any) -> bool:
-        """Whether the condition is true for `params`. `true` is not 1 here."""
-        value = params
-        for key in path_of(self.pointer):
-            if isinstance(value, Mapping) and key in value:
-                value = value[key]
-            elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-                value = value[int(key)]
-            else:
-                return False
+        """Whether the condition is true for `params`. In Python `True == 1`, but `true` and 1 are different JSON
+        values.
+        """
+        try:
+            value = find_value(params, self.pointer)
+        except LookupError:
+            return False
         return bool(value == self.equals) and isinstance(value, bool) == isinstance(self.equals, bool)
 
 
@@ -155,8 +153,8 @@ class RunTerms:
     start_within: timedelta | None = None
     cancelable: bool = True
     grace: timedelta = timedelta(seconds=30)
-    repeatable: bool = True
-    schedulable: bool = True
+    repeatable: bool = True  # a client may start a run of the pipeline again (rerun)
+    schedulable: bool = True  # a schedule may start runs of the pipeline
     offered: bool = True  # clients may start runs of this pipeline through /v1/runs
     unlimited: bool = False  # exempt from declared concurrency limits: the pipeline does the platform's own work
 
@@ -194,10 +192,10 @@ class Pipeline:
         slots: str | None = None,
         preload: tuple[str, ...] = (),
     ) -> None:
-        """`slots`: the name of a setting: the number of worker slots that belong to this pipeline's inline steps alone.
+        """`slots`: the name of a setting with the number of worker slots that only this pipeline's inline steps use.
 
-        Use it for steps that wait for servers of strangers: a slow server must not hold the slots of other pipelines.
-        The queues of these steps must serve this pipeline alone.
+        Use `slots` for steps that wait for servers of strangers: a slow server must not hold the slots of other
+        pipelines. The queues of these steps must serve this pipeline alone.
 
         `preload`: modules that isolated handlers import when they run, because they take long to load. The worker loads
         them after it has begun to serve, so that no run waits for them to load.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from leasehold.domain.broken_code import broken_code
@@ -46,8 +47,9 @@ class Pipelines:
     def __init__(self, *declared: Pipeline | Kind) -> None:
         self._by_name: dict[str, Pipeline] = {}
         self._kinds: dict[str, Kind] = {}
-        #: The schedules of each app, by its name. At start a worker writes these to the database and pauses the app's
-        #: other schedules. An app without schedules has an empty tuple, so that its old ones are paused.
+        #: The schedules of each app, by its name. When a worker starts, it writes these schedules to the database, and
+        #: pauses the app's other schedules there. An app that declares no schedules any more has an empty tuple, so
+        #: that its earlier schedules are paused.
         self.schedules: dict[str, tuple[DeclaredSchedule, ...]] = {}
         for pipeline_or_kind in declared:
             self.add(pipeline_or_kind)
@@ -110,8 +112,8 @@ class Pipelines:
                 f"pipeline {pipeline} needs {error.name}, which is not installed: pip install 'leasehold[{extra}]', "
                 "or leave the pipeline out (LEASEHOLD_PIPELINES)"
             ) from error
-        need_handler = [step.name for step in declared.steps if not step.external]
-        if missing := [name for name in need_handler if name not in declared.handlers]:
+        steps_with_code = [step.name for step in declared.steps if not step.external]
+        if missing := [name for name in steps_with_code if name not in declared.handlers]:
             raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
         return declared
 
@@ -124,7 +126,7 @@ class Pipelines:
         that the callable raises.
         """
         registry = object_at(source)
-        # Not of a class: there `pipelines` is a function without its instance.
+        # A class with a method `pipelines` is no App: an App is an instance of such a class.
         is_app = not isinstance(registry, type) and callable(getattr(registry, "pipelines", None))
         if is_app:
             registry = registry.pipelines
@@ -156,9 +158,19 @@ def object_at(source: str) -> Any:
     if "/" in module or not all(module.split(".")):
         raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")
     import_from_current_folder()
+    imported = _import(module, source)
     try:
-        imported = importlib.import_module(module)
-    except LeaseholdError:  # it says already what is wrong
+        return getattr(imported, name or "app")
+    except AttributeError as error:
+        place = getattr(imported, "__file__", None) or module
+        raise DeclarationError(f"cannot load pipelines from {source!r}: {place} has no {name or 'app'!r}") from error
+
+
+def _import(module: str, source: str) -> ModuleType:
+    """The module. Raises as `object_at`: `source` is for the sentence of the error."""
+    try:
+        return importlib.import_module(module)
+    except LeaseholdError:  # its sentence already says what is wrong
         raise
     except (Exception, SystemExit) as error:
         # Python did not find the module itself, or a package that contains it.
@@ -169,11 +181,6 @@ def object_at(source: str) -> Any:
             raise
         hint = f"; {Path.cwd()} is searched, too" if is_missing else ""
         raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
-    try:
-        return getattr(imported, name or "app")
-    except AttributeError as error:
-        place = getattr(imported, "__file__", None) or module
-        raise DeclarationError(f"cannot load pipelines from {source!r}: {place} has no {name or 'app'!r}") from error
 
 
 def _needs_arguments(function: Callable[..., Any]) -> bool:

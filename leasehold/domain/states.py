@@ -51,9 +51,11 @@ RUNNABLE = frozenset({TaskState.PENDING, TaskState.RETRY, TaskState.WAITING})
 
 #: verb -> (states of a task that the verb accepts, states that it may leave the task in).
 TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
+    # RUNNING: the lease has expired, or its owner is dead.
     "claim": (RUNNABLE | {TaskState.RUNNING}, frozenset({TaskState.RUNNING})),
     "complete": (frozenset({TaskState.RUNNING}), frozenset({TaskState.SUCCEEDED})),
-    # The worker that completes a step claims the next step in the same commit, or the workflow that waits for it.
+    # The worker that completes a step claims, in the same commit, the next step or the workflow that waits for the
+    # step.
     "go_on": (frozenset({TaskState.BLOCKED, TaskState.WAITING}), frozenset({TaskState.RUNNING})),
     "fail": (frozenset({TaskState.RUNNING}), frozenset({TaskState.RETRY, TaskState.FAILED})),
     "wait_until": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
@@ -75,12 +77,12 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     ),
     # A person knows that the step succeeded after all; a replay follows in the same transaction.
     "resolve": (frozenset({TaskState.FAILED}), frozenset({TaskState.SUCCEEDED})),
-    # A replay from an earlier step runs this one again. `replay` accepts SKIPPED, so `rewind` comes before it, in the
+    # A replay from an earlier step runs this step again. `replay` accepts SKIPPED, so `rewind` comes before it, in the
     # same transaction.
     "rewind": (frozenset({TaskState.SUCCEEDED}), frozenset({TaskState.SKIPPED})),
 }
 
-_LIVE = frozenset(JobState) - JOB_TERMINAL
+_UNFINISHED = frozenset(JobState) - JOB_TERMINAL
 #: verb -> (states of a job that the verb accepts, states that it may leave the job in).
 JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
     "claim": (
@@ -106,19 +108,20 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER, JobState.FAILED}),
     ),
     "request_cancel": (
-        _LIVE - {JobState.CANCEL_REQUESTED},
+        _UNFINISHED - {JobState.CANCEL_REQUESTED},
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
     "acknowledge_cancel": (
         frozenset({JobState.CANCEL_REQUESTED}),
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
+    # The sweeper ends a cancel after the grace, and the attempts of lost workers.
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
     "admit": (
         frozenset({JobState.PENDING}),
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.WAITING_WORKER}),
     ),
-    "expire": (_LIVE, frozenset({JobState.EXPIRED})),
+    "expire": (_UNFINISHED, frozenset({JobState.EXPIRED})),
     "replay": (
         frozenset({JobState.FAILED}),
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.WAITING_WORKER}),
