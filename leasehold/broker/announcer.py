@@ -50,8 +50,8 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. While `_MAX_WAITING` wait, each further announcement leaves one to the relay: itself, or
-        the one that `_make_room` chooses.
+        """Add announcements. If `_MAX_WAITING` already wait, one announcement is left to the relay for each that comes:
+        the new one, or another that `_make_room` drops.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
@@ -61,8 +61,8 @@ class Waiting:
             self._count += 1
 
     def _make_room(self, tenant: str) -> bool:
-        """Drop the newest announcement of the tenant that has the most. False: `tenant` has its equal share already,
-        and nothing was dropped.
+        """Drop the newest announcement of the tenant that has the most. Returns False, and drops nothing, if `tenant`
+        already has as many as an equal share of the room for each tenant allows.
         """
         tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
         if len(self._by_tenant.get(tenant, ())) >= _MAX_WAITING // tenants:
@@ -152,10 +152,10 @@ class Announcer:
         """
         hints = [announcement.hint for announcement in batch]
         with traces.publishing_spans([hint.headers for hint in hints]) as headers:
-            traced = [replace(hint, headers=added) for hint, added in zip(hints, headers, strict=True)]
-            confirmed = await self._broker.publish(traced)
+            traced_hints = [replace(hint, headers=traced) for hint, traced in zip(hints, headers, strict=True)]
+            confirmed = await self._broker.publish(traced_hints)
         failpoints.reach("after_publish")
-        sent = [announcement for announcement, ok in zip(batch, confirmed, strict=True) if ok]
+        sent = [announcement for announcement, is_confirmed in zip(batch, confirmed, strict=True) if is_confirmed]
         await self._delete_rows(sent)
         return len(sent)
 

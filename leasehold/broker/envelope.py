@@ -18,7 +18,7 @@ from asyncpg.pgproto import pgproto
 from leasehold.broker.base import BANDS, Hint
 
 VERSION = 2
-#: The version of releases whose hints had no tenant.
+#: The version of the hints of earlier releases, which have no tenant.
 _WITHOUT_TENANT = 1
 #: A hint has about 100 bytes.
 MAX_BYTES = 4096

@@ -34,9 +34,9 @@ class Announcement:
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
 
 
-# Take due rows. The ids are an array, because the planner would begin a join by reading the whole table: its statistics
-# say that the outbox is almost empty. Yet the table may still contain many rows that were deleted since the last
-# vacuum.
+# Take due rows. The ids are an array and not a join: the planner would begin the join by reading the whole table,
+# because its statistics say that the outbox is almost empty. Yet the table may still contain many rows that were
+# deleted since the last vacuum.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'

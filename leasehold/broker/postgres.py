@@ -16,10 +16,10 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 from pydantic import SecretStr
 
-from leasehold.broker.amqp.connection import Ladder
+from leasehold.broker.amqp.connection import Ladder, until_one_ends
 from leasehold.broker.base import Delivery, Hint
 from leasehold.db.servers import open_connection
-from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
+from leasehold.runtime.gather import check_not_cancelled
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
@@ -119,16 +119,16 @@ class PostgresBroker:
         while True:
             await self._has_pending.wait()
             self._has_pending.clear()
-            names, self._pending_queues = self._pending_queues, {}
+            queues, self._pending_queues = self._pending_queues, {}
             try:
                 await connection.execute(
                     "SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue",
                     CHANNEL,
-                    list(names),
+                    list(queues),
                     timeout=CONNECT_SECONDS,
                 )
             except BaseException:
-                self._pending_queues = names | self._pending_queues
+                self._pending_queues = queues | self._pending_queues
                 self._has_pending.set()
                 raise
             if not self._pending_queues:
@@ -159,8 +159,8 @@ class PostgresBroker:
 
 
 class _Session:
-    """A connection outside the pools that reconnects by itself. While it is open, `serve` runs. It never opens a
-    transaction.
+    """A connection outside the pools that reconnects by itself. While the connection is open, `serve` runs with it.
+    `role`: names the connection at PostgreSQL and in the log. No transaction is ever opened on it.
     """
 
     def __init__(self, url: SecretStr, role: str, serve: Callable[[Connection], Awaitable[None]]) -> None:
@@ -203,7 +203,7 @@ class _Session:
             timeout=CONNECT_SECONDS,
             host_timeout=CONNECT_SECONDS / 4,
             server_settings={"application_name": f"leasehold {self._role}"},
-            statement_cache_size=0,  # a pooler may be between, and one statement needs no cache
+            statement_cache_size=0,  # a pooler may stand between, and the session repeats a single statement
         )
         try:
             self._lost.clear()
@@ -213,18 +213,8 @@ class _Session:
             ladder.record_opened()
             DATABASE.record_answer()
             self.connects += 1
-            await self._serve_until_lost(connection)
+            await until_one_ends(self._serve(connection), self._lost.wait())
         finally:
             self.ready = False
             with suppress(Exception):
                 await connection.close(timeout=CLOSE_SECONDS)
-
-    async def _serve_until_lost(self, connection: Connection) -> None:
-        tasks = {asyncio.ensure_future(self._serve(connection)), asyncio.create_task(self._lost.wait())}
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel_and_wait(*tasks)
-        for task in done:
-            if not task.cancelled() and (error := task.exception()):
-                raise error

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from pamqp import encode
@@ -73,6 +74,15 @@ class Window:
             self.settled.set_result(None)
 
 
+@dataclass(slots=True)
+class _Return:
+    """A returned message, of which some frames may not have arrived."""
+
+    queue: str
+    body: bytes = b""
+    missing_bytes: int = 0
+
+
 class Confirms:
     """Reads the confirms among a channel's frames. `on_return(queue)` is called when RabbitMQ returns a message,
     because the queue does not exist.
@@ -82,7 +92,7 @@ class Confirms:
         self._on_return = on_return
         self._last_tag = 0
         self._waiting: dict[int, tuple[Window, int]] = {}  # tag, ascending -> window, and the index in it
-        self._returning = ("", b"", 0)  # the returned message that arrives: its queue, its body so far, missing bytes
+        self._arriving_return = _Return("")
 
     def sent(self, messages: Sequence[tuple[str, bytes]]) -> Window:
         """Record that the caller has just written these messages (queue and body), in this order."""
@@ -105,7 +115,7 @@ class Confirms:
             return True
         (method,) = _METHOD.unpack_from(payload)
         if method == _RETURN:
-            self._returning = (_queue_of(payload), b"", 0)
+            self._arriving_return = _Return(_queue_of(payload))
         elif method in (_ACK, _NACK):
             tag, bits = _TAG.unpack_from(payload, _METHOD.size)
             self._take_confirm(tag, multiple=bool(bits & 1), ok=method == _ACK)
@@ -114,22 +124,22 @@ class Confirms:
         return True
 
     def _take_confirm(self, tag: int, *, multiple: bool, ok: bool) -> None:
-        confirmed_tags = list(takewhile(lambda waiting: waiting <= tag, self._waiting)) if multiple else [tag]
+        confirmed_tags = list(takewhile(lambda sent_tag: sent_tag <= tag, self._waiting)) if multiple else [tag]
         for confirmed_tag in confirmed_tags:
-            entry = self._waiting.pop(confirmed_tag, None)
-            if entry is not None:
-                window, index = entry
+            window_and_index = self._waiting.pop(confirmed_tag, None)
+            if window_and_index is not None:
+                window, index = window_and_index
                 window.settle(index, ok=ok)
 
     def _take_content(self, kind: int, payload: bytes) -> None:
-        queue, body, missing = self._returning
+        returned = self._arriving_return
         if kind == HEADER:
-            _, _, missing, _ = CONTENT.unpack_from(payload)
+            _, _, returned.missing_bytes, _ = CONTENT.unpack_from(payload)
         else:
-            body, missing = body + payload, missing - len(payload)
-        self._returning = (queue, body, missing)
-        if missing <= 0:
-            self._take_return(queue, body)
+            returned.body += payload
+            returned.missing_bytes -= len(payload)
+        if returned.missing_bytes <= 0:
+            self._take_return(returned.queue, returned.body)
 
     def _take_return(self, queue: str, body: bytes) -> None:
         """Mark the message as returned. RabbitMQ confirms a returned message, too, after the return."""

@@ -71,6 +71,18 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
         raise asyncio.CancelledError
 
 
+async def until_one_ends(*awaitables: Awaitable[object]) -> None:
+    """Run the awaitables until one of them ends, and cancel the others. Raises the error of the one that ended."""
+    tasks = {asyncio.ensure_future(awaitable) for awaitable in awaitables}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_and_wait(*tasks)
+    for task in done:
+        if not task.cancelled() and (error := task.exception()):
+            raise error
+
+
 async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
     """Return when `resource` is closed, for any reason."""
     await asyncio.wait({resource.closing})
@@ -110,7 +122,7 @@ class Nodes:
 
     def __init__(self, settings: Settings) -> None:
         self._setting = settings.amqp_url
-        self._setting_text = ""  # as it was when it was last read
+        self._setting_text = ""  # the text of the setting when it was last read
         self._order: list[BrokerUrl] = []
         self._read_nodes()
         self._host_seconds = settings.amqp_host_timeout
@@ -145,7 +157,7 @@ class Nodes:
 
     @property
     def is_current_untried(self) -> bool:
-        """Whether to try the current node without a wait: in this round only other nodes were tried."""
+        """Whether the current node was not tried in this round. It can then be tried without a wait."""
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:
@@ -246,19 +258,12 @@ class Link:
 
     async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
         self._drop_requested.clear()
-        tasks = {
-            asyncio.ensure_future(self._serve(connection, wire)),
-            asyncio.create_task(until_closed(connection)),
-            asyncio.create_task(self._drop_requested.wait()),
-            asyncio.create_task(watch(connection, wire, self._silence)),
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel_and_wait(*tasks)
-        for task in done:
-            if not task.cancelled() and (error := task.exception()):
-                raise error
+        await until_one_ends(
+            self._serve(connection, wire),
+            until_closed(connection),
+            self._drop_requested.wait(),
+            watch(connection, wire, self._silence),
+        )
         if self._drop_requested.is_set():
             raise BrokerUnavailable(self._drop_reason)
         raise BrokerUnavailable(f"the connection closed: {_reason(connection)}")

@@ -85,10 +85,10 @@ class Publisher:
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """For each hint, whether the broker confirmed it. Raises only this task's own cancellation."""
         check_nothing_held("the broker")
-        sent: list[bool] = []
+        confirmed: list[bool] = []
         for start in range(0, len(hints), WINDOW):
-            sent += await self._publish_window(hints[start : start + WINDOW])
-        return sent
+            confirmed += await self._publish_window(hints[start : start + WINDOW])
+        return confirmed
 
     async def _publish_window(self, hints: Sequence[Hint]) -> list[bool]:
         session = self._session

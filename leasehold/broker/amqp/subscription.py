@@ -38,7 +38,7 @@ class Subscription:
         self._acks: Acks | None = None
         self._stopped = False
         self._has_consumed = False
-        self._last_reason: str | None = None  # why the last attempt failed; None: it did not
+        self._last_reason: str | None = None  # why the last attempt failed; None: the last attempt succeeded
         self.queue = queue
         self.name = topology.name_of(queue, band)
 
@@ -107,10 +107,10 @@ class Subscription:
         try:
             async with guarded(RPC_SECONDS):
                 await channel.basic_qos(prefetch_count=self._prefetch)
-                consumer = await channel.basic_consume(self.name, _never)
+                consumer = await channel.basic_consume(self.name, _refuse)
             self._consumer_tag = consumer.consumer_tag
             ladder.record_opened()
-            if self._stopped:
+            if self._stopped:  # `stop` came before the consumer had a tag
                 await self.stop()
             self._last_reason = None
             if self._has_consumed:
@@ -137,7 +137,7 @@ class Subscription:
         log.warning("the queue is not consumed; trying again until it is", queue=self.name, reason=reason)
 
 
-async def _never(_message: DeliveredMessage) -> None:
+async def _refuse(_message: DeliveredMessage) -> None:
     """The client's callback. It is never called: `Deliveries` handles each delivery before the client sees it."""
     raise AssertionError("a delivery reached the client")
 
