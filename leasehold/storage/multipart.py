@@ -60,9 +60,16 @@ async def put_in_parts(
             **precondition,
         )
     except BaseException:
-        try:
-            await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above
-        except Exception as error:  # noqa: BLE001 - the caller gets the upload's own error; housekeeping aborts the upload later
-            log.warning("the upload was not aborted", key=key, error=type(error).__name__)
+        await _abort(client, upload)
         raise
     return completed.get("ETag")
+
+
+async def _abort(client: S3Client, upload: Mapping[str, str]) -> None:
+    """Abort the upload. An error is only logged: the caller must get the upload's own error, and housekeeping aborts
+    the upload later.
+    """
+    try:
+        await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above
+    except Exception as error:  # noqa: BLE001 - any error of the store or the network: see above
+        log.warning("the upload was not aborted", key=upload["Key"], error=type(error).__name__)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
+#: How often `put` tries. A further try is needed each time that another writer was faster.
+_MAX_PUTS = 4
 _UNKNOWN_TYPE = "application/octet-stream"
 _PROBE_PREFIX = "probe/"
 
@@ -160,8 +162,8 @@ class ObjectStore:
 
     async def delete_old_probes(self, older_than: timedelta) -> None:
         """Delete the objects that `probe` left behind in processes that died."""
-        newest = f"{_PROBE_PREFIX}{id_at(datetime.now(UTC) - older_than)}"
-        await self.delete(*[stored.key async for stored in self.list(_PROBE_PREFIX) if stored.key < newest])
+        first_kept_key = f"{_PROBE_PREFIX}{id_at(datetime.now(UTC) - older_than)}"  # ids sort by time
+        await self.delete(*[stored.key async for stored in self.list(_PROBE_PREFIX) if stored.key < first_kept_key])
 
     # --- writing
 
@@ -186,7 +188,7 @@ class ObjectStore:
         all_metadata = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
         existing = None if self.conditional else await self.head(key)
-        for _ in range(4):  # a further try is needed each time that another writer was faster
+        for _ in range(_MAX_PUTS):
             if existing is not None:
                 if await self._has_bytes(existing, sha256, size):
                     return existing
@@ -296,7 +298,7 @@ class ObjectStore:
                 head += piece
                 if len(head) >= count:  # a store without ranges sends the whole object
                     break
-        size = _whole_size_of(answers[0]) if answers else 0  # a store refuses the range of an empty object: no answer
+        size = _whole_size_of(answers[0]) if answers else 0  # no answer: the store refuses the range of an empty object
         return size, bytes(head[:count])
 
     async def fetch_file(
@@ -408,21 +410,21 @@ class ObjectStore:
 
     async def abort_uploads(self, prefix: str, *, older_than: timedelta = timedelta(0)) -> int:
         """Abort the multipart uploads below `prefix` that began at least `older_than` ago. Returns their number."""
-        newest, aborted = datetime.now(UTC) - older_than, 0
+        began_before, aborted = datetime.now(UTC) - older_than, 0
         if self.is_absent:
             return 0
         with contextlib.suppress(ObjectMissing), request("list", prefix):  # some stores answer 404 for an empty list
             pages = self._client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 for upload in page.get("Uploads", []):
-                    if upload["Initiated"] > newest:
-                        continue
-                    with contextlib.suppress(self._client.exceptions.NoSuchUpload):
-                        await self._client.abort_multipart_upload(
-                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                        )
-                    aborted += 1
+                    if upload["Initiated"] <= began_before:
+                        await self._abort_upload(upload["Key"], upload["UploadId"])
+                        aborted += 1
         return aborted
+
+    async def _abort_upload(self, key: str, upload_id: str) -> None:
+        with contextlib.suppress(self._client.exceptions.NoSuchUpload):
+            await self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
 
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
         """Every object below `prefix`, without its metadata, which S3 listings do not contain."""

@@ -41,9 +41,11 @@ class Written:
 
 
 class Upload:
-    """`async with store.upload(key) as upload`: call `write`, then `finish`. Without `finish` nothing is stored.
+    """One upload. Use it as `async with store.upload(key) as upload`: call `write`, then `finish`. Without `finish`
+    nothing is stored. `write` and `finish` raise StoreErrors.
 
-    `write` and `finish` raise StoreErrors.
+    `attributes`: the content type and the metadata, as botocore's parameters. `timeout_for`: the timeout of a request
+    with so many bytes. `only_new`: store the object only if the key has none.
     """
 
     def __init__(
