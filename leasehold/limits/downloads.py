@@ -25,12 +25,12 @@ QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 # A row for each time window: its requests and bytes, and the seconds until its oldest download is outside of it.
 _BY_WINDOW = """
 -- downloads_seen
-SELECT w.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
-       coalesce(w.seconds - extract(epoch FROM clock_timestamp() - min(d.started_at)), 0)::float8 AS wait
-FROM unnest($3::int[]) AS w(seconds)
+SELECT time_window.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
+       coalesce(time_window.seconds - extract(epoch FROM clock_timestamp() - min(d.started_at)), 0)::float8 AS wait
+FROM unnest($3::int[]) AS time_window(seconds)
 LEFT JOIN download d ON d.key_prefix = $2 AND d.tenant_id = $1
-     AND d.started_at > clock_timestamp() - make_interval(secs => w.seconds)
-GROUP BY w.seconds
+     AND d.started_at > clock_timestamp() - make_interval(secs => time_window.seconds)
+GROUP BY time_window.seconds
 """
 _AT_ONCE = """
 -- downloads_at_once
@@ -47,13 +47,16 @@ VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
 
 @dataclass(frozen=True, slots=True)
 class _Window:
+    """The downloads of a key within a time window. `wait`: seconds until the oldest of them is outside of it."""
+
     requests: int
     bytes: int
     wait: float
 
 
 async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: int) -> UUID:
-    """Charge a download of `size` bytes and return its id, for `end`.
+    """Charge a download of `size` bytes and return its id, for `end`. `key_prefix`: that of the API key before all its
+    rotations.
 
     Raises TooMany: `too_many_downloads` (a rate), `too_many_at_once`, or `download_quota_exceeded`.
     """

@@ -3,7 +3,7 @@ completes the attempt, the API verifies them (`Files.check`) and makes them the 
 
 The key of a file contains the attempt's epoch: so a worker that has lost its lease can write only to keys that nobody
 reads. The upload row of a file has the task and the epoch: so housekeeping finds and deletes files that an attempt has
-uploaded, but has not named when it completed.
+uploaded, but has not named at its completion.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from leasehold.transitions.settlements import Completion, Output, Settled
 #: How many completions of one tenant a process verifies at once. More would slow the object store for other tenants.
 _MAX_VERIFICATIONS = 2
 
-_HELD = f"""
+_FILES_PREFIX = f"""
 -- external_held
 SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND {unindexed("t.status = 'running'")}
 """
 # `most` is the announced size. After the URL has expired, `bytes` becomes the stored size.
-_OPEN = """
+_ANNOUNCED = """
 -- external_files_open
 SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
 """
@@ -74,7 +74,7 @@ class UploadedFile:
 
 async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> str | None:
     """The prefix of the keys of the attempt's files. None: the attempt has lost the lease."""
-    row = await connection.fetchrow(_HELD, lease.task_id, tenant_id, lease.owner, lease.epoch)
+    row = await connection.fetchrow(_FILES_PREFIX, lease.task_id, tenant_id, lease.owner, lease.epoch)
     if row is None:
         return None
     return f"{row['output_prefix']}/{row['step']}.{lease.epoch}"
@@ -82,7 +82,7 @@ async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> st
 
 async def _announced_sizes(connection: Connection, tenant_id: str, lease: Lease) -> dict[str, int]:
     """Key -> size of the files that the attempt has announced."""
-    rows = await connection.fetch(_OPEN, tenant_id, lease.task_id, lease.epoch)
+    rows = await connection.fetch(_ANNOUNCED, tenant_id, lease.task_id, lease.epoch)
     return {row["key"]: row["most"] for row in rows}
 
 

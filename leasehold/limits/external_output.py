@@ -41,8 +41,8 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """How much the attempt has stored. `attempt`: its number. `is_known`: this request was stored before, because a
-    stored chunk has the same first number. `known_items`: how many items that chunk has, without the mark of a cut.
+    """How much the attempt has stored. `attempt`: its number. `is_known`: this request was stored before: a stored row
+    has the same first number. `known_items`: how many items that row has, without the mark of a cut.
     """
 
     attempt: int
@@ -59,11 +59,13 @@ def _usage_sql(table: Literal["job_log", "job_stream"], column: Literal["lines",
     """
     return f"""
 -- external_{column}
-SELECT t.attempt, coalesce(sum(k.n), 0)::int AS items, coalesce(sum(octet_length(k.{column}::text)), 0)::int AS bytes,
-       coalesce(bool_or(k.{column} @> '[{mark}]'), false) AS cut,
-       coalesce(bool_or(k.first = $4), false) AS is_known,
-       coalesce(sum(k.n - (k.{column} @> '[{mark}]')::int) FILTER (WHERE k.first = $4), 0)::int AS known_items
-FROM task t LEFT JOIN {table} k ON k.task_id = t.id AND k.epoch = t.epoch
+SELECT t.attempt, coalesce(sum(stored.n), 0)::int AS items,
+       coalesce(sum(octet_length(stored.{column}::text)), 0)::int AS bytes,
+       coalesce(bool_or(stored.{column} @> '[{mark}]'), false) AS cut,
+       coalesce(bool_or(stored.first = $4), false) AS is_known,
+       coalesce(sum(stored.n - (stored.{column} @> '[{mark}]')::int) FILTER (WHERE stored.first = $4), 0)::int
+         AS known_items
+FROM task t LEFT JOIN {table} stored ON stored.task_id = t.id AND stored.epoch = t.epoch
 WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND {unindexed("t.status = 'running'")}
 GROUP BY t.attempt
 """

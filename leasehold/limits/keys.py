@@ -39,7 +39,7 @@ async def make(
     seed: bytes | None = None,
 ) -> NewKey:
     """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `cell`: the name of
-    the cell that makes the key; empty: there are no cells. `seed`: as of `create_key`.
+    the cell that makes the key; empty: there are no cells. `seed`: as for `create_key`.
 
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """

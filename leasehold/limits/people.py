@@ -60,13 +60,15 @@ _OF_SUBJECT = f"""
 SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY p.tenant_id
 """
 
-# Two people of a tenant may have the same login, because a provider may give an old address to a new person. Then the
-# later login gets a suffix. In the update, `excluded.login = $5` means that no other person has the login.
+# $1 id, $2 tenant, $3 issuer, $4 subject, $5 login, $6 name, $7 scopes. Two people of a tenant may have the same login,
+# because a provider may give an old address to a new person. Then the later login gets a suffix. In the update,
+# `excluded.login = $5` means that no other person has the login.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
 SELECT $1::uuid, $2, $3, $4, CASE WHEN EXISTS (
-           SELECT FROM person o WHERE o.tenant_id = $2 AND o.login = $5 AND (o.issuer, o.subject) <> ($3, $4)
+           SELECT FROM person other
+           WHERE other.tenant_id = $2 AND other.login = $5 AND (other.issuer, other.subject) <> ($3, $4)
        ) THEN $5 || '#' || right($1::uuid::text, 8) ELSE $5 END, $6, $7
 ON CONFLICT (issuer, subject, tenant_id) DO UPDATE
 SET login = CASE WHEN excluded.login = $5 THEN $5 ELSE $5 || '#' || right(p.id::text, 8) END,
@@ -80,6 +82,7 @@ UPDATE person SET scopes = '{}', generation = generation + 1
 WHERE issuer = $1 AND subject = $2 AND tenant_id <> ALL ($3::text[]) AND scopes <> '{}'
 """
 
+# $3: 1 ends all sessions, 0 ends none. $4: whether the person is disabled.
 _CHANGE = """
 -- person_change
 UPDATE person SET set_role = $2, generation = generation + $3,
@@ -138,17 +141,12 @@ async def record_sign_in(
     async with connection.transaction():
         for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order: so there is no deadlock
             await lock_name(connection, f"person of {tenant_id}")
-            has_row = await connection.fetchval(
-                "SELECT true FROM person WHERE issuer = $1 AND subject = $2 AND tenant_id = $3",
-                issuer, subject, tenant_id,
-            )  # fmt: skip
-            if not has_row:
-                try:
-                    await check_room(connection, "person", tenant_id, at_most)
-                except Conflict as error:
-                    refusal = error
-                    log.warning("a tenant has no room for a person who signs in", tenant_id=tenant_id, code=error.code)
-                    continue
+            try:
+                await _check_room_for(connection, identity, tenant_id, at_most)
+            except Conflict as error:
+                refusal = error
+                log.warning("a tenant has no room for a person who signs in", tenant_id=tenant_id, code=error.code)
+                continue
             row = await connection.fetchrow(
                 _SIGN_IN, new_id(), tenant_id, issuer, subject, identity.login, identity.name, sorted(scopes[tenant_id])
             )
@@ -158,6 +156,16 @@ async def record_sign_in(
     if refusal is not None and not rows:
         raise refusal
     return rows
+
+
+async def _check_room_for(connection: Connection, identity: Identity, tenant_id: str, at_most: int) -> None:
+    """Raises Conflict `too_many_people` if a new person signs in, and the tenant has no room for another row."""
+    has_row = await connection.fetchval(
+        "SELECT true FROM person WHERE issuer = $1 AND subject = $2 AND tenant_id = $3",
+        identity.issuer, identity.subject, tenant_id,
+    )  # fmt: skip
+    if not has_row:
+        await check_room(connection, "person", tenant_id, at_most)
 
 
 async def search(

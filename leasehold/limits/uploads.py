@@ -42,6 +42,9 @@ _LONGEST_WRITE = timedelta(hours=1)
 #: The prefix of the outputs of jobs. The bucket may also have objects of other programs.
 _JOBS = "jobs/"
 
+# $1 key, $2 tenant, $3 the bytes that count, $4 the size of the largest object that may stay, $5 seconds for which the
+# client may begin to send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts
+# only $3 bytes, $9 and $10 task and epoch of the attempt with whose end the upload ends.
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
@@ -67,8 +70,9 @@ SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < cl
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
   AND {stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
-# While the client may still send, an upload counts with its declared or its stored bytes, whichever are more. After
-# that it counts with its stored bytes.
+# $1 key, $2 whether no client can begin to send any more, $3 the size of the stored object, $4 seconds until the next
+# inspection. While the client may still send, an upload counts with its declared or its stored bytes, whichever are
+# more. After that it counts with its stored bytes, and the next inspection is the last.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
@@ -165,11 +169,8 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
     No connection is held while the store is called.
     """
-    if upload.key.endswith("/"):  # a prefix: the process that received the upload has died, and its row remains
-        await remove_below(store, upload.key)
-        REMOVED.labels("unfinished").inc()
-        async with connections() as connection:
-            await forget(connection, upload.tenant_id, upload.key)
+    if upload.key.endswith("/"):
+        await _remove_prefix(connections, store, upload)
         return
     stored = await store.head(upload.key)
     size = 0 if stored is None else stored.size
@@ -186,6 +187,14 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
             await forget(connection, upload.tenant_id, upload.key)
         else:
             await connection.execute(_INSPECTED, upload.key, upload.dead, size, INSPECTION_SECONDS)
+
+
+async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
+    """Delete the objects of an upload below a prefix. Its row remains because the process that received it has died."""
+    await remove_below(store, upload.key)
+    REMOVED.labels("unfinished").inc()
+    async with connections() as connection:
+        await forget(connection, upload.tenant_id, upload.key)
 
 
 async def abort_dead_uploads(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:

@@ -38,9 +38,11 @@ _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
 #: The retry-after in seconds. It is long for stored bytes: they get fewer only by a deletion or the end of a retention.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
+#: If there is no bound on jobs, `measure` counts unfinished jobs up to this number.
+_MAX_COUNTED = 1_000_000
+
 _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
 
-_MAX_COUNTED = 1_000_000
 # The table `gate` has the concurrency limits.
 _TENANT_COUNTS = """
 -- tenant_things
@@ -87,7 +89,7 @@ class _RecentAdmissions:
 @dataclass(slots=True)
 class _Usage:
     """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted`: all
-    bytes that this process has ever admitted. `is_counting`: a submission counts again now.
+    bytes that this process has ever admitted. `is_counting`: a submission is just counting again.
     """
 
     jobs: int = 0
@@ -144,6 +146,8 @@ class Usage:
         if self._max_bytes and size > self._max_bytes:
             sentence = f"{size} bytes exceed the {self._max_bytes} stored bytes of a tenant and can never be accepted."
             raise Invalid("batch_too_large", f"{sentence} Send less at once.")
+        # A tenant that has used all its bytes may submit nothing, not even jobs without bytes: they would write
+        # outputs.
         if self._max_bytes and (usage.stored >= self._max_bytes or usage.stored + size > self._max_bytes):
             raise TooMany(
                 "storage_full",
