@@ -82,6 +82,11 @@ def parse_key(text: str) -> PresentedKey | None:
     return PresentedKey(match[2], match[3], match[1]) if match else None
 
 
+def _key_text(cell: str, prefix: str, secret: str) -> str:
+    """The whole key. `cell`: empty for an installation without cells."""
+    return f"lh_{cell}_{prefix}_{secret}" if cell else f"lh_{prefix}_{secret}"
+
+
 def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("ascii")).digest()
 
@@ -100,7 +105,7 @@ def _new_prefix_and_secret() -> tuple[str, str]:
 
 
 def _prefix_and_secret_of(seed: bytes) -> tuple[str, str]:
-    """The prefix and the secret that belong to this seed. Neither tells the other, nor the seed."""
+    """The prefix and the secret that are made of this seed. Neither shows the other, or the seed."""
     numbers = hmac.digest(seed, b"prefix of an API key", "sha256")[:12]
     prefix = "".join(_PREFIX_ALPHABET[number % len(_PREFIX_ALPHABET)] for number in numbers)
     secret = base64.urlsafe_b64encode(hmac.digest(seed, b"secret of an API key", "sha256"))
@@ -195,8 +200,7 @@ async def create_key(
     if malformed := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
         raise Invalid("scope_malformed", f"Not scopes: {', '.join(malformed)}.")
     prefix, secret = _new_prefix_and_secret() if seed is None else _prefix_and_secret_of(seed)
-    public_part = f"{cell}_{prefix}" if cell else prefix
-    key = NewKey(new_id(), prefix, f"lh_{public_part}_{secret}")
+    key = NewKey(new_id(), prefix, _key_text(cell, prefix, secret))
     await connection.execute(
         INSERT, key.id, prefix, _hash(secret), tenant_id, client_id, sorted(set(scopes)), expires_at, quota_key
     )
@@ -205,14 +209,13 @@ async def create_key(
 
 async def find_key_of(connection: Connection, seed: bytes, within: timedelta, cell: str = "") -> KeyOfSeed | None:
     """The key that was made of the seed. None: there is none. `within`: how old a key may be that is found with its
-    secret. `cell`: as of `create_key`.
+    secret. `cell`: as for `create_key`.
     """
     prefix, secret = _prefix_and_secret_of(seed)
     row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)
     if row is None:
         return None
-    public_part = f"{cell}_{prefix}" if cell else prefix
-    key = NewKey(row["id"], prefix, f"lh_{public_part}_{secret}") if row["is_new"] else None
+    key = NewKey(row["id"], prefix, _key_text(cell, prefix, secret)) if row["is_new"] else None
     return KeyOfSeed(prefix, row["tenant_id"], key)
 
 
@@ -243,7 +246,7 @@ async def rotate_key(
     connection: Connection, prefix: str, *, overlap: timedelta, cell: str = "", seed: bytes | None = None
 ) -> NewKey:
     """Create a key with the old key's owner, scopes, quotas and end. The old key stops working after `overlap`. `cell`
-    and `seed`: as of `create_key`.
+    and `seed`: as for `create_key`.
 
     If the old key was rotated before, it already has an end: that of the first overlap. A second rotation does not
     postpone this end, and the second new key gets the same end. Raises NotFound when no usable key has the prefix.

@@ -21,9 +21,10 @@ from functools import cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from time import time
-from typing import Self
+from typing import Any, Self
 
 import httpx2
+import orjson
 
 from leasehold.domain.errors import LeaseholdError
 from leasehold.runtime.holding import check_nothing_held
@@ -88,6 +89,14 @@ class Answer:
         except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
             return None
         return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS)
+
+    def json_object(self) -> dict[str, Any]:
+        """The body as a JSON object; {} if the body is not an object."""
+        try:
+            value = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

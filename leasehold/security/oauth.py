@@ -9,15 +9,13 @@ import base64
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
-from typing import Any
 from urllib.parse import quote, urlencode
 
-import orjson
 import structlog
 from pydantic import SecretStr
 
 from leasehold.domain.errors import BadGateway
-from leasehold.security.egress import Egress, EgressFailed, EgressRefused
+from leasehold.security.egress import Answer, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -72,6 +70,19 @@ class Tokens:
 
     async def _fetch(self) -> None:
         requested_at = monotonic()
+        answer = await self._request_token()
+        fields = answer.json_object() if answer.status == HTTPStatus.OK else {}
+        token, scheme = fields.get("access_token"), str(fields.get("token_type", "bearer")).lower()
+        # The token becomes part of a header, which may have only ASCII (RFC 6750, 2.1).
+        is_printable = isinstance(token, str) and token.isascii() and token.isprintable()
+        if not token or not is_printable or scheme != "bearer":
+            log.warning("the token endpoint gave no token", status=answer.status)
+            raise BadGateway("token_refused", "The token endpoint gave no token.")
+        expires_in = fields.get("expires_in")
+        seconds = float(expires_in) if isinstance(expires_in, (int, float)) else _DEFAULT_SECONDS
+        self._token, self._renew_at = token, requested_at + max(seconds - _EARLY_SECONDS, 1.0)
+
+    async def _request_token(self) -> Answer:
         form = {"grant_type": "client_credentials"} | ({"scope": self._client.scope} if self._client.scope else {})
         credentials = f"{quote(self._client.id, safe='')}:{quote(self._client.secret.get_secret_value(), safe='')}"
         headers = {
@@ -80,27 +91,9 @@ class Tokens:
             "Accept": "application/json",
         }
         try:
-            answer = await self._egress.request(
+            return await self._egress.request(
                 "POST", self._client.url, headers=headers, content=urlencode(form).encode(), timeout=_TIMEOUT_SECONDS
             )
         except (EgressRefused, EgressFailed) as error:
             log.warning("the token endpoint did not answer", error=type(error).__name__)
             raise BadGateway("token_endpoint_unavailable", "The token endpoint does not answer.") from error
-        fields = _json_object(answer.body) if answer.status == HTTPStatus.OK else {}
-        token, kind = fields.get("access_token"), str(fields.get("token_type", "bearer")).lower()
-        # The token becomes part of a header, which may have only ASCII (RFC 6750, 2.1).
-        if not isinstance(token, str) or not token or not (token.isascii() and token.isprintable()) or kind != "bearer":
-            log.warning("the token endpoint gave no token", status=answer.status)
-            raise BadGateway("token_refused", "The token endpoint gave no token.")
-        expires_in = fields.get("expires_in")
-        seconds = float(expires_in) if isinstance(expires_in, (int, float)) else _DEFAULT_SECONDS
-        self._token, self._renew_at = token, requested_at + max(seconds - _EARLY_SECONDS, 1.0)
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object; {} if the body is not an object."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}

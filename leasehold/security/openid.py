@@ -19,7 +19,6 @@ from time import monotonic
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
-import orjson
 import structlog
 
 from leasehold.domain.errors import BadGateway, Unauthenticated
@@ -144,7 +143,7 @@ class OpenId:
         if answer.status != HTTPStatus.OK:
             log.warning("the OpenID provider gave no token", status=answer.status, error=_error_of(answer))
             raise _refused("the provider does not accept its code")
-        return _json_object(answer)
+        return answer.json_object()
 
     async def _claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
         """The claims of the ID token. Each sign-in reads the provider's keys again: the provider may have withdrawn a
@@ -154,7 +153,7 @@ class OpenId:
         from leasehold.security.id_tokens import TokenRefused, claims_of  # noqa: PLC0415 - as above
 
         answer = await self._request("GET", self._endpoint(configuration, "jwks_uri"), {"Accept": "application/json"})
-        keys = _json_object(answer).get("keys") if answer.status == HTTPStatus.OK else None
+        keys = answer.json_object().get("keys") if answer.status == HTTPStatus.OK else None
         if not isinstance(keys, list) or not keys:
             raise _unavailable("it has no keys")
         client_id = self._settings.console_oidc_client_id
@@ -168,7 +167,7 @@ class OpenId:
     ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}", "Accept": "application/json"}
         answer = await self._request("GET", self._endpoint(configuration, "userinfo_endpoint"), headers)
-        claims = _json_object(answer) if answer.status == HTTPStatus.OK else {}
+        claims = answer.json_object() if answer.status == HTTPStatus.OK else {}
         if claims.get("sub") != subject:
             raise _refused("its userinfo is of somebody else")
         return claims
@@ -177,7 +176,7 @@ class OpenId:
         if monotonic() >= self._configuration_ends:
             url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
             answer = await self._request("GET", url, {"Accept": "application/json"})
-            configuration = _json_object(answer) if answer.status == HTTPStatus.OK else {}
+            configuration = answer.json_object() if answer.status == HTTPStatus.OK else {}
             if configuration.get("issuer") != self.issuer:
                 raise _unavailable("its configuration names another issuer")
             self._configuration, self._configuration_ends = configuration, monotonic() + _CONFIGURATION_SECONDS
@@ -235,18 +234,9 @@ def _printable(value: object) -> str:
     return "".join(character for character in value if character.isprintable()).strip()[:_MAX_TEXT]
 
 
-def _json_object(answer: Answer) -> dict[str, Any]:
-    """The body as a JSON object; {} if the body is not an object."""
-    try:
-        value = orjson.loads(answer.body)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _error_of(answer: Answer) -> str:
     """The code of an OAuth error. Its description is left out, because it may quote the request."""
-    return str(_json_object(answer).get("error", ""))[:60]
+    return str(answer.json_object().get("error", ""))[:60]
 
 
 def _refused(why: str) -> Unauthenticated:

@@ -85,8 +85,8 @@ Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another
 
 @dataclass(frozen=True, slots=True)
 class CellAnswer:
-    """What is known of a cell. `load` is None if the cell has not reported it; `because` is the reason. `seconds`: how
-    long the cell took.
+    """What is known of a cell. `load` is None if the cell has not reported it; `because` is then the reason. `seconds`:
+    how long the cell took to answer.
     """
 
     cell: str
@@ -204,7 +204,7 @@ async def _no_response() -> _Response:
 
 
 async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: float) -> _Response:
-    """GET the URL. The body of an answer that is too long is returned empty."""
+    """GET the URL. If the body of the answer is too long, it is returned empty."""
     check_nothing_held("another cell")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
@@ -262,22 +262,21 @@ class OtherCells:
         """
         query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
         others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}
-        cells = {
+        cell_of_task = {
             asyncio.create_task(self._find_in(cell, address, query), context=Context()): cell
             for cell, address in others.items()
         }
         holders: list[Found] = []
         silent: list[str] = []
-        waiting = set(cells)
+        waiting = set(cell_of_task)
         try:
             while waiting and not any(holder.moved_to is None for holder in holders):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    holding = task.result()
+                    cell, holding = cell_of_task[task], task.result()
                     if holding is None:
-                        silent.append(cells[task])
+                        silent.append(cell)
                     elif holding.found:
-                        cell = cells[task]
                         holders.append(Found(cell, others[cell], holding.tenant, holding.moved_to, holding.console))
         finally:
             for task in waiting:

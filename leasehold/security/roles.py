@@ -21,10 +21,10 @@ _ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "people:wr
 
 def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
     """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them."""
-    of_kinds = [kind.scopes for kind in kinds if kind.scopes is not None]
+    scopes_of_kinds = [kind.scopes for kind in kinds if kind.scopes is not None]
     # If a kind has one scope for reading and writing, a viewer does not get it.
-    reads = frozenset(scopes.read for scopes in of_kinds if scopes.read != scopes.write)
-    writes = frozenset(scopes.write for scopes in of_kinds)
+    reads = frozenset(scopes.read for scopes in scopes_of_kinds if scopes.read != scopes.write)
+    writes = frozenset(scopes.write for scopes in scopes_of_kinds)
     return {"viewer": _VIEWER | reads, "operator": _OPERATOR | reads | writes, "admin": _ADMIN | reads | writes}
 
 
