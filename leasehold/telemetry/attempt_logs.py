@@ -214,7 +214,7 @@ def _field(value: object) -> object:
 
 
 class Source(Protocol):
-    """An object that has a recorder, or makes it at the first access."""
+    """An object that has the recorder of an attempt, or makes the recorder at the first access."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -283,6 +283,7 @@ def _trace_of(error: object) -> str:
 
 
 _handler = Handler()
+#: How many workers of this process have installed the handler.
 _users = 0
 
 

@@ -42,7 +42,7 @@ def configure_logs(settings: Settings) -> None:
     """Set up the logs of this process, also those of libraries. A process's main calls it once."""
     redaction.learn(settings)
     for_machines = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
-    shared: list[Processor] = [
+    processors_of_all_lines: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _add_facts,
         structlog.stdlib.add_logger_name,
@@ -50,22 +50,10 @@ def configure_logs(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    # Both renderers show local variables in tracebacks by default. Here they do not, because local variables may hold
-    # keys, bodies and signed URLs. Tracebacks are rendered last, because attempt_logs.Handler needs the error itself.
-    renderers: list[Processor]
-    if for_machines:
-        renderers = [
-            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
-            structlog.processors.JSONRenderer(as_json),
-        ]
-    else:
-        # The rich formatter of exceptions takes seconds, and shows values.
-        plain = structlog.dev.plain_traceback
-        renderers = [structlog.dev.ConsoleRenderer(exception_formatter=plain, colors=sys.stderr.isatty())]
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            *shared,
+            *processors_of_all_lines,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -76,17 +64,35 @@ def configure_logs(settings: Settings) -> None:
     logging._srcfile = None  # noqa: SLF001 - the documented way
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
+    processors = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        *_renderers(for_machines=for_machines),
+        _redact,
+    ]
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers, _redact],
-        )
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=processors_of_all_lines, processors=processors)
     )
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
     for chatty in ("aiormq", "aio_pika", "botocore", "aiobotocore", "urllib3", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _renderers(*, for_machines: bool) -> list[Processor]:
+    """The processors that make the text of a line: JSON for machines, readable text for people.
+
+    By default, structlog shows local variables in tracebacks. Here it does not, because they may hold keys, bodies and
+    signed URLs. The traceback is rendered here, and not earlier, because attempt_logs.Handler needs the error itself.
+    """
+    if for_machines:
+        return [
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
+            structlog.processors.JSONRenderer(as_json),
+        ]
+    # The rich formatter of exceptions takes seconds, and shows values.
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(exception_formatter=plain, colors=sys.stderr.isatty())]
 
 
 def as_json(event: EventDict, **options: Any) -> str:

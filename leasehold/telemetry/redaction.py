@@ -74,9 +74,8 @@ def _secret_settings(settings: Settings) -> Iterator[SecretStr]:
     """The secrets of the settings, also those in mappings."""
     for name in Settings.model_fields:
         value = getattr(settings, name)
-        for one in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(one, SecretStr):
-                yield one
+        values = value.values() if isinstance(value, dict) else (value,)
+        yield from (secret for secret in values if isinstance(secret, SecretStr))
 
 
 def _words_of(secret: str) -> Iterator[str]:
@@ -87,13 +86,18 @@ def _words_of(secret: str) -> Iterator[str]:
         yield secret
         return
     for url in _NEXT_URL.split(secret):
-        parts = urlsplit(url)
-        if parts.password:
-            yield from {parts.password, unquote(parts.password)}
-        for parameter in parts.query.split("&"):
-            name, _, value = parameter.partition("=")
-            if "password" in name.lower():
-                yield from {value, unquote(value), unquote_plus(value)}
+        yield from _passwords_of(url)
+
+
+def _passwords_of(url: str) -> Iterator[str]:
+    """The passwords in the URL, as they stand there and decoded."""
+    parts = urlsplit(url)
+    if parts.password:
+        yield from {parts.password, unquote(parts.password)}
+    for parameter in parts.query.split("&"):
+        name, _, value = parameter.partition("=")
+        if "password" in name.lower():
+            yield from {value, unquote(value), unquote_plus(value)}
 
 
 def _encodings_of(secret: str) -> set[str]:

@@ -1,9 +1,9 @@
 """Traces: one for each job, from the HTTP request through the outbox and the broker to every step.
 
 The W3C `traceparent` names the trace. The job's `trace`, the headers of outbox rows, and the headers of messages have
-it. It is always written, because logs show it. Spans are recorded only with `LEASEHOLD_TRACES`. Without this setting
-OpenTelemetry is not imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where
-spans are sent, and how many.
+the `traceparent`, also when traces are off, because logs show the trace's id. Spans are recorded only with
+`LEASEHOLD_TRACES`. Without this setting OpenTelemetry is not imported, and `span` returns a constant. OpenTelemetry's
+own variables (`OTEL_*`) define where spans are sent, and how many.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _record(
 
 @contextmanager
 def publishing_spans(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
-    """Measure the publishing of messages with these headers: one span for each. Yields the headers to send, whose
-    parents are these spans.
+    """Measure the publishing of messages with these headers: one span for each message. Yields the headers to send:
+    their `traceparent` names the message's span as the parent.
     """
     if _tracer is None:
         yield list(headers)
