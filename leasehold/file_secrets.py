@@ -1,7 +1,7 @@
 """Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
 
 A changed file is read again. So the next connection, signature or seal uses the new value, without a restart.
-A file with a mapping of secrets is JSON. The names in it are those of the start.
+A file with a mapping of secrets is JSON. A process knows only the names that the file had when the process started.
 """
 
 from __future__ import annotations
@@ -101,18 +101,20 @@ class SettingsWithFiles(BaseSettings):
                 continue
             if variable in os.environ:
                 raise ValueError(f"{variable} and {variable}_FILE are both set: set one of them")
-            try:
-                secret = FileSecret(Path(path))
-                if field.annotation is SecretStr:
-                    values.setdefault(name, secret)
-                else:
-                    values.setdefault(name, _secrets_of(secret))
-            except json.JSONDecodeError:
-                raise ValueError(f"{variable}_FILE: {path} is not JSON") from None
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise ValueError(f"{variable}_FILE: {path}: {reason}") from None
+            values.setdefault(name, _value_from_file(f"{variable}_FILE", path, field.annotation))
         return values
+
+
+def _value_from_file(variable: str, path: str, annotation: object) -> Any:
+    """The value of a setting with this type. `variable`: names the path. Raises ValueError."""
+    try:
+        secret = FileSecret(Path(path))
+        return secret if annotation is SecretStr else _secrets_of(secret)
+    except json.JSONDecodeError:
+        raise ValueError(f"{variable}: {path} is not JSON") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{variable}: {path}: {reason}") from None
 
 
 def holds_secrets(annotation: object) -> bool:

@@ -6,7 +6,7 @@ Each check returns findings: the state of a part, and what this state means for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # `leasehold dev` uses a Finding, and loads neither client
     from leasehold.broker.base import Broker
     from leasehold.storage.store import ObjectStore
 
+#: PostgreSQL 15, as `server_version_num` counts versions.
 OLDEST_POSTGRES = 150_000
 
 
@@ -53,7 +54,6 @@ async def check_database(
         " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
-    is_durable = "off" not in (row["fsync"], row["synchronous_commit"], row["full_page_writes"])
     has_own_session = bool(settings.database_direct_url.get_secret_value()) or await is_direct(connection)
     return [
         Finding("database", row["number"] >= OLDEST_POSTGRES, f"PostgreSQL {row['version']}", "15 to 18 are supported"),
@@ -63,31 +63,40 @@ async def check_database(
             "read-only" if row["read_only"] else "accepts writes",
             "a demoted or read-only server can neither accept nor settle anything",
         ),
-        Finding(
-            "database",
-            is_durable,
-            ", ".join(f"{name} {row[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes")),
-            "with any of them off, a crash of the machine may lose commits that clients got an answer for",
-        ),
+        _durability({name: row[name] for name in ("fsync", "synchronous_commit", "full_page_writes")}),
         _replication(row["standby_names"], row["synchronous_commit"], row["standbys"], row["tail"]),
         *[await _check_schema(connection, schema) for schema in schemas],
-        Finding(
-            "role",
-            True,
-            "may change the schema" if row["owns"] else "reads and writes rows",
-            "its password also allows changing the schema; LEASEHOLD_DATABASE_APP_ROLE separates the two"
-            if row["owns"]
-            else "its password does not allow changing the schema",
-        ),
-        Finding(
-            "presence",
-            has_own_session or not settings.presence,
-            "own session" if has_own_session else "behind a pooler",
-            "tasks of a dead worker are taken over within a second"
-            if has_own_session and settings.presence
-            else "tasks of a dead worker wait until their leases end; LEASEHOLD_PRESENCE=false accepts that",
-        ),
+        _rights_of_role(owns_schema=bool(row["owns"])),
+        _presence(settings, has_own_session=has_own_session),
     ]
+
+
+def _durability(values: Mapping[str, str]) -> Finding:
+    """`values`: the settings of PostgreSQL that must be on."""
+    return Finding(
+        "database",
+        "off" not in values.values(),
+        ", ".join(f"{name} {value}" for name, value in values.items()),
+        "with any of them off, a crash of the machine may lose commits that clients got an answer for",
+    )
+
+
+def _rights_of_role(*, owns_schema: bool) -> Finding:
+    if owns_schema:
+        meaning = "its password also allows changing the schema; LEASEHOLD_DATABASE_APP_ROLE separates the two"
+        return Finding("role", True, "may change the schema", meaning)
+    return Finding("role", True, "reads and writes rows", "its password does not allow changing the schema")
+
+
+def _presence(settings: Settings, *, has_own_session: bool) -> Finding:
+    return Finding(
+        "presence",
+        has_own_session or not settings.presence,
+        "own session" if has_own_session else "behind a pooler",
+        "tasks of a dead worker are taken over within a second"
+        if has_own_session and settings.presence
+        else "tasks of a dead worker wait until their leases end; LEASEHOLD_PRESENCE=false accepts that",
+    )
 
 
 #: By `synchronous_commit`: what a synchronous standby has done with a commit when PostgreSQL acknowledges it.

@@ -312,6 +312,7 @@ class Settings(SettingsWithFiles):
         "the number of the others.",
     )
 
+    # --- payloads and bulk work
     schema_max_size: int = Field(
         10_000, ge=1, le=1_000_000, description="Parts of a template's payload_schema, with all references expanded."
     )
@@ -372,6 +373,7 @@ class Settings(SettingsWithFiles):
     )
     json_max_depth: int = Field(100, ge=10, le=200, description="Levels of lists and objects in a JSON body.")
 
+    # --- connections, bodies and uploads
     trusted_proxies: str = Field(
         "",
         description="Networks of proxies, comma-separated. The API believes X-Forwarded-For only from them.",

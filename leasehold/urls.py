@@ -2,7 +2,8 @@
 
 A URL of PostgreSQL has the form of libpq's URLs, and its `sslmode` means the same. A URL of RabbitMQ follows RabbitMQ's
 URI specification. Both may name several servers. An unknown parameter is refused. An error contains only names of
-parameters, because the rest of a URL may have a password.
+parameters, because the rest of a URL may have a password. In all functions, `name` is the variable with the URL, for
+errors.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-_POSTGRES = frozenset({
+_POSTGRES_PARAMETERS = frozenset({
     "host", "port", "dbname", "user", "password", "passfile", "options", "target_session_attrs",
     "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation",
     "ssl_min_protocol_version", "ssl_max_protocol_version",
 })  # fmt: skip
 _POSTGRES_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-_AMQP = frozenset({"cafile", "cacertfile", "certfile", "keyfile", "verify", "auth"})
+_AMQP_PARAMETERS = frozenset({"cafile", "cacertfile", "certfile", "keyfile", "verify", "auth"})
 _AMQP_FILES = ("cafile", "cacertfile", "certfile", "keyfile")
 _AMQP_PORTS = {"amqp": 5672, "amqps": 5671}
 #: In RabbitMQ's setting, a comma before a scheme separates two URLs. Every other comma separates two hosts of one URL.
@@ -82,16 +83,16 @@ def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl
 
 
 @lru_cache(maxsize=16)
-def _database_url(text: str, name: str, other_hosts: str, other_ports: str) -> DatabaseUrl:
+def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl:
     parts = _split(name, text, ("postgresql", "postgres"))
-    query = _query(name, parts, _POSTGRES, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
+    query = _query(name, parts, _POSTGRES_PARAMETERS, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     query = _with_checked_tls(name, query)
     login, at, host_list = parts.netloc.rpartition("@")
     if host_list and "host" in query:
         raise BadSetting(name, f"the URL names hosts after the @ and with host=; {_SEVERAL_HOSTS}")
     hosts = _hosts(name, host_list or query.get("host", ""), query.get("port", "5432"))
     if not hosts and not host_list:
-        hosts = _hosts_of_environment(other_hosts, query.get("port") or other_ports or "5432")
+        hosts = _hosts_of_environment(pghost, query.get("port") or pgport or "5432")
     if hosts:
         query = {key: value for key, value in query.items() if key not in ("host", "port")}
     netloc = login.replace("@", "%40") + at
@@ -141,7 +142,7 @@ def _nodes_of(text: str) -> Iterator[BrokerUrl]:
 
 
 def _broker_url(name: str, parts: SplitResult) -> BrokerUrl:
-    query = _query(name, parts, _AMQP, {})
+    query = _query(name, parts, _AMQP_PARAMETERS, {})
     if parts.scheme == "amqp":
         if unused := sorted(query.keys() - {"auth"}):
             raise BadSetting(name, f"{', '.join(unused)} need the scheme amqps")
@@ -201,22 +202,28 @@ def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], 
         raise BadSetting(name, "port= has one port for all hosts, or one for each")
     hosts: list[tuple[str, int]] = []
     for index, entry in enumerate(entries):
-        host, colon, port = entry.rpartition(":")
-        if not colon or entry.endswith("]") or entry.startswith("/"):  # neither [::1] nor a socket's folder has a port
-            host, port = entry, ports[index % len(ports)]
-        if not port.isdecimal() or not 0 < int(port) < 65536:  # noqa: PLR2004 - the range of ports
-            raise BadSetting(name, "a port is a number from 1 to 65535, after the host and a colon")
+        host, port = _host_and_port(name, entry, ports[index % len(ports)])
         if not host and len(entries) > 1:
             raise BadSetting(name, "one of the hosts between the commas is empty")
         if host:
-            hosts.append((unquote(host).strip("[]"), int(port)))
+            hosts.append((unquote(host).strip("[]"), port))
     return tuple(hosts)
+
+
+def _host_and_port(name: str, entry: str, default_port: str) -> tuple[str, int]:
+    """Split `host:port`, or a host that names no port."""
+    host, colon, port = entry.rpartition(":")
+    if not colon or entry.endswith("]") or entry.startswith("/"):  # neither [::1] nor a socket's folder has a port
+        host, port = entry, default_port
+    if not port.isdecimal() or not 0 < int(port) < 65536:  # noqa: PLR2004 - the range of ports
+        raise BadSetting(name, "a port is a number from 1 to 65535, after the host and a colon")
+    return host, int(port)
 
 
 def _hosts_of_environment(host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
     """As `_hosts`, for PGHOST and PGPORT. PGHOST has no ports, so a colon in it is part of an IPv6 address."""
-    brackets = (f"[{host}]" if ":" in host else host for host in host_list.split(","))
-    return _hosts("PGHOST", ",".join(brackets), port_list)
+    hosts_in_brackets = (f"[{host}]" if ":" in host else host for host in host_list.split(","))
+    return _hosts("PGHOST", ",".join(hosts_in_brackets), port_list)
 
 
 def _check_files(name: str, query: Mapping[str, str], keys: Iterable[str]) -> None:
