@@ -589,7 +589,7 @@ class Settings(SettingsWithFiles):
         64 * 1024,
         ge=0,
         le=MIB,
-        description="A task's result of an app up to this size is a row of PostgreSQL; a larger one is an object.",
+        description="The result of an app's task up to this size is a row of PostgreSQL; a larger one is an object.",
     )
     result_max_bytes: int = Field(
         64 * MIB, ge=1024, le=1024 * MIB, description="A larger result of an app's task fails its run."
@@ -682,8 +682,10 @@ class Settings(SettingsWithFiles):
 
     @property
     def queues(self) -> tuple[str, ...]:
+        """The names in `worker_queues`."""
         return tuple(name.strip() for name in self.worker_queues.split(",") if name.strip())
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """The names in `worker_labels`."""
         return tuple(name.strip() for name in self.worker_labels.split(",") if name.strip())

@@ -355,6 +355,7 @@ class Listing:
         if self._tenant is not None:
             conditions.append(f"j.tenant_id = {self._tenant}")
         if not self._scope.has_everything:
+            # Jobs of runs, and of pipelines that belong to no kind, are visible with `runs`; others by their pipeline.
             visible = add(list(self._scope.pipelines), "text[]")
             owned = add(list(self._scope.owned), "text[]")
             conditions.append(

@@ -1,4 +1,5 @@
-"""Reads the lines and chunks that the attempts of a job have logged and emitted. Each read is one statement.
+"""Reads the lines and chunks that the attempts of a job have logged and emitted, for the API and the console. Each read
+is one statement.
 
 Every query names the tenant. Exception: `log_numbers` and `stream_numbers`. Their callers have already found each job
 through its tenant.

@@ -1,4 +1,6 @@
-"""Reads and writes saved views: filters of jobs that people of a tenant have saved under a name."""
+"""Reads and writes saved views, for the API and the console: filters of jobs that people of a tenant have saved under a
+name.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Chooses the server of a connection: the first host of the URL that answers and takes writes. For a replica: the first
-host that answers and only reads.
+host that answers and only reads. database.py opens every connection and every pool with it.
 
 After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the former
 primary. Connections to such a server do not break, so a pool would keep them for ever. `WrongServerGuard` makes the
@@ -105,7 +105,8 @@ async def _choose(
         except _HOST_ERRORS as host_error:
             error = host_error
             continue
-        if takes_writes is not replica:
+        does_its_task = not takes_writes if replica else takes_writes
+        if does_its_task:
             _last_chosen[url, replica] = (host, port)
             answers.has_found = True
             return connection

@@ -1,7 +1,7 @@
 """Limits the downloads of an API key over all API processes: how many at once, how often, and how many bytes.
 
-Each download has a row. At its start it is charged with the object's full size. At its end the charge is set to the
-bytes that were sent.
+The API calls `begin` and `end` around each download, which has a row. At its start it is charged with the object's full
+size. At its end the charge is set to the bytes that were sent.
 """
 
 from __future__ import annotations

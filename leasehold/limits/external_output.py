@@ -1,5 +1,6 @@
-"""Stores the log lines and stream chunks of external workers, within the bounds of an attempt. PostgreSQL counts how
-much the attempt has stored already, because its requests may reach different API processes.
+"""Stores the log lines and stream chunks of external workers, within the bounds of an attempt. The endpoints of
+external workers call it. PostgreSQL counts how much the attempt has stored already, because its requests may reach
+different API processes.
 """
 
 from __future__ import annotations

@@ -120,6 +120,25 @@ class Target:
     address: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    content: bytes | AsyncIterable[bytes]
+
+    def redirected(self, target: Target, location: str) -> _Request:
+        """The request that follows a redirect of `target` to `location`. Raises EgressRefused.
+
+        Another server gets no headers: they may hold credentials, which are for the first server alone.
+        """
+        next_url = _redirect_target(target.url, location)
+        is_same_server = (next_url.scheme, next_url.netloc) == (target.url.scheme, target.url.netloc)
+        headers = self.headers if is_same_server else {}
+        method, content = (self.method, self.content) if self.method == "HEAD" else ("GET", b"")
+        return _Request(method, str(next_url), headers, content)
+
+
 class Egress:
     """An HTTP client for URLs from outside; use it with `async with`.
 
@@ -242,23 +261,20 @@ class Egress:
         """
         check_nothing_held("an address")
         has_arrived = False  # whether a server got the whole request: it answered, maybe with a redirect
+        request = _Request(method, url, headers, content)
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
-                    target = await self.check(url)
-                    answer = await self._send(target, method, headers, content)
+                    target = await self.check(request.url)
+                    answer = await self._send(target, request)
                     has_arrived = True
                     try:
                         if answer.status_code not in _REDIRECTS or redirects == 0:
                             yield answer
                             return
-                        next_url = _redirect_target(target.url, answer.headers.get("location", ""))
+                        request = request.redirected(target, answer.headers.get("location", ""))
                     finally:
                         await answer.aclose()
-                    if (next_url.scheme, next_url.netloc) != (target.url.scheme, target.url.netloc):
-                        headers = {}  # the headers may hold credentials, which are for the first server alone
-                    url = str(next_url)
-                    method, content = ("GET", b"") if method != "HEAD" else (method, b"")
         except TimeoutError:
             raise EgressFailed(f"no answer within {timeout:g} s") from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -267,19 +283,17 @@ class Egress:
             raise EgressFailed(f"no answer: {type(error).__name__}") from error
         raise EgressRefused("too_many_redirects", "The URL redirects too often.")
 
-    async def _send(
-        self, target: Target, method: str, headers: Mapping[str, str], content: bytes | AsyncIterable[bytes]
-    ) -> httpx2.Response:
+    async def _send(self, target: Target, request: _Request) -> httpx2.Response:
         http = await self._client(target.host)
-        request = http.build_request(
-            method,
+        http_request = http.build_request(
+            request.method,
             target.url.copy_with(host=target.address),
-            headers={"Accept-Encoding": "identity", **headers, "Host": target.url.netloc.decode("ascii")},
-            content=content,
+            headers={"Accept-Encoding": "identity", **request.headers, "Host": target.url.netloc.decode("ascii")},
+            content=request.content,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             extensions={"sni_hostname": target.host},  # the certificate must be valid for the host's name
         )
-        return await http.send(request, stream=True)
+        return await http.send(http_request, stream=True)
 
     async def _client(self, host: str) -> httpx2.AsyncClient:
         """The HTTP client for the host. The first request makes it: many processes never send a request."""
