@@ -1,4 +1,5 @@
-"""Makes and drops the partitions of the table `event`, one for each day. The sweeper calls `keep_event_days`.
+"""Makes and drops the partitions of the table `event`, one for each day. The sweeper, a duty of the
+workers, calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
 has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables. The

@@ -430,7 +430,7 @@ known_handler = Table(
     Column("seen_at", _INSTANT, nullable=False),  # when the last worker with this handler was last seen
 )
 
-#: The units at which a duty of a worker failed.
+#: The units at which a duty failed. A duty is a maintenance loop of a worker, and a unit is one thing that it works on.
 quarantine = Table(
     "quarantine",
     metadata,

@@ -1,4 +1,6 @@
-"""Counters of the duties: unforeseen errors, failed units, paused schedules. Labels are the duties' names."""
+"""Counters of the duties: unforeseen errors, failed units, paused schedules. A duty is a maintenance loop of a worker,
+and a unit is one thing that it works on. The labels are the duties' names.
+"""
 
 from __future__ import annotations
 
