@@ -1,5 +1,5 @@
-"""Makes and drops the partitions of the table `event`, one for each day. The sweeper, a duty of the
-workers, calls `keep_event_days`.
+"""Makes and drops the partitions of the table `event`, one for each day. The leading worker of the installation calls
+`keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
 has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables. The
@@ -107,7 +107,7 @@ def _start_of_day(day: date) -> datetime:
 async def _add_day(connection: Connection, day: date) -> None:
     """Make the day's partition, unless the default partition already has events of that day. They then stay there.
 
-    The default partition gets events of a day if no sweeper ran before the day began. To make the partition, PostgreSQL
+    The default partition gets events of a day if no worker led before the day began. To make the partition, PostgreSQL
     would read all of them under a lock, and every new event would wait for the lock. So this function checks first.
     """
     start, end = _start_of_day(day), _start_of_day(day + timedelta(days=1))

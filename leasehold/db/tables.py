@@ -99,7 +99,7 @@ job = Table(
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
-    Column("cancel_by", _INSTANT),  # when the sweeper forces a requested cancel
+    Column("cancel_by", _INSTANT),  # when the leading worker forces a requested cancel
     # The job's task, if the job was submitted with a single task, which was due at once. The view `history` then
     # derives the event of the submission, and those events of the task that follow from the task's row.
     Column("single_task", Uuid),

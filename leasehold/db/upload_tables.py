@@ -1,6 +1,6 @@
 """Declares the tables of uploads and downloads. `upload` has a row for each object key that a client may still write.
 
-The row exists before the object does, so the sweeper finds every object that a client left behind (limits/uploads.py).
+The row exists before the object does, so housekeeping finds every object that a client left behind (limits/uploads.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ upload = Table(
     Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
     # what the tenant's quota counts while the upload is unfinished: the declared, largest possible or stored size
     Column("bytes", BigInteger, nullable=False),
-    # the largest size that is allowed: the sweeper deletes a larger object; -1: the sweeper deletes any object
+    # the largest size that is allowed: housekeeping deletes a larger object; -1: housekeeping deletes any object
     Column("most", BigInteger, nullable=False),
     Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # no client may begin to send after this
-    Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when the sweeper checks the stored object next
-    # when the sweeper deletes this row: by then every transfer that began before `writable_until` has ended
+    Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when housekeeping inspects the stored object next
+    # when housekeeping deletes this row: by then every transfer that began before `writable_until` has ended
     Column("forget_at", TIMESTAMP(timezone=True), nullable=False),
     # The attempt of the external worker that sends this file. The upload is abandoned when the attempt has ended.
     Column("task_id", Uuid),
@@ -46,7 +46,7 @@ download = Table(
     # after this the download counts as over: a process that died cannot end it
     Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),
     Column("finished_at", TIMESTAMP(timezone=True)),
-    # The first index serves the limits, which count a key's last day; the second serves the sweeper.
+    # The first index serves the limits, which count a key's last day; the second serves housekeeping.
     Index("download_of_key", "key_prefix", "started_at"),
     Index("download_started", "started_at"),
 )
