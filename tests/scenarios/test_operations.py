@@ -19,16 +19,17 @@ from tests.factories import assert_history
 from tests.scenarios.fleet import Fleet, Process
 
 JOBS = 30
-TERMS = {"worker_queues": "operations", "poll_seconds": 0.1}
+#: The first poll claims the operation. Later polls would add commits, more of them the slower the machine is.
+TERMS = {"worker_queues": "operations", "poll_seconds": 30.0}
 #: The kind of event that each action writes for a job.
 EVENTS = {"retry": "replayed", "cancel": "cancel_requested"}
 #: The failpoints at which the worker is killed. `commit.worker:kill:N`: after the Nth commit of its connections, which
-#: is one of the operation or of a duty.
+#: is one of the operation or of a duty. A worker that starts makes about 15.
 POINTS: list[tuple[Action, str]] = [
-    ("retry", "commit.worker:kill:16"),
+    ("retry", "commit.worker:kill:22"),
     ("retry", "after_commit:kill"),
-    ("cancel", "commit.worker:kill:18"),
-    ("delete", "commit.worker:kill:19"),
+    ("cancel", "commit.worker:kill:24"),
+    ("delete", "commit.worker:kill:25"),
     ("delete", "mid_batch:kill:3"),
     ("cancel", "after_batch:kill:3"),
 ]
