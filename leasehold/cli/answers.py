@@ -54,8 +54,9 @@ def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
     """
 
     def check(context: typer.Context, value: Any) -> Any:
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        for text in () if context.resilient_parsing else ids:  # while a shell completes the line, nothing is printed
+        if value is None or context.resilient_parsing:  # while a shell completes the line, nothing is printed
+            return value
+        for text in value if isinstance(value, list) else [value]:
             try:
                 UUID(text)
             except ValueError:
@@ -73,7 +74,7 @@ def json_argument(payload: str) -> Any:
     """
     try:
         value = json.loads(payload)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # as the HTTP library does: NaN is refused
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # the HTTP library encodes so, and refuses NaN
     except RecursionError:
         raise print_failure("the payload is nested too deep", WRONG_USE) from None
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The HTTP client of the commands that call the API (remote.py). Refusals become sentences for the terminal."""
+"""The HTTP client of the commands that call the API. Refusals become sentences for the terminal."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Interrupted(Refused):
 
 
 class Fields(dict[str, Any]):
-    """An object of an answer. The command that reads a field which it lacks ends with a sentence: another server
-    answered. Commands also read answers when the client is closed, where nothing would catch Refused.
+    """A JSON object of an answer. If a command reads a field that the object lacks, the command ends with a sentence:
+    probably another program than Leasehold answered. The command ends here, and not by Refused, because commands also
+    read answers after the client is closed, where nothing catches Refused.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
@@ -57,7 +58,7 @@ class ApiClient:
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
         """`params`: the parameters of the query. A parameter that is None is left out, in all methods."""
-        return self._request("GET", path, params=_without_none(params))
+        return self._request("GET", path, params=without_none(params))
 
     def stream(self, path: str, *, last_event_id: str, **params: Any) -> Iterator[ServerEvent]:
         """Server-sent events until the API ends the stream. Raises Interrupted when the connection breaks."""
@@ -87,7 +88,7 @@ class ApiClient:
         Refused if the answer is an error, and Interrupted when the connection breaks.
         """
         try:
-            with self._http.stream("GET", path, params=_without_none(params), headers=headers) as answer:
+            with self._http.stream("GET", path, params=without_none(params), headers=headers) as answer:
                 if answer.is_error:
                     answer.read()
                     self._body(answer)  # raises Refused
@@ -133,6 +134,6 @@ def _refusal(problem: Mapping[str, Any], status: int) -> str:
     return "; ".join([f"{problem.get('code', status)}: {problem.get('detail', 'no reason given')}", *places])
 
 
-def _without_none(params: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that are not None."""
     return {name: value for name, value in params.items() if value is not None}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import typer
 
@@ -23,10 +23,10 @@ app = typer.Typer(no_args_is_help=True, help="Ask the cells that share the tenan
 _Map = Annotated[
     Path | None, typer.Option("--map", help="Read the map of cells from this file; else LEASEHOLD_CELLS_FILE names it.")
 ]
-_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
 
 
-def _read(path: Path | None) -> CellMap:
+def _read_map(path: Path | None) -> CellMap:
     """The map of cells. A file that is not a map ends the command with a sentence."""
     file = path or environment().cells_file
     if file is None:
@@ -53,7 +53,7 @@ def status(
     """Ask each cell whether it serves and, with operators' keys, for its load. A value that a cell does not answer is
     unknown (null in JSON). Exit with 1 if a cell does not serve.
     """
-    rows = run_or_exit(_ask_all(_read(path), _keys_in(keys)))
+    rows = run_or_exit(_ask_all(_read_map(path), _keys_in(keys)))
     if as_json:
         print_json(rows)
     else:
@@ -82,7 +82,10 @@ async def _ask_all(cells: CellMap, keys: Mapping[str, str]) -> list[dict[str, An
 
     async with open_http() as http:
         answers = await asyncio.gather(
-            *(ask(http, cell, cells.addresses[cell], keys.get(cell), _SECONDS) for cell in sorted(cells.addresses))
+            *(
+                ask(http, cell, address, keys.get(cell), _ANSWER_SECONDS)
+                for cell, address in sorted(cells.addresses.items())
+            )
         )
     return [_row(answer, cells) for answer in answers]
 
@@ -168,37 +171,36 @@ def nginx(
     port: Annotated[int, typer.Option(help="The port on which nginx listens.")] = 8080,
 ) -> None:
     """Print the lines for nginx's `http` block that send each request to the cell that the key names."""
-    cells = _read(path)
+    cells = _read_map(path)
     if default not in cells.addresses:
         raise typer.BadParameter(f"the map names no cell {default!r}")
-    typer.echo(configuration(cells, default, port), nl=False)
+    typer.echo(_nginx_configuration(cells, default, port), nl=False)
 
 
-def configuration(cells: CellMap, default: str, port: int) -> str:
-    names = sorted(cells.addresses)
-    parts = {name: urlsplit(cells.addresses[name]) for name in names}
-    keys = "".join(f'    "~^Bearer lh_{name}_" {name};\n' for name in names)
-    hosts = "".join(f"    {name} {parts[name].netloc};\n" for name in names)
-    names_of_hosts = "".join(f"    {name} {parts[name].hostname};\n" for name in names)
-    schemes = "".join(f"    {name} {parts[name].scheme};\n" for name in names)
-    paths = "".join(f'    {name} "{parts[name].path}";\n' for name in names)
-    servers = "".join(
-        f"upstream leasehold_{name} {{\n    server {parts[name].hostname}:{_port_of(parts[name])};\n"
-        "    keepalive 32;\n}\n"
-        for name in names
+def _nginx_configuration(cells: CellMap, default: str, port: int) -> str:
+    """The configuration. Its maps find the cell from the prefix of the key, and the parts of the cell's address."""
+    urls = {cell: urlsplit(address) for cell, address in sorted(cells.addresses.items())}
+    cells_by_key = "".join(f'    "~^Bearer lh_{cell}_" {cell};\n' for cell in urls)
+    hosts_and_ports = "".join(f"    {cell} {url.netloc};\n" for cell, url in urls.items())
+    host_names = "".join(f"    {cell} {url.hostname};\n" for cell, url in urls.items())
+    schemes = "".join(f"    {cell} {url.scheme};\n" for cell, url in urls.items())
+    paths = "".join(f'    {cell} "{url.path}";\n' for cell, url in urls.items())
+    upstreams = "".join(
+        f"upstream leasehold_{cell} {{\n    server {url.hostname}:{_port_of(url)};\n    keepalive 32;\n}}\n"
+        for cell, url in urls.items()
     )
     return f"""map $http_authorization $leasehold_cell {{
     default {default};
-{keys}}}
+{cells_by_key}}}
 map $leasehold_cell $leasehold_host {{
-{hosts}}}
+{hosts_and_ports}}}
 map $leasehold_cell $leasehold_name {{
-{names_of_hosts}}}
+{host_names}}}
 map $leasehold_cell $leasehold_scheme {{
 {schemes}}}
 map $leasehold_cell $leasehold_path {{
 {paths}}}
-{servers}server {{
+{upstreams}server {{
     listen {port};
     client_max_body_size 0;
     location / {{
@@ -216,5 +218,5 @@ map $leasehold_cell $leasehold_path {{
 """
 
 
-def _port_of(address: Any) -> int:
-    return int(address.port or (443 if address.scheme == "https" else 80))
+def _port_of(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)

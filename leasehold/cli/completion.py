@@ -1,7 +1,7 @@
 """`leasehold completion SHELL` prints a script that lets the shell complete commands and options.
 
-The library typer has the scripts, and answers them. Typer's own options for completion are off: there would be two on
-every help page, and one of them edits files in the user's home.
+The library typer has the scripts, and computes the completions. It would also add two options to every help page, and
+one of the two edits files in the user's home. So main.py turns these options off.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def completion(
 
 
 def answer_shell() -> None:
-    """Let typer answer if the completion script runs the command."""
+    """Let typer print the completions if the completion script runs this command."""
     if _VARIABLE in os.environ:
         completion_init()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -22,7 +22,8 @@ from leasehold.runtime.gather import gather_or_cancel
 
 SHIPPED = Path(__file__).with_name("picture.jpg")
 _WAIT_SECONDS = 120.0
-_UNKNOWN = "image/jpeg"  # for a file that the demo does not recognise: the API reads its bytes and refuses it
+#: The type that the demo names for a file which it does not recognise. The API reads the bytes, and refuses the file.
+_TYPE_OF_UNKNOWN = "image/jpeg"
 
 
 class DemoFailed(LeaseholdError):
@@ -64,12 +65,12 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
         async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:
             with Live(_table(sent), console=console, refresh_per_second=10) as live:
                 await gather_or_cancel(
-                    _follow(client, picture, out, lambda: live.update(_table(sent))) for picture in sent
+                    _send_and_follow(client, picture, out, lambda: live.update(_table(sent))) for picture in sent
                 )
         for picture in sent:
             _report(console, picture)
         if keep:
-            await _until_stopped(console, installation, sent[0])
+            await _wait_for_ctrl_c(console, installation, sent[0])
     finally:
         await installation.__aexit__(None, None, None)
     console.print(f"everything is stopped; {monotonic() - started:.1f} s in all")
@@ -91,7 +92,7 @@ def _saved_as(picture: Path, out: Path) -> Path:
     return out / f"{picture.stem}.webp"
 
 
-async def _until_stopped(console: Console, installation: Installation, first: Sent) -> None:
+async def _wait_for_ctrl_c(console: Console, installation: Installation, first: Sent) -> None:
     address = installation.console_url(f"/jobs/{first.job_id}" if first.job_id else "/")
     stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,13 +102,9 @@ async def _until_stopped(console: Console, installation: Installation, first: Se
     await stop_requested.wait()
 
 
-async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: Any) -> None:
-    data = await asyncio.to_thread(picture.path.read_bytes)
-    kind = sniff(data[:HEAD_BYTES]) or _UNKNOWN
-    file = {"content_type": kind, "file_name": picture.path.name, "content_length": len(data)}
-    ticket = await _json_of(client.post("/upload-url", json=file))
-    async with httpx2.AsyncClient(timeout=60) as plain:  # the store needs the signed URL and no API key
-        (await plain.put(ticket["upload_url"], content=data, headers={"Content-Type": kind})).raise_for_status()
+async def _send_and_follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: Callable[[], None]) -> None:
+    """Upload the picture, follow its job, and save its result. `show` shows each change of `picture.view`."""
+    ticket = await _upload(client, picture.path)
     completion = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
     accepted = await client.post("/complete-upload", json=completion)
     if accepted.is_error:
@@ -128,7 +125,19 @@ async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: An
         picture.saved = await _save(picture, out)
 
 
-async def _json_of(request: Any) -> dict[str, Any]:
+async def _upload(client: httpx2.AsyncClient, path: Path) -> dict[str, Any]:
+    """Upload the picture to the store. Returns the API's answer that had the URL for it."""
+    data = await asyncio.to_thread(path.read_bytes)
+    content_type = sniff(data[:HEAD_BYTES]) or _TYPE_OF_UNKNOWN
+    file = {"content_type": content_type, "file_name": path.name, "content_length": len(data)}
+    ticket = await _json_of(client.post("/upload-url", json=file))
+    async with httpx2.AsyncClient(timeout=60) as store:  # the store needs the signed URL and no API key
+        answer = await store.put(ticket["upload_url"], content=data, headers={"Content-Type": content_type})
+        answer.raise_for_status()
+    return ticket
+
+
+async def _json_of(request: Awaitable[httpx2.Response]) -> dict[str, Any]:
     answer = await request
     if answer.is_error:
         raise DemoFailed(
@@ -139,8 +148,8 @@ async def _json_of(request: Any) -> dict[str, Any]:
 
 
 async def _save(picture: Sent, out: Path) -> Path:
-    async with httpx2.AsyncClient(timeout=60) as plain:
-        final = await plain.get(picture.view["final_url"])
+    async with httpx2.AsyncClient(timeout=60) as store:
+        final = await store.get(picture.view["final_url"])
         final.raise_for_status()
     saved = _saved_as(picture.path, out)
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)

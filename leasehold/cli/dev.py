@@ -28,19 +28,13 @@ async def run(source: str | None, **options: Any) -> None:
     stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
+    stopping = asyncio.create_task(stop_requested.wait())
     with console.status("starting"):
-        # A user who edits an app wants a quick start. So with `source` RabbitMQ starts after the other parts, and takes
-        # about 8 s.
-        starting = asyncio.create_task(_open(Installation(**options, patient=source is None)))
-        stopping = asyncio.create_task(stop_requested.wait())
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if stop_requested.is_set() and not starting.done():
-            starting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await starting
-    if starting.cancelled():
+        # A user who edits an app wants a quick start. RabbitMQ takes about 8 s, so with `source` it starts after the
+        # other parts.
+        installation = await _start_unless_stopped(Installation(**options, patient=source is None), stopping)
+    if installation is None:
         return
-    installation = starting.result()
     try:
         with dev_file(variables_of(installation)):
             welcome_text = _welcome_text(installation) if source is None else _app_welcome_text(installation)
@@ -54,14 +48,25 @@ async def run(source: str | None, **options: Any) -> None:
         await installation.__aexit__(None, None, None)
 
 
-async def _open(installation: Installation) -> Installation:
+async def _start_unless_stopped(installation: Installation, stopping: asyncio.Task[Any]) -> Installation | None:
+    """Start the installation. If `stopping` ends first, stop what has started, and return None."""
+    starting = asyncio.create_task(_start(installation))
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done() and not starting.done():
+        starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    return None if starting.cancelled() else starting.result()
+
+
+async def _start(installation: Installation) -> Installation:
     return await installation.__aenter__()
 
 
 def variables_of(installation: Installation) -> dict[str, str]:
     """The variables with which programs in the same folder submit jobs to the installation, and commands call its API.
-    Such programs send no hints: RabbitMQ may still be starting, and this installation's worker polls ten times a
-    second.
+    With the broker `postgres` the programs send no hints: RabbitMQ may still be starting, and the worker polls ten
+    times a second.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",

@@ -39,11 +39,9 @@ async def examine(settings: Settings) -> list[Finding]:
         return [*findings, isolation.check(settings)]
 
 
-def show(console: Console, findings: list[Finding]) -> bool:
-    """Print the findings. True: nothing is wrong."""
+def show(console: Console, findings: list[Finding]) -> None:
     table = Table("part", "", "found", "what it means")
     for finding in findings:
         mark = "ok" if finding.ok else "[red]wrong[/red]"
         table.add_row(finding.part, mark, Text(harmless(finding.found)), Text(harmless(finding.meaning)))
     console.print(table)
-    return all(finding.ok for finding in findings)

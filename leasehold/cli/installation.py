@@ -37,8 +37,9 @@ SCOPES = (
     "generation:read", "generation:write", "keys:write", "people:write", "audit:read",
 )  # fmt: skip
 _START_SECONDS = 60.0
-_STOP_SECONDS = 40.0
-_RESTART_SECONDS = 5.0
+#: The API and the worker get this time to finish what they do: at the end of the command, and at a restart.
+_STOP_SECONDS, _RESTART_SECONDS = 40.0, 5.0
+#: The other parts start this long before RabbitMQ.
 _HEAD_START_SECONDS = 3.0
 _TICKET_SECONDS = 86_400
 
@@ -72,29 +73,31 @@ class Installation:
         self._tenant = TENANT
         self._processes: list[Server] = []
         self._port = self.api_url.rpartition(":")[2]
-        self._elsewhere = dict(s3 or {})
+        self._external_variables = dict(s3 or {})  # they name the servers that run elsewhere
         if database_url:
-            self._elsewhere["LEASEHOLD_DATABASE_URL"] = database_url
+            self._external_variables["LEASEHOLD_DATABASE_URL"] = database_url
         if amqp_url:
-            self._elsewhere |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
+            self._external_variables |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
         rabbitmq = None if amqp_url else find_rabbitmq()
         self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=rabbitmq if patient else None)
         self._late_rabbitmq = None if patient else rabbitmq
-        self._opened = AsyncExitStack()
+        self._cleanup = AsyncExitStack()  # stops all that was started
 
     async def __aenter__(self) -> Self:
         require_free(int(self._port))
         async with AsyncExitStack() as opening:
-            loading = asyncio.create_task(asyncio.to_thread(_load_upgrade))
+            loading_upgrade = asyncio.create_task(asyncio.to_thread(_load_upgrade))
             await opening.enter_async_context(self._stack)
             rabbitmq = self._configured_late_rabbitmq()
             self.environment = self._environment_of_processes(rabbitmq)
-            await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare(loading))
+            await asyncio.gather(
+                self._start(opening, "api"), self._start(opening, "worker"), self._prepare_database(loading_upgrade)
+            )
             await self._until_ready()
             if rabbitmq is not None:
                 starting = asyncio.create_task(_start_late(rabbitmq))
                 opening.push_async_callback(_abandon, rabbitmq, starting)
-            self._opened = opening.pop_all()
+            self._cleanup = opening.pop_all()
         return self
 
     def _configured_late_rabbitmq(self) -> RabbitMQ | None:
@@ -107,7 +110,7 @@ class Installation:
 
     def _environment_of_processes(self, late_rabbitmq: RabbitMQ | None) -> dict[str, str]:
         """The variables `LEASEHOLD_*` of the API and the worker. Values that the user has set replace the defaults."""
-        environment = self._stack.environment | self._elsewhere
+        environment = self._stack.environment | self._external_variables
         if late_rabbitmq is not None:
             environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": late_rabbitmq.url}
         settings = Settings()  # from the environment, and from the folder's .env
@@ -129,13 +132,13 @@ class Installation:
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        await self._opened.aclose()
+        await self._cleanup.aclose()
 
     async def restart(self) -> None:
         """Stop the API and the worker, and start them again with the present code. Running steps are released."""
         await asyncio.gather(*(server.stop(signal.SIGTERM, grace=_RESTART_SECONDS) for server in self._processes))
         self._processes.clear()
-        await asyncio.gather(self._start(self._opened, "api"), self._start(self._opened, "worker"))
+        await asyncio.gather(self._start(self._cleanup, "api"), self._start(self._cleanup, "worker"))
         await self._until_ready()
 
     @property
@@ -143,7 +146,7 @@ class Installation:
         """The broker, as text for the terminal."""
         if self.environment["LEASEHOLD_BROKER"] == "postgres":
             return "none found: workers poll PostgreSQL (the `postgres` broker)"
-        where = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._elsewhere else "embedded"
+        where = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._external_variables else "embedded"
         return f"RabbitMQ, {where}" + (" (still starting; workers poll until it is up)" if self._late_rabbitmq else "")
 
     @property
@@ -169,7 +172,8 @@ class Installation:
         query = urlencode({"ticket": ticket, "following": following})
         return f"{self.api_url}{settings.console_path}/enter?{query}"
 
-    async def _start(self, opening: AsyncExitStack, module: str) -> None:
+    async def _start(self, cleanup: AsyncExitStack, module: str) -> None:
+        """Start the API or the worker. `cleanup` will stop it."""
         directory = self._stack.directory
         self.logs[module] = directory / f"{module}.log"
         metrics_port = free_port()
@@ -189,14 +193,15 @@ class Installation:
             run_as=RunAs(),
             last_signal=signal.SIGTERM,
         )
-        opening.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
+        cleanup.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
         self._processes.append(server)
 
-    async def _prepare(self, loading: asyncio.Task[Upgrade]) -> None:
+    async def _prepare_database(self, loading_upgrade: asyncio.Task[Upgrade]) -> None:
+        """Bring the schema up to date, and make the API key."""
         url = self.environment["LEASEHOLD_DATABASE_URL"]
         pipelines = self.environment["LEASEHOLD_PIPELINES"]
         settings = Settings(database_url=SecretStr(url), pipelines=pipelines, database_app_role=None)
-        upgrade = await loading
+        upgrade = await loading_upgrade
         await upgrade(settings, "head")
         connection = await connect(settings, "setup")
         try:
@@ -208,24 +213,25 @@ class Installation:
         """Wait until the API is ready. Raises EmbeddedError with the end of a log if a process does not start."""
         api = next(server for server in self._processes if server.name == "api")
         try:
-            async with asyncio.timeout(_START_SECONDS):
-                await self._until_the_api_is_ready()
+            async with asyncio.timeout(_START_SECONDS), httpx2.AsyncClient() as client:
+                self._refuse_ended_processes()
+                while not await self._api_is_ready(client):
+                    await asyncio.sleep(0.05)
+                    self._refuse_ended_processes()
         except TimeoutError:
             raise api.failure(f"was not ready within {_START_SECONDS:g} s") from None
 
-    async def _until_the_api_is_ready(self) -> None:
-        async with httpx2.AsyncClient() as client:
-            while True:
-                for server in self._processes:
-                    if not server.running:
-                        raise server.failure("did not start")
-                try:
-                    if (await client.get(f"{self.api_url}/readyz")).status_code == httpx2.codes.OK:
-                        return
-                except httpx2.TransportError:
-                    await asyncio.sleep(0.05)
-                    continue
-                await asyncio.sleep(0.05)
+    def _refuse_ended_processes(self) -> None:
+        for server in self._processes:
+            if not server.running:
+                raise server.failure("did not start")
+
+    async def _api_is_ready(self, client: httpx2.AsyncClient) -> bool:
+        try:
+            answer = await client.get(f"{self.api_url}/readyz")
+        except httpx2.TransportError:
+            return False
+        return answer.status_code == httpx2.codes.OK
 
 
 def _load_upgrade() -> Upgrade:
@@ -261,5 +267,6 @@ async def _start_late(rabbitmq: RabbitMQ) -> None:
 
 
 async def _abandon(rabbitmq: RabbitMQ, starting: asyncio.Task[None]) -> None:
+    """Stop the late RabbitMQ, even if it is still starting."""
     await cancel_and_wait(starting)
     await rabbitmq.kill()

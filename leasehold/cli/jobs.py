@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, json_argument, print_fields, print_next_page, show
+from leasehold.cli.api_client import without_none
 from leasehold.cli.running import WRONG_USE, print_failure
 from leasehold.cli.terminal import print_line
 from leasehold.client.calls import path_part
@@ -50,9 +51,9 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, the newest first."""
-    q = _checked_filter(words)
+    query = _checked_filter(words)
     with api_client() as client:
-        answer = client.get("/v1/jobs", q=q, limit=limit, cursor=cursor, count="true" if count else None)
+        answer = client.get("/v1/jobs", q=query, limit=limit, cursor=cursor, count="true" if count else None)
 
     def print_summary() -> None:
         print_fields(answer["jobs"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
@@ -225,9 +226,9 @@ def settle_jobs(
     if adopt is not None and len(jobs) != 1:
         raise print_failure("--adopt takes exactly one job", WRONG_USE)
     action = "adopt" if adopt is not None else "again" if again else "give_up"
-    item = {"action": action, "reason": reason} | ({"ref": adopt} if adopt is not None else {})
+    settlement = {"action": action, "reason": reason} | ({"ref": adopt} if adopt is not None else {})
     with api_client() as client:
-        answer = client.post("/v1/unsettled/settle", {"settlements": [{"job_id": job} | item for job in jobs]})
+        answer = client.post("/v1/unsettled/settle", {"settlements": [{"job_id": job} | settlement for job in jobs]})
 
     def print_outcome() -> None:
         for job in answer["settled"]:
@@ -256,8 +257,8 @@ def delete_job(
         return
     with api_client() as client:
         answer = client.delete(f"/v1/jobs/{path_part(job)}")
-    waits = f"{answer.get('status')}: it is deleted when it has stopped" if answer else "deleted"
-    show(answer, as_json, lambda: print_line(waits))
+    sentence = f"{answer.get('status')}: it is deleted when it has stopped" if answer else "deleted"
+    show(answer, as_json, lambda: print_line(sentence))
 
 
 def _check_target(
@@ -276,8 +277,7 @@ def _check_target(
 
 def submit_operation(action: str, filter_: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Submit a bulk operation, or preview it. Options that are None keep the API's defaults."""
-    given = {name: value for name, value in options.items() if value is not None}
-    body = {"action": action, "filter": _checked_filter([filter_])} | given
+    body = {"action": action, "filter": _checked_filter([filter_])} | without_none(options)
     with api_client() as client:
         answer = client.post("/v1/operations", body)
 

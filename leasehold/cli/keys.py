@@ -17,11 +17,11 @@ async def create_one(
     settings: Settings, tenant: str, client: str, scopes: Sequence[str], lifetime: timedelta | None = None
 ) -> NewKey:
     """Create an API key. Its text is stored nowhere. Raises Invalid for wrong values, and Conflict `too_many_keys`."""
-    ends = None if lifetime is None else datetime.now(UTC) + lifetime
+    expires_at = None if lifetime is None else datetime.now(UTC) + lifetime
     async with connected(settings, "keys") as connection:
         return await keys.make(
             connection, command_actor(), settings.keys_per_tenant,
-            tenant_id=tenant, client_id=client, scopes=scopes, expires_at=ends, cell=settings.cell,
+            tenant_id=tenant, client_id=client, scopes=scopes, expires_at=expires_at, cell=settings.cell,
         )  # fmt: skip
 
 

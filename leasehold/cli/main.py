@@ -119,9 +119,9 @@ def doctor(
 ) -> None:
     """Check what the database, the broker and the store can promise. Exit with 1 if something is wrong."""
     if reconcile:
-        from leasehold.cli import reconciling  # noqa: PLC0415 - each command loads only what it needs
+        from leasehold.cli import reconcile_command  # noqa: PLC0415 - each command loads only what it needs
 
-        raise typer.Exit(reconciling.command(environment(), apply=apply, even_so=even_so, as_json=as_json))
+        raise typer.Exit(reconcile_command.run(environment(), apply=apply, even_so=even_so, as_json=as_json))
     if apply or even_so:
         raise typer.BadParameter("--apply and --even-so belong to --reconcile")
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
@@ -130,7 +130,9 @@ def doctor(
         findings = run_or_exit(examine(environment()))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
-    if not (all(finding.ok for finding in findings) if as_json else show(console, findings)):
+    else:
+        show(console, findings)
+    if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
 
 
@@ -161,7 +163,13 @@ def dev(
     use_source(source)
     from leasehold.cli.dev import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    servers = {"data": data, "port": port, "database_url": database_url, "amqp_url": amqp_url, "s3": _s3(s3_endpoint)}
+    servers = {
+        "data": data,
+        "port": port,
+        "database_url": database_url,
+        "amqp_url": amqp_url,
+        "s3": _s3_variables(s3_endpoint),
+    }
     run_or_exit(run(source, **servers))
 
 
@@ -187,8 +195,8 @@ def demo(
     """Start everything, send pictures through the HTTP API as a client would, and leave nothing running."""
     from leasehold.cli.demo import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    where = {"database_url": database_url, "amqp_url": amqp_url, "s3": _s3(s3_endpoint)}
-    run_or_exit(run(pictures or [], out=out, keep=keep, **where))
+    servers = {"database_url": database_url, "amqp_url": amqp_url, "s3": _s3_variables(s3_endpoint)}
+    run_or_exit(run(pictures or [], out=out, keep=keep, **servers))
 
 
 @app.command("signing-key")
@@ -201,11 +209,12 @@ def signing_key() -> None:
     typer.echo(json.dumps(make_signing_key()))
 
 
-def _s3(endpoint: str | None) -> dict[str, str] | None:
+def _s3_variables(endpoint: str | None) -> dict[str, str] | None:
+    """The environment's variables `LEASEHOLD_S3_*`, with this endpoint. None: the S3 service is an embedded one."""
     if endpoint is None:
         return None
-    chosen = {name: value for name, value in os.environ.items() if name.startswith("LEASEHOLD_S3_")}
-    return chosen | {"LEASEHOLD_S3_ENDPOINT": endpoint}
+    from_environment = {name: value for name, value in os.environ.items() if name.startswith("LEASEHOLD_S3_")}
+    return from_environment | {"LEASEHOLD_S3_ENDPOINT": endpoint}
 
 
 if __name__ == "__main__":

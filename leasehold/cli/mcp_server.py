@@ -32,7 +32,7 @@ _WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_wor
 _DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
 #: For how long a tool tries an API that does not answer.
-_SECONDS = 20.0
+_PATIENCE_SECONDS = 20.0
 JobId = Annotated[str, Field(description="The id of a job of any kind, such as a run.")]
 Limit = Annotated[int, Field(ge=1, le=100)]
 
@@ -51,7 +51,7 @@ def serve(*, allow_writes: bool) -> None:
     """Serve until the client ends. LEASEHOLD_URL and LEASEHOLD_API_KEY name the API. Raises ClientError."""
 
     async def serve_stdio() -> None:
-        async with AsyncClient(timeout=_SECONDS) as client:
+        async with AsyncClient(timeout=_PATIENCE_SECONDS) as client:
             await server_of(client, allow_writes=allow_writes).run_stdio_async()
 
     asyncio.run(serve_stdio())
@@ -68,22 +68,23 @@ def _with_tool_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
     """The tool, but a refusal of the API becomes the tool's error with the code, such as `insufficient_scope`."""
 
     @wraps(tool)
-    async def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
+    async def with_tool_errors(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await tool(*args, **kwargs)
         except ClientError as error:
             raise ToolError(str(error)) from None
 
-    return refusing
+    return with_tool_errors
 
 
-async def _first(items: AsyncIterator[BaseModel], limit: int) -> list[dict[str, Any]]:
-    shown: list[dict[str, Any]] = []
-    async for item in items:
-        shown.append(_as_json(item))
-        if len(shown) == limit:
+async def _first(objects: AsyncIterator[BaseModel], limit: int) -> list[dict[str, Any]]:
+    """The first `limit` objects, as JSON."""
+    first: list[dict[str, Any]] = []
+    async for found in objects:
+        first.append(_as_json(found))
+        if len(first) == limit:
             break
-    return shown
+    return first
 
 
 def _as_json(item: BaseModel) -> dict[str, Any]:

@@ -32,12 +32,13 @@ async def planned(settings: Settings, revision: str) -> Plan:
     settings = settings.direct()
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     async with connected(settings, "migrate") as connection:
-        with _known_revision():
+        with _refusing_unknown_revision():
             return await plan_of(connection, schemas, revision)
 
 
 @contextmanager
-def _known_revision() -> Iterator[None]:
+def _refusing_unknown_revision() -> Iterator[None]:
+    """Raises Invalid if alembic does not know the revision that the block names."""
     try:
         yield
     except (CommandError, RevisionError) as error:
@@ -59,12 +60,12 @@ async def upgrade(settings: Settings, revision: str, waiting: Callable[[str], No
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     role = settings.database_app_role
     async with connected(settings, "migrate") as connection:
-        with _known_revision():
+        with _refusing_unknown_revision():
             await _check_not_passed(connection, revision)
         if role is not None:
             await check_role(connection, role)
     patience = Patience(settings.migrate_lock_seconds, settings.migrate_seconds, waiting)
-    with _known_revision():
+    with _refusing_unknown_revision():
         await _migrate(settings, CORE, revision, patience)
     for schema in schemas:
         if schema is not CORE and revision == "head":

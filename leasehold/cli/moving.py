@@ -9,6 +9,9 @@ goes on from there:
 - switch: one transaction makes the copies the tenant's rows in the new cell.
 - moved: the old cell refuses further, until `clean` deletes the tenant's rows and objects there.
 
+The old cell's row has the direction `out`. From the switch on the new cell has a row, too: direction `in`, stage
+`live`.
+
 No step runs in both cells: the new cell has no row of the tenant before the switch, and after the drain no worker of
 the old cell claims a task of the tenant.
 """
@@ -20,6 +23,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -30,15 +34,15 @@ import orjson
 from leasehold.cli.moving_rows import (
     MovedTable,
     copy_rows,
+    count_running_steps,
     delete_rows,
     drop_copies,
-    first_with_rows,
+    first_table_with_rows,
     hold_new_work,
     moved_tables,
     object_prefixes,
     refuse_writes,
     release,
-    running,
     take_over,
 )
 from leasehold.cli.running import command_actor, environment
@@ -65,7 +69,7 @@ _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
 """
-_WRITE = """
+_WRITE_MOVE = """
 INSERT INTO tenant_move (tenant_id, from_cell, to_cell, direction, stage) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = $4, stage = $5,
     started_at = clock_timestamp()
@@ -75,8 +79,9 @@ SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM c
 """
 # A key with a `/` at the end is the prefix of a form's files. The old cell's API has refused the form.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
+# A URL counts as expired a minute after its end, because clocks differ.
 _OPEN_UPLOADS = """
-SELECT count(*) AS uploads, max(writable_until) + interval '1 minute' AS last FROM upload
+SELECT count(*) AS uploads, max(writable_until) + interval '1 minute' AS last_until FROM upload
 WHERE tenant_id = $1 AND open AND writable_until + interval '1 minute' > clock_timestamp()
 """
 _LOCK_MOVE = "SELECT pg_try_advisory_lock(hashtextextended('leasehold cells move ' || $1, 0))"
@@ -96,6 +101,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
+    """The old cell (`source`) and the new cell (`target`) of a move, opened. `own`: the name of the old cell.
+    `shares_store`: both cells have the same bucket, or none, so no object is copied or deleted.
+    """
+
     source: Connection
     target: Connection
     source_store: ObjectStore
@@ -125,12 +134,15 @@ def target_settings(path: Path) -> Settings:
         variables[name.strip()] = value.strip().strip("\"'")
     if not variables.keys() & {"LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_URL_FILE"}:
         raise Invalid("bad_target", f"{path}: it names no LEASEHOLD_DATABASE_URL.")
-    with _variables(variables):
+    with _environment_of(variables):
         return environment()
 
 
 @contextmanager
-def _variables(variables: dict[str, str]) -> Iterator[None]:
+def _environment_of(variables: dict[str, str]) -> Iterator[None]:
+    """Inside the block, these variables are set. This cell's values of the same settings are not: neither as the
+    variable nor in its other form, NAME_FILE. Nor is any setting of this cell's database.
+    """
     before = dict(os.environ)
     try:
         for name in before:
@@ -146,7 +158,7 @@ def _variables(variables: dict[str, str]) -> Iterator[None]:
 
 @asynccontextmanager
 async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncIterator[_Cells]:
-    """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if they cannot be these."""
+    """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if the two do not fit."""
     if not settings.cell:
         raise Invalid("no_cell", "This installation is not a cell: set LEASEHOLD_CELL.")
     if move.to == settings.cell:
@@ -170,12 +182,13 @@ async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncI
                 raise Conflict("move_in_progress", sentence)
         if await _revisions(source) != await _revisions(target):
             raise Conflict("schemas_differ", "The schemas of the two cells differ: run `leasehold migrate` of one release in both.")  # fmt: skip  # noqa: E501
-        stores = ObjectStore.from_settings(settings), ObjectStore.from_settings(other)
+        stores = source_store, target_store = ObjectStore.from_settings(settings), ObjectStore.from_settings(other)
         for store in stores:
             await store.open()
             stack.push_async_callback(store.close)
-        shares = stores[0].is_absent or await _is_one_bucket(*stores)
-        yield _Cells(source, target, *stores, await moved_tables(source), settings.cell, shares)
+        shares_store = source_store.is_absent or await _is_one_bucket(source_store, target_store)
+        tables = await moved_tables(source)
+        yield _Cells(source, target, source_store, target_store, tables, settings.cell, shares_store)
 
 
 async def _is_one_bucket(store: ObjectStore, other: ObjectStore) -> bool:
@@ -204,6 +217,7 @@ def _store_conflict(error: StoreError) -> Conflict:
 
 
 async def _revisions(connection: Connection) -> list[tuple[str, str]]:
+    """The revision of each schema of the cell. Raises Conflict for a schema that is too old for moves."""
     tables = await connection.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"
         " AND starts_with(relname, 'alembic_version') ORDER BY 1"
@@ -222,7 +236,8 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
     Raises NotFound for an unknown tenant, Conflict if the new cell has rows of the tenant, and Conflict `still_running`
     if its steps do not end in time: then the tenant stays in the stage `drain`.
     """
-    maps = [(path, _with_tenant(path, move)) for path in move.maps]  # now: a wrong map must not fail after the switch
+    # The maps are read before the move, because a wrong map must not end the command after the switch.
+    maps = [(path, _map_with_tenant(path, move)) for path in move.maps]
     async with _open_cells(settings, other, move) as cells:
         stage = await _begin_or_resume(cells, other, settings, move)
         objects = 0
@@ -241,7 +256,7 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
             await _switch(cells, move)
             await _set_stage(cells, move, "moved")
         for path, text in maps:
-            _replace(path, text)
+            _replace_file(path, text)
         objects += await _copy_late_uploads(cells, move)
         return {
             "tenant": move.tenant,
@@ -255,19 +270,19 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
 
 async def _begin_or_resume(cells: _Cells, other: Settings, settings: Settings, move: Move) -> str:
     """The stage of the present move. Without one, begin a move, with the stage `drain`."""
-    row = await _row(cells.source, move.tenant)
+    row = await _move_row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
         if row["to_cell"] != move.to:
             raise Conflict("move_in_progress", f"The tenant moves to cell {row['to_cell']} already: --abort ends that.")
         return str(row["stage"])
-    if await first_with_rows(cells.source, move.tenant, cells.tables) is None:
+    if await first_table_with_rows(cells.source, move.tenant, cells.tables) is None:
         raise NotFound("tenant_unknown", f"Cell {cells.own} has no rows of a tenant {move.tenant}.")
-    if (name := await first_with_rows(cells.target, move.tenant, cells.tables)) is not None:
+    if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
     await _check_seals(cells.source, other, settings, move)
     await drop_copies(cells.target, move.tenant)
     async with cells.source.transaction():
-        await cells.source.execute(_WRITE, move.tenant, cells.own, move.to, "out", "drain")
+        await cells.source.execute(_WRITE_MOVE, move.tenant, cells.own, move.to, "out", "drain")
         await _record(cells.source, "tenant.move_started", move.tenant, cells.own, move.to)
     return "drain"
 
@@ -276,7 +291,7 @@ async def _check_seals(source: Connection, other: Settings, settings: Settings, 
     """Raises Conflict `sealing_keys_differ` if the new cell could not open the secrets of the tenant's webhooks."""
     rows = await source.fetch(_SECRETS, move.tenant)
     own_seals, target_seals = Sealing(settings), Sealing(other)
-    for sealed in (sealed for row in rows for sealed in row["secrets"]):
+    for sealed in chain.from_iterable(row["secrets"] for row in rows):
         try:
             own_seals.open(sealed)
         except Unsealable:
@@ -294,7 +309,7 @@ async def _check_seals(source: Connection, other: Settings, settings: Settings, 
 async def _drain(cells: _Cells, move: Move) -> None:
     """Wait until no step of the tenant runs. Raises Conflict `still_running` after `drain_seconds`."""
     deadline = monotonic() + move.drain_seconds
-    while count := await running(cells.source, move.tenant):
+    while count := await count_running_steps(cells.source, move.tenant):
         if monotonic() > deadline:
             steps, verb = counted(count, "step", "steps"), "runs" if count == 1 else "run"
             raise Conflict(
@@ -307,16 +322,17 @@ async def _drain(cells: _Cells, move: Move) -> None:
 async def _switch(cells: _Cells, move: Move) -> None:
     if await _is_live(cells, move):
         return  # an earlier command committed the switch, and was interrupted
-    if (name := await first_with_rows(cells.target, move.tenant, cells.tables)) is not None:
+    if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
     async with cells.target.transaction():
         await take_over(cells.target, move.tenant, cells.tables)
-        await cells.target.execute(_WRITE, move.tenant, cells.own, move.to, "in", "live")
+        await cells.target.execute(_WRITE_MOVE, move.tenant, cells.own, move.to, "in", "live")
         await _record(cells.target, "tenant.moved_in", move.tenant, cells.own, move.to)
 
 
 async def _is_live(cells: _Cells, move: Move) -> bool:
-    row = await _row(cells.target, move.tenant)
+    """Whether the new cell has the tenant's rows."""
+    row = await _move_row(cells.target, move.tenant)
     return row is not None and row["direction"] == "in" and row["from_cell"] == cells.own
 
 
@@ -360,21 +376,21 @@ async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, An
 async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
     """The row of the move in this cell, and the number of running steps. Raises NotFound without a move."""
     async with connected(settings.direct(), "cells") as connection:
-        row = await _row(connection, tenant)
+        row = await _move_row(connection, tenant)
         if row is None:
             raise NotFound("no_move", f"No move of {tenant} is known here.")
-        state = dict(row) | {"running": await running(connection, tenant)}
+        state = dict(row) | {"running": await count_running_steps(connection, tenant)}
     return {("tenant" if name == "tenant_id" else name): value for name, value in state.items()}
 
 
 async def _present_move(cells: _Cells, move: Move) -> asyncpg.Record:
-    row = await _row(cells.source, move.tenant)
+    row = await _move_row(cells.source, move.tenant)
     if row is None or row["direction"] != "out" or row["to_cell"] != move.to:
         raise NotFound("no_move", f"{move.tenant} does not move from cell {cells.own} to cell {move.to}.")
     return row
 
 
-async def _row(connection: Connection, tenant: str) -> asyncpg.Record | None:
+async def _move_row(connection: Connection, tenant: str) -> asyncpg.Record | None:
     return await connection.fetchrow("SELECT * FROM tenant_move WHERE tenant_id = $1", tenant)
 
 
@@ -428,8 +444,8 @@ async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, on
     if not _is_same(stored, await target.head(key)):
         raise Conflict("copy_differs", f"The object {key} is not in the other store. Run the command again.")
     if not stored.sha256:  # a client uploaded it: the store has no digest, and the client may upload once more
-        copy, present = await target.digest(key, max_bytes=stored.size), await source.head(key)
-        if copy.sha256 != written.sha256 or present is None or present.etag != stored.etag:
+        copy, original_now = await target.digest(key, max_bytes=stored.size), await source.head(key)
+        if copy.sha256 != written.sha256 or original_now is None or original_now.etag != stored.etag:
             raise Conflict("copy_differs", f"The object {key} has changed meanwhile. Run the command again.")
     return 1
 
@@ -460,7 +476,7 @@ async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
         raise Conflict(
             "uploads_open",
             f"Clients may still send {uploads} of {move.tenant} to cell {cells.own}:"
-            f" run the command again after {row['last']:%H:%M:%S} UTC.",
+            f" run the command again after {row['last_until']:%H:%M:%S} UTC.",
         )
 
 
@@ -472,7 +488,7 @@ async def _delete_objects(cells: _Cells, store: ObjectStore, move: Move) -> None
 # --- the map
 
 
-def _with_tenant(path: Path, move: Move) -> bytes:
+def _map_with_tenant(path: Path, move: Move) -> bytes:
     """The text of the map with the tenant in its new cell. Raises Invalid `bad_map` for a wrong map."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -486,7 +502,7 @@ def _with_tenant(path: Path, move: Move) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
 
-def _replace(path: Path, text: bytes) -> None:
+def _replace_file(path: Path, text: bytes) -> None:
     """Write the file as a whole, or leave the old one."""
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(text)

@@ -36,7 +36,7 @@ _TABLES = """
 SELECT c.relname AS name,
        array_agg(a.attname::text ORDER BY a.attname)
            FILTER (WHERE a.attidentity = '' AND a.attgenerated = '') AS columns,
-       array_agg(a.attname::text) FILTER (WHERE a.attidentity <> '') AS numbered
+       array_agg(a.attname::text) FILTER (WHERE a.attidentity <> '') AS identity_columns
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
   AND NOT starts_with(c.relname, 'alembic_version') AND NOT starts_with(c.relname, 'moving_')
@@ -55,8 +55,9 @@ WHERE f.contype = 'f' AND f.connamespace = current_schema()::regnamespace
 @dataclass(frozen=True, slots=True)
 class MovedTable:
     """A table whose rows move. `condition`: SQL that is true for the rows of the table `t` that belong to the tenant
-    `$1`. `columns`: all columns but those that the database numbers by itself. `order`: the column with such a number.
-    `has_tenant`: whether the table has the column `tenant_id`.
+    `$1`. `columns`: all columns without identity and generated columns, which the new cell fills in itself. `order`:
+    the identity column, if there is one; the new cell numbers the rows in its order. `has_tenant`: whether the table
+    has the column `tenant_id`.
     """
 
     name: str
@@ -77,48 +78,51 @@ class MovedTable:
 
 async def moved_tables(connection: Connection) -> list[MovedTable]:
     """All tables with rows of tenants. A table comes after the tables to which its foreign keys refer."""
-    rows = {row["name"]: row for row in await connection.fetch(_TABLES) if row["name"] not in STAYS}
-    keys = [key for key in await connection.fetch(_FOREIGN_KEYS) if key["child"] in rows]
-    order = TopologicalSorter[str]({name: set() for name in rows})
-    for key in keys:
+    table_rows = {row["name"]: row for row in await connection.fetch(_TABLES) if row["name"] not in STAYS}
+    foreign_keys = [key for key in await connection.fetch(_FOREIGN_KEYS) if key["child"] in table_rows]
+    parents_first = TopologicalSorter[str]({name: set() for name in table_rows})
+    for key in foreign_keys:
         if key["child"] != key["parent"]:
-            order.add(key["child"], key["parent"])
+            parents_first.add(key["child"], key["parent"])
     tables: dict[str, MovedTable] = {}
-    for name in order.static_order():
-        if name not in rows:
+    for name in parents_first.static_order():
+        if name not in table_rows:
             continue
-        row = rows[name]
+        row = table_rows[name]
         has_tenant = "tenant_id" in row["columns"]
-        condition = "t.tenant_id = $1" if has_tenant else _by_parent(keys, tables, name)
-        if name in ("gate", "gate_job"):
-            condition = _LIMIT_CONDITIONS[name]
-        if name == "output":  # rows from before migration 0008 name no tenant
-            condition = "t.task_id IN (SELECT id FROM task WHERE tenant_id = $1)"
+        condition = _SPECIAL_CONDITIONS.get(name)
+        if condition is None:
+            condition = "t.tenant_id = $1" if has_tenant else _condition_by_parent(foreign_keys, tables, name)
         if condition is not None:
-            order_by = row["numbered"][0] if row["numbered"] else None
-            tables[name] = MovedTable(name, row["columns"], condition, order_by, has_tenant)
+            order = row["identity_columns"][0] if row["identity_columns"] else None
+            tables[name] = MovedTable(name, row["columns"], condition, order, has_tenant)
     return list(tables.values())
 
 
-# A job may wait at limits that all tenants share (`*`).
-_LIMIT_CONDITIONS = {
+_SPECIAL_CONDITIONS = {
+    # A job may wait at limits that all tenants share (`*`): they move with the job.
     "gate": "t.tenant_id = $1 OR (t.tenant_id = '*' AND EXISTS (SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id"
     " WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1))",
     "gate_job": "t.job_id IN (SELECT id FROM job WHERE tenant_id = $1)",
+    # Rows from before migration 0008 name no tenant.
+    "output": "t.task_id IN (SELECT id FROM task WHERE tenant_id = $1)",
 }
 
 
-def _by_parent(keys: Sequence[asyncpg.Record], tables: dict[str, MovedTable], name: str) -> str | None:
+def _condition_by_parent(
+    foreign_keys: Sequence[asyncpg.Record], tables: dict[str, MovedTable], name: str
+) -> str | None:
     """SQL: the condition that the parent row belongs to the tenant. None: no parent table has rows of tenants."""
-    for key in keys:
+    for key in foreign_keys:
         parent = tables.get(key["parent"])
         if key["child"] == name and parent is not None:
-            if parent.has_tenant:
-                inner = parent.condition.replace("t.", "p.", 1)
-            else:
-                inner = f'p."{key["parent_column"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
+            if parent.has_tenant:  # its condition begins with a column of `t`, and here the parent is `p`
+                parent_condition = parent.condition.replace("t.", "p.", 1)
+            else:  # the only parent without a tenant, `tail`, has the id of its job as its key
+                parent_condition = f'p."{key["parent_column"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
             return (
-                f't."{key["child_column"]}" IN (SELECT p."{key["parent_column"]}" FROM "{parent.name}" p WHERE {inner})'
+                f't."{key["child_column"]}" IN'
+                f' (SELECT p."{key["parent_column"]}" FROM "{parent.name}" p WHERE {parent_condition})'
             )
     return None
 
@@ -127,10 +131,11 @@ def source_query(table: MovedTable, *, digest: bool = False) -> str:
     """SQL: the tenant's rows as the new cell gets them. `digest`: instead their number and the sum of their hashes."""
     origin, condition = f'"{table.name}" t', table.condition
     if table.name == "kept_event":
-        # The new cell may lack an old day's partition, so all events go here. The new cell derives the other events of
-        # `history` from the rows of jobs and tasks, as the old cell does.
-        written = " UNION ALL ".join(f"SELECT {table.names()} FROM {name}" for name in ("event", "kept_event"))
-        origin = f"({written}) AS t JOIN job j ON j.id = t.job_id"
+        # The table `event` has a partition for each day, and the new cell may lack that of an old day. So the rows of
+        # both tables become rows of `kept_event` there. The view `history` derives further events from the rows of jobs
+        # and tasks, in the new cell as in the old one.
+        both_tables = " UNION ALL ".join(f"SELECT {table.names()} FROM {name}" for name in ("event", "kept_event"))
+        origin = f"({both_tables}) AS t JOIN job j ON j.id = t.job_id"
         condition = "t.tenant_id = $1"
     rows = f"SELECT {table.values()} FROM {origin} WHERE {condition}"
     if digest:
@@ -155,9 +160,9 @@ def _prefix(tenant: str) -> str:
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone all due times: workers finish running steps, and claim no more of the tenant."""
+    """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further ones."""
     name, literal = _prefix(tenant), await _literal(connection, tenant)
-    due = "NEW.status IN ('pending', 'retry', 'waiting')"
+    is_due = "NEW.status IN ('pending', 'retry', 'waiting')"
     await _run_locking(
         connection,
         [
@@ -167,7 +172,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
             ),
             (
                 f'CREATE OR REPLACE TRIGGER "{name}postpones" BEFORE INSERT OR UPDATE ON task FOR EACH ROW'
-                f" WHEN (NEW.tenant_id = {literal} AND {due}) EXECUTE FUNCTION postpone_task_while_moving()"
+                f" WHEN (NEW.tenant_id = {literal} AND {is_due}) EXECUTE FUNCTION postpone_task_while_moving()"
             ),
             (
                 f'CREATE OR REPLACE TRIGGER "{name}postpones" BEFORE INSERT OR UPDATE ON schedule FOR EACH ROW'
@@ -179,7 +184,9 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
 
 
 async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
-    """Refuse each change of the tenant's rows, except by workers."""
+    """Refuse each change of the tenant's rows. Only the connections of workers and of this command may still change
+    them: the trigger's function (migration 0040) knows these by name.
+    """
     name, literal = _prefix(tenant), await _literal(connection, tenant)
     statements = []
     for table in tables:
@@ -212,20 +219,20 @@ async def release(connection: Connection, tenant: str) -> None:
     await moves.resume(connection, tenant)
 
 
-async def running(connection: Connection, tenant: str) -> int:
-    """The number of the tenant's steps that have a lease."""
+async def count_running_steps(connection: Connection, tenant: str) -> int:
     return int(
         await connection.fetchval("SELECT count(*) FROM task WHERE tenant_id = $1 AND status = 'running'", tenant)
     )
 
 
 async def _literal(connection: Connection, tenant: str) -> str:
+    """The tenant as an SQL literal, because the definition of a trigger takes no parameters."""
     return str(await connection.fetchval("SELECT quote_literal($1::text)", tenant))
 
 
 async def _run_locking(connection: Connection, statements: Sequence[str]) -> None:
-    """Run the statements in one transaction. If a statement waits for its table for a second, roll back, let others
-    through, and try again. Raises Conflict `tables_in_use` after _LOCK_TRIES.
+    """Run the statements, each of which locks a table, in one transaction. If a statement waits for its lock for a
+    second, roll back, let other transactions through, and try again. Raises Conflict `tables_in_use` after _LOCK_TRIES.
     """
     for _ in range(_LOCK_TRIES):
         try:
@@ -244,7 +251,7 @@ async def _run_locking(connection: Connection, statements: Sequence[str]) -> Non
 
 
 async def copy_rows(source: Connection, target: Connection, tenant: str, tables: Sequence[MovedTable]) -> int:
-    """Copy the tenant's rows of one moment into the tables of the move, and compare them. Returns their number.
+    """Copy the tenant's rows of one moment into the tables of the move, and compare both. Returns the number of rows.
 
     Raises Conflict `copy_differs` if a copy has other rows.
     """
@@ -268,12 +275,14 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
 
 
 def _staged(tenant: str, table: MovedTable) -> str:
+    """The quoted name of the table of the move that gets the copies of this table's rows."""
     return f'"{_prefix(tenant)}{table.name}"'
 
 
 async def _pipe(
     source: Connection, target: Connection, query: str, tenant: str, staged: str, columns: Sequence[str]
 ) -> None:
+    """Write what the query returns into the table `staged`. At most 16 pieces are in memory at once."""
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue(16)
 
     async def read() -> None:
@@ -282,13 +291,13 @@ async def _pipe(
         finally:
             await pieces.put(None)
 
-    async def received() -> AsyncIterator[bytes]:
+    async def pieces_until_end() -> AsyncIterator[bytes]:
         while (piece := await pieces.get()) is not None:
             yield piece
 
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(read())
-        await target.copy_to_table(staged.strip('"'), source=received(), columns=list(columns))
+        await target.copy_to_table(staged.strip('"'), source=pieces_until_end(), columns=list(columns))
         await reading
 
 
@@ -296,9 +305,10 @@ async def take_over(target: Connection, tenant: str, tables: Sequence[MovedTable
     """Insert the copies as the tenant's rows, and drop the tables of the move. Call this in a transaction."""
     for table in tables:
         staged, names = _staged(tenant, table), table.names()
-        ordered = " ORDER BY moving_place" if table.order else ""
-        shared = " ON CONFLICT (tenant_id, key) DO NOTHING" if table.name == "gate" else ""
-        await target.execute(f'INSERT INTO "{table.name}" ({names}) SELECT {names} FROM {staged}{ordered}{shared}')
+        order = " ORDER BY moving_place" if table.order else ""
+        # The new cell may have the limits that all tenants share (`*`) already.
+        on_conflict = " ON CONFLICT (tenant_id, key) DO NOTHING" if table.name == "gate" else ""
+        await target.execute(f'INSERT INTO "{table.name}" ({names}) SELECT {names} FROM {staged}{order}{on_conflict}')
         await target.execute(f"DROP TABLE {staged}")
 
 
@@ -312,7 +322,7 @@ async def drop_copies(target: Connection, tenant: str) -> None:
         await target.execute(f"DROP TABLE {row['name']}")
 
 
-async def first_with_rows(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> str | None:
+async def first_table_with_rows(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> str | None:
     """The name of the first table that has rows of the tenant; None if there is none."""
     for table in tables:
         if table.has_tenant and await connection.fetchval(
@@ -325,16 +335,19 @@ async def first_with_rows(connection: Connection, tenant: str, tables: Sequence[
 async def delete_rows(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
     """Delete the tenant's rows. Call this in a transaction."""
     for table in reversed(tables):
+        # Other tenants still use the limits that all tenants share (`*`).
         condition = "t.tenant_id = $1" if table.name == "gate" else table.condition
         await connection.execute(f'DELETE FROM "{table.name}" t WHERE {condition}', tenant)
+    # `tables` lacks this table: its rows have moved to `kept_event`.
     await connection.execute("DELETE FROM event WHERE tenant_id = $1", tenant)
 
 
 # --- objects
 
 
+#: The names of columns that have keys of objects.
 _OBJECT_COLUMNS = frozenset({"key", "original_key", "backup"})
-#: Columns with such a name that have no keys of the store: texts of clients, and keys of another store.
+#: Columns with one of these names that have other texts: of clients, or keys of a promotion's target.
 _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "key"), ("promoted_object", "key")})
 
 

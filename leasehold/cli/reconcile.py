@@ -41,7 +41,7 @@ EXAMPLES = 20
 _OUTPUTS = """
 SELECT task_id, name, key, size FROM output WHERE (task_id, name) > ($1, $2) ORDER BY task_id, name LIMIT $3
 """
-# Those of the jobs $1 that have a row. The row of an upload exists before the row of its job.
+# The ids among $1 that belong to a job. The row of an upload exists before the row of its job, so it counts, too.
 _JOBS = """
 SELECT id FROM job WHERE id = ANY($1::uuid[])
 UNION SELECT w.id FROM unnest($1::uuid[]) AS w(id) WHERE EXISTS (
@@ -103,41 +103,51 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
     try:
         async with connected(settings, "reconcile") as connection:
             await _check_rows(connection, store, kind_objects, result)
-            async for orphaned in _orphaned(connection, store, sections, result):
-                for key, size in orphaned:
+            async for batch in _orphaned_objects(connection, store, sections, result):
+                for key, size in batch:
                     result.orphaned.add(key, size)
             if not apply or not result.orphaned.count:
                 return result
-            if await connection.fetchval("SELECT pg_is_in_recovery()"):
-                raise InRecovery(
-                    "PostgreSQL is in recovery, so that rows may be missing which still come: nothing was deleted. "
-                    "Apply it when `SELECT pg_is_in_recovery()` is false"
-                )
-            orphans = counted(result.orphaned.count, "object has", "objects have")
-            owned = counted(result.owned, "has", "have")
-            if settings.cell and not even_so:
-                raise SuspiciousBucket(
-                    f"{orphans} no row in this database, that of cell {settings.cell}: "
-                    f"do other cells have the bucket {settings.s3_bucket}, too? --even-so deletes them nevertheless"
-                )
-            if result.orphaned.count > result.owned and not even_so:
-                raise SuspiciousBucket(
-                    f"{orphans} no row in this database, and {owned} one: is "
-                    f"the bucket {settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
-                )
-            async for orphaned in _orphaned(connection, store, sections, Reconciliation()):
-                await store.delete(*(key for key, _ in orphaned))
-                result.deleted += len(orphaned)
+            await _refuse_in_recovery(connection)
+            if not even_so:
+                _refuse_suspicious_bucket(settings, result)
+            # The store is read again, because the first reading kept only examples. It has counted already.
+            async for batch in _orphaned_objects(connection, store, sections, Reconciliation()):
+                await store.delete(*(key for key, _ in batch))
+                result.deleted += len(batch)
     finally:
         await store.close()
     return result
 
 
+async def _refuse_in_recovery(connection: Connection) -> None:
+    if await connection.fetchval("SELECT pg_is_in_recovery()"):
+        raise InRecovery(
+            "PostgreSQL is in recovery, so that rows may be missing which still come: nothing was deleted. "
+            "Apply it when `SELECT pg_is_in_recovery()` is false"
+        )
+
+
+def _refuse_suspicious_bucket(settings: Settings, result: Reconciliation) -> None:
+    orphans = counted(result.orphaned.count, "object has", "objects have")
+    if settings.cell:
+        raise SuspiciousBucket(
+            f"{orphans} no row in this database, that of cell {settings.cell}: "
+            f"do other cells have the bucket {settings.s3_bucket}, too? --even-so deletes them nevertheless"
+        )
+    if result.orphaned.count > result.owned:
+        owned = counted(result.owned, "has", "have")
+        raise SuspiciousBucket(
+            f"{orphans} no row in this database, and {owned} one: is "
+            f"the bucket {settings.s3_bucket} another installation's, too? --even-so deletes them nevertheless"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """The objects below `prefix`. `owners`: an SQL query for those owners (`id`) of the array `$1` that have a row.
-    `pattern`: the form of the keys, if rows name whole keys (NamedObjects): then the key is the owner of its object.
-    None: the owner is the id after the prefix.
+    """The objects below `prefix`. `owners`: an SQL query; of the owners in the array `$1` it returns those (`id`) that
+    have a row. `pattern`: the form of the keys, if rows name whole keys (NamedObjects). Then each object's key counts
+    as its owner. None: the owner is the id after the prefix.
     """
 
     prefix: str
@@ -162,28 +172,28 @@ async def _check_rows(
     """Ask the store for the object of each row. Count the rows and the missing objects in `result`."""
     limit = asyncio.Semaphore(_AT_ONCE)
 
-    async def query(key: str, size: int | None) -> None:
+    async def check(key: str, size: int | None) -> None:
         async with limit:
             stored = await store.head(key)
         result.rows += 1
         if stored is None or (size is not None and stored.size != size):
             result.missing.add(key, size or 0)
 
-    task, name = UUID(int=0), ""
-    while rows := await connection.fetch(_OUTPUTS, task, name, _BATCH):
-        await asyncio.gather(*(query(row["key"], row["size"]) for row in rows))
-        task, name = rows[-1]["task_id"], rows[-1]["name"]
+    last_task, last_name = UUID(int=0), ""
+    while rows := await connection.fetch(_OUTPUTS, last_task, last_name, _BATCH):
+        await asyncio.gather(*(check(row["key"], row["size"]) for row in rows))
+        last_task, last_name = rows[-1]["task_id"], rows[-1]["name"]
     for objects in kind_objects:
         last: UUID | str = "" if isinstance(objects, NamedObjects) else UUID(int=0)
         while rows := await connection.fetch(objects.keys, last, _BATCH):
-            await asyncio.gather(*(query(row["key"], None) for row in rows))
+            await asyncio.gather(*(check(row["key"], None) for row in rows))
             last = rows[-1]["id"]
 
 
-async def _orphaned(
+async def _orphaned_objects(
     connection: Connection, store: ObjectStore, sections: Sequence[_Section], result: Reconciliation
 ) -> AsyncIterator[list[tuple[str, int]]]:
-    """Yield batches of the objects without rows, with their sizes. Count all objects in `result`."""
+    """Yield batches of the orphaned objects: key and size. Count the other objects in `result`."""
     for section in sections:
         batch: list[tuple[UUID | str, Stored]] = []
         async for stored in store.list(section.prefix):
@@ -192,24 +202,24 @@ async def _orphaned(
             if owner is not None:
                 batch.append((owner, stored))
             if len(batch) == _BATCH:
-                yield await _without_rows(connection, section.owners, batch, result)
+                yield await _orphaned_of_batch(connection, section.owners, batch, result)
                 batch = []
-        yield await _without_rows(connection, section.owners, batch, result)
+        yield await _orphaned_of_batch(connection, section.owners, batch, result)
 
 
-async def _without_rows(
-    connection: Connection, statement: str, batch: Sequence[tuple[UUID | str, Stored]], result: Reconciliation
+async def _orphaned_of_batch(
+    connection: Connection, owners_query: str, batch: Sequence[tuple[UUID | str, Stored]], result: Reconciliation
 ) -> list[tuple[str, int]]:
-    rows = await connection.fetch(statement, list({owner for owner, _ in batch}))
-    known = {row["id"] for row in rows}
-    oldest_young = datetime.now(UTC) - YOUNG
+    rows = await connection.fetch(owners_query, list({owner for owner, _ in batch}))
+    owners_with_row = {row["id"] for row in rows}
+    young_after = datetime.now(UTC) - YOUNG
     orphaned = []
     for owner, stored in batch:
-        if owner in known:
+        if owner in owners_with_row:
             result.owned += 1
             continue
         made_at = instant_of(owner) if isinstance(owner, UUID) else stored.modified_at
-        if made_at is None or made_at > oldest_young:
+        if made_at is None or made_at > young_after:
             result.young += 1
         else:
             orphaned.append((stored.key, stored.size))
@@ -221,7 +231,7 @@ def _id_in(key: str) -> UUID | None:
     try:
         part = key.split("/")[1]
         owner = UUID(part)
-        instant_of(owner)
+        instant_of(owner)  # raises if the id contains no time
     except (ValueError, IndexError, OverflowError):
         return None
     return owner if owner.version == 7 and str(owner) == part else None  # noqa: PLR2004 - UUIDv7

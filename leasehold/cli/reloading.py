@@ -1,4 +1,4 @@
-"""`leasehold dev` starts the API and the worker again when a Python file of the current folder changes."""
+"""Starts the API and the worker of `leasehold dev` again when a Python file of the current folder changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rich.console import Console
 from leasehold.cli.installation import Installation
 from leasehold.embedded.process import EmbeddedError
 
-_EVERY_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 #: Names of folders without the user's code. Hidden folders are skipped, too.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 #: The most files that are watched. Reading the times of more files would take too long.
 _MOST_FILES = 5000
-#: Loads the code that the first argument names. A NUL begins the answer, because the user's code may print to stderr.
+#: A program that loads the code which the first argument names. On stderr it writes a NUL and then the error. The NUL
+#: divides the error from what the user's code itself prints to stderr.
 _CHECK = """
 import sys
 from leasehold.domain.errors import CodeBroken, DeclarationError
@@ -36,7 +37,7 @@ async def reload_on_change(installation: Installation, console: Console) -> None
     """
     before = await asyncio.to_thread(times_of, Path.cwd())
     while True:
-        await asyncio.sleep(_EVERY_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
         now = await asyncio.to_thread(times_of, Path.cwd())
         changed = sorted(path.name for path in now.keys() | before.keys() if now.get(path) != before.get(path))
         if not changed:
@@ -66,8 +67,10 @@ async def _problem(source: str) -> str | None:
         raise
     if process.returncode == 0:
         return None
-    _, mark, described = errors.decode(errors="replace").strip().rpartition("\0")
-    return described if mark else described.rpartition("\n")[2]
+    _, mark, sentence = errors.decode(errors="replace").strip().rpartition("\0")
+    if not mark:  # another error: its sentence is the last line of the traceback
+        return sentence.rpartition("\n")[2]
+    return sentence
 
 
 def times_of(folder: Path) -> dict[Path, int]:

@@ -88,26 +88,30 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
 
 
 def _show_bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]:
-    name, note = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
-    columns = (name, BarColumn(), TaskProgressColumn(), note)
-    with Progress(*columns, console=console) as progress:
+    """Show the bars of the steps until the run has ended. Returns the run's last answer."""
+    name = TextColumn("{task.description}", markup=False)
+    note = TextColumn("{task.fields[note]}", markup=False)
+    with Progress(name, BarColumn(), TaskProgressColumn(), note, console=console) as progress:
         bars: dict[str, TaskID] = {}
-        while True:
-            for step in answer["progress"]["steps"]:
-                if step["id"] not in bars:
-                    bars[step["id"]] = progress.add_task(step["id"], total=100, note="")
-                done = 100 if step["status"] in ("succeeded", "skipped") else step.get("percent", 0)
-                progress.update(
-                    bars[step["id"]], completed=done, note=harmless(f"{step['state']} {step.get('summary') or ''}")
-                )
-            if answer["status"] in _ENDED:
-                break
+        _update_bars(progress, bars, answer)
+        while answer["status"] not in _ENDED:
             time.sleep(0.5)
             answer = client.get(f"/v1/runs/{path_part(run)}")
+            _update_bars(progress, bars, answer)
     print_line(f"{answer['id']} {answer['status']}")
     if answer.get("error"):
         print_line(f"{answer['error']['code']}: {answer['error']['message']}", "red")
     return answer
+
+
+def _update_bars(progress: Progress, bars: dict[str, TaskID], answer: dict[str, Any]) -> None:
+    """Set the bar of each step. `bars`: step -> its bar; a new step gets a bar."""
+    for step in answer["progress"]["steps"]:
+        if step["id"] not in bars:
+            bars[step["id"]] = progress.add_task(step["id"], total=100, note="")
+        percent = 100 if step["status"] in ("succeeded", "skipped") else step.get("percent", 0)
+        note = harmless(f"{step['state']} {step.get('summary') or ''}")
+        progress.update(bars[step["id"]], completed=percent, note=note)
 
 
 def runs(
@@ -200,16 +204,16 @@ def create_schedule(
 @schedules.command("pause")
 def pause_schedule(schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Pause a schedule. It then fires no more."""
-    _enable(schedule, as_json, enabled=False)
+    _set_enabled(schedule, as_json, enabled=False)
 
 
 @schedules.command("resume")
 def resume_schedule(schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Resume a schedule. It fires again from now on."""
-    _enable(schedule, as_json, enabled=True)
+    _set_enabled(schedule, as_json, enabled=True)
 
 
-def _enable(schedule: str, as_json: bool, *, enabled: bool) -> None:
+def _set_enabled(schedule: str, as_json: bool, *, enabled: bool) -> None:
     with api_client() as client:
         answer = client.patch(f"/v1/schedules/{path_part(schedule)}", {"enabled": enabled})
     show(answer, as_json, lambda: print_line(_next_run(answer)))

@@ -20,9 +20,15 @@ from leasehold.settings import Settings
 
 _T = TypeVar("_T")
 
-#: Exit statuses: the action failed or was refused; the command was used wrongly (typer's own status for that); a server
-#: does not answer, and the command may be tried again; the user's own module raised an error when it was imported.
-FAILED, WRONG_USE, UNREACHABLE, BROKEN_CODE = 1, 2, 3, CodeBroken.exit_status
+# Exit statuses.
+#: The action failed or was refused.
+FAILED = 1
+#: The command was used wrongly. It is typer's own status for that.
+WRONG_USE = 2
+#: A server does not answer. The command may be tried again.
+UNREACHABLE = 3
+#: The user's own module raised an error when it was imported.
+BROKEN_CODE = CodeBroken.exit_status
 
 
 def environment() -> Settings:
@@ -51,10 +57,12 @@ def join_dev() -> None:
     from leasehold.app.dev_file import dev_variables  # noqa: PLC0415 - each command loads only what it needs
 
     variables = dev_variables()
-    chosen = {f"LEASEHOLD_{name.upper()}" for name in environment().model_fields_set} if variables else set()
-    if not variables or "LEASEHOLD_DATABASE_URL" in chosen:
+    if not variables:
         return
-    os.environ.update({name: value for name, value in variables.items() if name not in chosen})
+    set_by_user = {f"LEASEHOLD_{name.upper()}" for name in environment().model_fields_set}
+    if "LEASEHOLD_DATABASE_URL" in set_by_user:
+        return
+    os.environ.update({name: value for name, value in variables.items() if name not in set_by_user})
     print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
 
 
@@ -108,13 +116,13 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except expected as error:
-        is_away = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
-        raise _failure_of(error, UNREACHABLE if is_away else FAILED) from None
+        is_unreachable = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
+        raise _failure_of(error, UNREACHABLE if is_unreachable else FAILED) from None
 
 
 def _sentence_of(error: BaseException) -> str:
-    """The error as text. For a group: the texts of its errors, because the group's own text only counts them. Python's
-    text for a refused connection does not say what was refused.
+    """The error as text. For a group: the texts of its errors, because the group's own text only counts them. A
+    sentence stands before Python's text for a refused connection, which does not say what was refused.
     """
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_sentence_of, error.exceptions))

@@ -1,7 +1,8 @@
-"""Makes text that users and handlers wrote harmless on the terminal: messages of errors, log lines, tags and names.
+"""Prints lines, tables and JSON for all commands, and makes text harmless that users and handlers wrote: messages of
+errors, log lines, tags and names.
 
-Rich does not read `[...]` in such a text as markup. The terminal does not get its control characters: with them a job's
-log could write to the operator's clipboard or hide lines.
+Rich does not read `[...]` in harmless text as markup. The terminal gets no control characters from it. With control
+characters a job's log could write to the operator's clipboard or hide lines.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ console = Console()
 #: All control characters except tab and line feed; marks that change the direction, and so the order, of shown text;
 #: other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The width, with its border, that the first column must leave to each other column.
-_OTHER_COLUMN = 10
+#: The first column of a table must leave this width, with the border, to each other column.
+_OTHER_COLUMN_WIDTH = 10
 
 
 def harmless(text: str) -> str:
@@ -47,7 +48,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     first = table.columns[0]
     first.overflow = "fold"  # people copy the first column into commands: it must not be cut
     widest = max((row[0].cell_len for row in cells), default=0)
-    first.min_width = min(widest, max(console.width // 2, console.width - _OTHER_COLUMN * (len(columns) - 1)))
+    first.min_width = min(widest, max(console.width // 2, console.width - _OTHER_COLUMN_WIDTH * (len(columns) - 1)))
     for row in cells:
         table.add_row(*row)
     console.print(table)

@@ -36,7 +36,7 @@ async def test_code_that_does_not_start_is_reported_and_the_next_change_is_loade
         return None
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reloading, "_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(reloading, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(reloading, "_problem", loads)
     out = io.StringIO()
     installation: Any = Installation()

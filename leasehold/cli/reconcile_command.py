@@ -1,4 +1,6 @@
-"""Runs `leasehold doctor --reconcile`, and prints what it will do, and then what it has done."""
+"""Runs the comparison of reconcile.py for `leasehold doctor --reconcile`. With `--apply`, prints first what it will do,
+and then what it has done.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from leasehold.domain.sentences import counted
 from leasehold.settings import Settings
 
 
-def command(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) -> int:
-    """Run the command. Returns its exit status: 1 if objects are missing, or if orphaned objects are left."""
+def run(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) -> int:
+    """Returns the exit status of the command: 1 if objects are missing, or if orphaned objects are left."""
     if apply and not as_json:
         with quiet():
             _show(run_or_exit(reconcile(settings, apply=False)))
@@ -35,9 +37,9 @@ def _show(result: Reconciliation) -> None:
     rows = counted(result.rows, "row names", "rows name")
     print_line(f"{rows} an object; {counted(result.objects, 'object is', 'objects are')} in the store.")
     missing = counted(result.missing.count, "row without its object", "rows without their object")
-    _list(missing, result.missing, "not changed: restore the objects, or delete the jobs")
+    _print_finding(missing, result.missing, "not changed: restore the objects, or delete the jobs")
     orphaned = counted(result.orphaned.count, "object without a row", "objects without a row")
-    _list(orphaned, result.orphaned, "--apply deletes them")
+    _print_finding(orphaned, result.orphaned, "--apply deletes them")
     if result.young:
         if result.young == 1:
             print_line("1 object without a row is less than an hour old, and stays.")
@@ -45,7 +47,7 @@ def _show(result: Reconciliation) -> None:
             print_line(f"{result.young:,} objects without a row are less than an hour old, and stay.")
 
 
-def _list(what: str, finding: Finding, remedy: str) -> None:
+def _print_finding(what: str, finding: Finding, remedy: str) -> None:
     print_line(f"{what} ({finding.bytes} bytes){f': {remedy}' if finding.count else ''}")
     for key in finding.examples:
         print_line(f"  {key}")
