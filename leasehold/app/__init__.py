@@ -1,1 +1,3 @@
-"""The developer's surface: `App` turns functions into pipelines of one step, and submits them. No engine of its own."""
+"""What a user's program imports: `App` turns functions into pipelines of one step, and submits runs of them. Workers
+run them as they run every other pipeline.
+"""

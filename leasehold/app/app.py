@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from leasehold.app.arguments import takes_positional
 from leasehold.app.batch_task import BatchTask
 from leasehold.app.batches import Batches
 from leasehold.app.connection import Connections
@@ -35,7 +36,6 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 A = TypeVar("A")
 T = TypeVar("T")
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class App:
     def _declare(
         self, function: Callable[..., Any], terms: TaskTerms, local_names: Mapping[str, Any]
     ) -> Task[..., Any]:
-        task_class: Any = PositionalTask if _takes_positional(function) else KeywordTask
+        task_class: Any = PositionalTask if takes_positional(function) else KeywordTask
         if terms.batch is not None:
             task_class = BatchTask
         task: Task[..., Any] = task_class(self.name, function, terms, local_names, self.connections)
@@ -206,7 +206,7 @@ class App:
             self._schedules.append(schedule)
             return task
 
-        untyped: Any = declare
+        untyped: Any = declare  # mypy cannot compare a function with the overloads of TaskDecorator
         decorator: TaskDecorator = untyped
         return decorator
 
@@ -328,8 +328,3 @@ def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
     """The local names of the frame's caller. An annotation may name a class that a function's body defines."""
     caller = None if frame is None else frame.f_back
     return {} if caller is None else dict(caller.f_locals)
-
-
-def _takes_positional(function: Callable[..., Any]) -> bool:
-    """Whether the function can be called with a positional argument."""
-    return any(parameter.kind in _POSITIONAL for parameter in inspect.signature(function).parameters.values())

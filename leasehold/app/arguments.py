@@ -20,6 +20,8 @@ from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.sentences import with_article
 from leasehold.domain.storable import NotStorable, storable
 
+#: The kinds of parameters that take positional arguments.
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
@@ -98,6 +100,12 @@ class Arguments:
             values = {name: getattr(params, _field(name)) for name in self.names}
         positional = [p.name for p in self._signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
         return tuple(values.pop(name) for name in positional), values
+
+
+def takes_positional(function: Callable[..., Any], *, skip: int = 0) -> bool:
+    """Whether a call can have a positional argument after the first `skip` arguments."""
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    return any(parameter.kind in POSITIONAL for parameter in parameters)
 
 
 def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
-from leasehold.app.arguments import hints_of
+from leasehold.app.arguments import POSITIONAL, hints_of
 from leasehold.app.batches import result_of_one
 from leasehold.app.place import declaration_error
 from leasehold.app.task import PositionalTask
@@ -31,7 +31,7 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
         items_type = hints.get(parameters[0].name) if len(parameters) == 1 else None
         if get_origin(items_type) is not list or not get_args(items_type):
             raise declaration_error(function, "a task with a batch takes one parameter, a list[...] of items")
-        if parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+        if parameters[0].kind not in POSITIONAL:
             raise declaration_error(function, "a worker gives the items by their position: write no * before them")
         results_type = hints.get("return", list[Any])
         if get_origin(results_type) is not list or not get_args(results_type):

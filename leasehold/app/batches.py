@@ -69,18 +69,19 @@ class _Collector:
     async def result_of(self, item: Any, call_all: CallAll) -> Any:
         """Add the item to the next call, and wait for its result."""
         loop = asyncio.get_running_loop()
-        entry = (item, loop.create_future())
+        result: asyncio.Future[Any] = loop.create_future()
+        entry = (item, result)
         self._waiting.append(entry)
         if len(self._waiting) >= self._batch.size:
-            self._begin(call_all)
+            self._begin_call(call_all)
         elif self._timer is None:
-            self._timer = loop.call_later(self._batch.wait.total_seconds(), self._begin, call_all)
+            self._timer = loop.call_later(self._batch.wait.total_seconds(), self._begin_call, call_all)
         try:
-            return await entry[1]
+            return await result
         finally:
             self._remove(entry)
 
-    def _begin(self, call_all: CallAll) -> None:
+    def _begin_call(self, call_all: CallAll) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -107,7 +108,7 @@ async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
     try:
         results = _checked(await call_all([item for item, _ in entries]), len(entries))
     except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises it
-        if being_cancelled():
+        if being_cancelled():  # `_remove` cancelled this call, and no attempt waits for it
             raise
         results = [error] * len(entries)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
@@ -132,7 +133,7 @@ def _checked(results: Any, count: int) -> list[Any]:
     """The results as a list. Raises Permanent `batch_mismatch` unless they are a list of `count` items."""
     if not isinstance(results, list) or len(results) != count:
         kind = type(results).__name__
-        given = counted(len(results), "result", "results") if isinstance(results, list) else with_article(kind)
+        returned = counted(len(results), "result", "results") if isinstance(results, list) else with_article(kind)
         items = counted(count, "item", "items")
-        raise Permanent("batch_mismatch", f"the function got {items} and returned {given}: return a list as long")
+        raise Permanent("batch_mismatch", f"the function got {items} and returned {returned}: return a list as long")
     return results

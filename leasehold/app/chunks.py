@@ -27,11 +27,11 @@ class Chunks:
 
 def chunks_of(page: Sequence[Mapping[str, Any]], after: int, *, ended: bool) -> Chunks:
     """The chunks of a page, which begins behind chunk `after`. `ended`: the run had ended before the page was read."""
-    items = [chunk for item in page for chunk in _of_item(item)]
+    items = [chunk for item in page for chunk in _chunks_of_item(item)]
     return Chunks(items, page[-1]["n"] if page else after, ended and len(page) < AT_MOST)
 
 
-def _of_item(item: Mapping[str, Any]) -> Iterator[Chunk]:
+def _chunks_of_item(item: Mapping[str, Any]) -> Iterator[Chunk]:
     place = {name: item[name] for name in ("step", "attempt", "epoch")}
     if item["restarts"]:
         yield Chunk(event="restart", **place)

@@ -56,7 +56,7 @@ def settings_of_folder() -> Settings:
 
 @dataclass(slots=True)
 class _Opened:
-    """A portal, and the link that was opened in its loop. `stack` closes the link."""
+    """A portal (an event loop in a thread), and the link that was opened in its loop. `stack` closes the link."""
 
     portal: Portal
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -64,12 +64,12 @@ class _Opened:
     announcing: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def close(self) -> None:
-        """Close the link, after the announcements that were begun; they have a moment."""
+        """Give the announcements that were begun a moment to end, and close the link."""
         if self.announcing:
             await asyncio.wait(self.announcing, timeout=_ANNOUNCE_SECONDS)
         if self.announcing:
             await cancel_and_wait(*self.announcing)
-        if self.link is not None and not self.link.done():  # it would go on opening what `stack` closes
+        if self.link is not None and not self.link.done():  # this task would go on opening what `stack` closes
             await cancel_and_wait(self.link)
         await self.stack.aclose()
 
@@ -124,12 +124,12 @@ class Connections:
 
     def announce_soon(self, written: Written) -> None:
         """Announce a commit of the user's own transaction in the background. The commit is done, so no failure may
-        reach the user's program: the relay announces what this does not.
+        reach the user's program. After a failure the relay announces the commit.
         """
         try:
             opened = self._open_portal()
             opened.portal.start(self._announce(opened, written))
-        except Exception as error:  # noqa: BLE001 - of any kind: see above
+        except Exception as error:  # noqa: BLE001 - no failure may reach the user's program
             _log.warning("the relay announces a commit, because the app could not: %r", error)
 
     async def _announce(self, opened: _Opened, written: Written) -> None:

@@ -45,9 +45,9 @@ class Handling:
         """Handle a leasehold.PlainAttempt: call a plain function in this thread."""
         encoded = self._call_function(attempt.params, attempt)
         if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
-            return Done(value=encoding.inline(encoded))
+            return Done(value=encoding.inline_value(encoded))
         attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
-        return Done(value=encoding.stored())
+        return Done(value=encoding.stored_value())
 
     async def loop(self, attempt: Any) -> Done:
         """Handle a leasehold.Attempt: call an async function in the worker's event loop."""
@@ -59,7 +59,7 @@ class Handling:
             raise permanent_error_of(error) from error
         finally:
             leave(token)
-        return await self._done(attempt, self._results.encoded(result))
+        return await done_with_result(attempt, self._results.encoded(result))
 
     async def batched(self, attempt: Any) -> Done:
         """Handle a leasehold.Attempt whose function takes the items of several attempts. From its second attempt on, an
@@ -80,7 +80,7 @@ class Handling:
                 result = await batches.result_of(self._name, attempt.tenant_id, self._batch, item, call_all)
         except self._never_retried as error:
             raise permanent_error_of(error) from error
-        return await self._done(attempt, self._results.encoded(result))
+        return await done_with_result(attempt, self._results.encoded(result))
 
     @staticmethod
     def room(attempt: Any) -> AbstractAsyncContextManager[bool]:
@@ -100,23 +100,17 @@ class Handling:
             number=attempt.number,
             result_limits=ResultLimits.of_settings(attempt.opened.settings),
         )
-        return await self._done(attempt, await attempt.opened.processes.run(call, attempt))
-
-    async def _done(self, attempt: Any, encoded: bytes) -> Done:
-        if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
-            return Done(value=encoding.inline(encoded))
-        await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
-        return Done(value=encoding.stored())
+        return await done_with_result(attempt, await attempt.opened.processes.run(call, attempt))
 
     def isolated(self, work: Work) -> Done:
         """Handle a leasehold.Work: call the function in this process, which is the sandbox's child."""
         encoded = self._call_function(work.params, work)
         limits = work.result_limits or ResultLimits.default()
         if limits.is_small(encoded):
-            return Done(value=encoding.inline(encoded))
+            return Done(value=encoding.inline_value(encoded))
         path = work.directory / encoding.OUTPUT
         path.write_bytes(encoded)
-        return Done(files={encoding.OUTPUT: File(path, encoding.CONTENT_TYPE)}, value=encoding.stored())
+        return Done(files={encoding.OUTPUT: File(path, encoding.CONTENT_TYPE)}, value=encoding.stored_value())
 
     def call_with_json(self, params: Mapping[str, Any], attempt: Any) -> bytes:
         """Call a plain function with the JSON of its arguments. Returns the JSON of its result."""
@@ -132,6 +126,14 @@ class Handling:
         finally:
             leave(token)
         return self._results.encoded(result)
+
+
+async def done_with_result(attempt: Any, encoded: bytes) -> Done:
+    """The end of a leasehold.Attempt whose function returned this JSON. Stores a large result as an output first."""
+    if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
+        return Done(value=encoding.inline_value(encoded))
+    await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
+    return Done(value=encoding.stored_value())
 
 
 def permanent_error_of(error: Exception) -> Permanent:

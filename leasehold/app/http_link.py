@@ -15,7 +15,7 @@ import httpx2
 from leasehold.app.calls import Call
 from leasehold.app.chunks import AT_MOST, PAUSE_SECONDS, Chunks, chunks_of
 from leasehold.app.link import Outcome
-from leasehold.app.results import OUTPUT, missing
+from leasehold.app.results import OUTPUT, missing_result
 from leasehold.app.terms import STEP
 from leasehold.client import calls as requests
 from leasehold.client import models
@@ -117,7 +117,7 @@ class HttpLink:
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
         """The chunks after number `after`. If there is no chunk yet, waits a moment first. Raises NotFound."""
-        # Read the end first: what was emitted before it is on this page.
+        # Read first whether the run has ended. If it has, nothing is emitted after the page is read.
         ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
@@ -136,7 +136,7 @@ class HttpLink:
         results = (output for output in job.outputs or () if (output.step, output.name) == (STEP, OUTPUT))
         output = next(results, None)
         if output is None:
-            raise missing(run_id)
+            raise missing_result(run_id)
         try:
             return await read_object(self._store, output.url or "", size=output.size, sha256=output.sha256)
         except httpx2.HTTPError as error:
@@ -183,14 +183,14 @@ def _idempotency_key(task: str, key: str) -> str:
 def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
     """One request for all calls. Raises Invalid if they have keys, or differ in more than arguments and tags."""
     first = calls[0]
-    shared_fields = {(call.task.name, call.options.priority, call.options.delay) for call in calls}
-    if len(shared_fields) > 1 or any(call.options.key is not None for call in calls):
+    variants = {(call.task.name, call.options.priority, call.options.delay) for call in calls}
+    if len(variants) > 1 or any(call.options.key is not None for call in calls):
         _refuse("The calls of one batch have the same priority and delay, and no keys.")
     request = requests.submit_many(
         first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at
     )
-    items = [{"payload": dict(call.params), "tags": dict(call.options.tags or {})} for call in calls]
-    return requests.with_body_fields(request, runs=items)
+    batch_runs = [{"payload": dict(call.params), "tags": dict(call.options.tags or {})} for call in calls]
+    return requests.with_body_fields(request, runs=batch_runs)
 
 
 async def _with_platform_errors(request: Awaitable[T]) -> T:

@@ -16,7 +16,7 @@ from leasehold.app.calls import Call
 from leasehold.app.chunks import AT_MOST, PAUSE_SECONDS, Chunks, chunks_of
 from leasehold.app.endings import Endings
 from leasehold.app.logging import log_to_the_program
-from leasehold.app.results import OUTPUT, missing
+from leasehold.app.results import OUTPUT, missing_result
 from leasehold.app.writing import Written, write, write_plain
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
@@ -122,17 +122,19 @@ class DatabaseLink:
             limit = self._settings.batch_max_tasks
             raise Invalid("batch_too_large", f"At most {limit} runs are submitted at once, not {len(calls)}.")
         deadline = monotonic() + self._settings.submit_seconds
-        existing_ids: dict[UUID, UUID] = {}  # {id of a call: id of its run}, of runs that were written earlier
+        earlier_ids: dict[UUID, UUID] = {}  # {id of a call: id of its run}, of runs that were written earlier
         while True:
-            new_calls = [call for call in calls if call.run_id not in existing_ids]
+            new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:
                 written = await self._write(new_calls)
                 break
             except asyncpg.UniqueViolationError as error:
-                stored_ids = await self._existing(calls)
-                if not stored_ids.keys() - existing_ids.keys():
+                # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
+                # this submission, whose answer was lost. The next try leaves them out.
+                stored_ids = await self._ids_written_earlier(calls)
+                if not stored_ids.keys() - earlier_ids.keys():
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
-                existing_ids = stored_ids
+                earlier_ids = stored_ids
                 continue
             except TRY_AGAIN as error:
                 if not may_try_again(error):
@@ -141,7 +143,7 @@ class DatabaseLink:
                     raise Unanswered([call.run_id for call in calls], self._settings.submit_seconds) from error
             await asyncio.sleep(_PAUSE_SECONDS)
         self.announce_soon(written)
-        ids = existing_ids | dict(zip((call.run_id for call in new_calls), written.ids, strict=True))
+        ids = earlier_ids | dict(zip((call.run_id for call in new_calls), written.ids, strict=True))
         return [ids[call.run_id] for call in calls]
 
     async def _write(self, calls: Sequence[Call[Any]]) -> Written:
@@ -152,30 +154,29 @@ class DatabaseLink:
             async with connection.transaction():
                 return await write(connection, calls, self._tenant, keep_seconds)
 
-    async def _existing(self, calls: Sequence[Call[Any]]) -> dict[UUID, UUID]:
+    async def _ids_written_earlier(self, calls: Sequence[Call[Any]]) -> dict[UUID, UUID]:
         """{id of a call: id of its run}, for the calls whose run exists already. Calls with the same debounce key share
         a run, which has the id of the first of them. Raises Conflict if a run of another task has one of the ids.
         """
-        first_ids: dict[tuple[str, str], UUID] = {}
-        run_ids = {
-            call.run_id: call.run_id
-            if call.debounce_key is None
-            else first_ids.setdefault((call.task.name, call.debounce_key), call.run_id)
-            for call in calls
-        }
+        first_ids: dict[tuple[str, str], UUID] = {}  # of calls, by task and debounce key
+        run_ids = {call.run_id: call.run_id for call in calls}
+        for call in calls:
+            if call.debounce_key is not None:
+                first_id = first_ids.setdefault((call.task.name, call.debounce_key), call.run_id)
+                run_ids[call.run_id] = first_id
         async with self._pool.acquire() as connection:
             rows = await connection.fetch(
                 "SELECT id, pipeline FROM job WHERE id = ANY($1::uuid[]) AND tenant_id = $2",
                 list(run_ids),
                 self._tenant,
             )
-        tasks = {row["id"]: row["pipeline"] for row in rows}
-        if any(tasks.get(call.run_id, call.task.name) != call.task.name for call in calls):
+        stored_tasks = {row["id"]: row["pipeline"] for row in rows}
+        if any(stored_tasks.get(call.run_id) not in (None, call.task.name) for call in calls):
             raise Conflict("run_exists", "Another run has one of these ids.")
-        return {call_id: run_id for call_id, run_id in run_ids.items() if run_id in tasks}
+        return {call_id: run_id for call_id, run_id in run_ids.items() if run_id in stored_tasks}
 
     def announce_soon(self, written: Written) -> None:
-        """Announce a commit in the background. If the broker is connected, its hints are announced immediately."""
+        """Announce a commit in the background. If the broker is connected, announce the commit's hints immediately."""
         if self._broker.connected:
             self._announcer.announce(written.hints)
             written.hints = []
@@ -210,8 +211,8 @@ class DatabaseLink:
                 row = await self._row_of(run_id)
         except TimeoutError:
             return False
-        left = None if deadline is None else max(deadline - monotonic(), 0.0)
-        return row["ended"] or await self._endings.wait(run_id, left)
+        remaining_seconds = None if deadline is None else max(deadline - monotonic(), 0.0)
+        return row["ended"] or await self._endings.wait(run_id, remaining_seconds)
 
     async def outcome(self, run_id: UUID) -> Outcome:
         """Raises NotFound: no such run, another tenant's, or its retention has passed; Unreachable; and ObjectMissing
@@ -221,7 +222,7 @@ class DatabaseLink:
         large: bytes | None = None
         if row["status"] == "succeeded" and row["value"] is not None and "output" in row["value"]:
             if row["key"] is None:
-                raise missing(run_id)
+                raise missing_result(run_id)
             store = await self._open_store()
             limit = self._settings.result_max_bytes
             large = await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=limit)
@@ -282,13 +283,13 @@ class DatabaseLink:
 
         async def read() -> Chunks:
             async with self._pool.acquire() as connection:
-                # Read the end first: what was emitted before it is on this page.
+                # Read first whether the run has ended. If it has, nothing is emitted after the page is read.
                 ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
                 page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
             return chunks_of(page, after, ended=ended)
 
         if not after:
-            await self._row_of(run_id)
+            await self._row_of(run_id)  # raises NotFound
         chunks = await self._repeat_while_away(run_id, read)
         if not chunks.items and not chunks.is_end:
             await asyncio.sleep(PAUSE_SECONDS)

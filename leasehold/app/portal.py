@@ -49,7 +49,7 @@ class Portal:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the loop, and block the calling thread until it ends. Raises PortalClosed."""
-        future = self._scheduled(work)
+        future = self._schedule(work)
         try:
             return future.result()
         except BaseException:
@@ -58,20 +58,20 @@ class Portal:
 
     async def acall(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the loop, and wait in the caller's own loop. Raises PortalClosed."""
-        return await asyncio.wrap_future(self._scheduled(work))
+        return await asyncio.wrap_future(self._schedule(work))
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Run `work` in the loop without waiting for it. Raises PortalClosed."""
-        self._scheduled(work)
+        self._schedule(work)
 
-    def _scheduled(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _schedule(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:  # `close` stops the loop: it must not come between the check and the call
             if self._is_closed:
                 work.close()
                 raise PortalClosed
-            return asyncio.run_coroutine_threadsafe(self._unless_closed(work), self._loop)
+            return asyncio.run_coroutine_threadsafe(self._run_unless_closed(work), self._loop)
 
-    async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await work
         except asyncio.CancelledError:

@@ -106,15 +106,15 @@ def main() -> None:
 
 
 def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
-    """Call the function. Returns the kind and the body of the message to the worker."""
+    """Call the function. Returns the kind and the body of the last frame to the worker."""
     try:
         task = task_of(call.module, call.task)
         encoded = task.handling.call_with_json(call.params, attempt)
-        call.result_limits.is_small(encoded)  # raises Permanent: the worker does not read a result that nothing keeps
+        call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large: it need not be sent
     except Cancelled:
         return Kind.CANCELLED, b""
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: the worker gets all that a function raises
-        return Kind.FAILED, _failed(error).model_dump_json().encode()
+        return Kind.FAILED, _failure_of(error).model_dump_json().encode()
     return Kind.DONE, encoded
 
 
@@ -131,7 +131,7 @@ def task_of(module: str, name: str) -> Task[..., Any]:
     raise Permanent("task_not_found", f"the module {module} has no module-level task {name}")
 
 
-def _failed(error: BaseException) -> FailedInProcess:
+def _failure_of(error: BaseException) -> FailedInProcess:
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, StepError):
         after = error.after.total_seconds() if isinstance(error, Retryable) and error.after is not None else None

@@ -1,4 +1,5 @@
-"""The frames between a worker and the processes of its `process=True` tasks: a kind, a length, a body.
+"""The frames (messages) between a worker and the processes of its `process=True` tasks. A frame has a kind, a length
+and a body.
 
 processes.py sends and reads them in the worker, and process_child.py in the process.
 """

@@ -115,7 +115,7 @@ class Processes:
         """Run the call, and return the JSON of its result. Raises an error of the function as a StepError, and
         Cancelled. If the caller's asyncio task is cancelled, the process is killed.
         """
-        process = await self._process()
+        process = await self._take_process()
         call = call.model_copy(update={"log_level": child_logs.level()})
         watch_task = asyncio.create_task(_watch(process, attempt))
         is_reusable = False
@@ -138,7 +138,7 @@ class Processes:
                 raise error_of(FailedInProcess.model_validate_json(body))
         return body
 
-    async def _process(self) -> Process:
+    async def _take_process(self) -> Process:
         while self._idle:
             process = self._idle.pop()
             if process.lives:

@@ -56,16 +56,16 @@ class Results:
             raise ResultUnreadable(f"the result does not fit {self._annotation!r}: {path} {reason}") from error
 
 
-def inline(encoded: bytes) -> dict[str, Any]:
+def inline_value(encoded: bytes) -> dict[str, Any]:
     """The value of a step whose result is small."""
     return {"value": orjson.loads(encoded)}
 
 
-def stored() -> dict[str, Any]:
+def stored_value() -> dict[str, Any]:
     """The value of a step whose result is in its output OUTPUT."""
     return {"output": OUTPUT}
 
 
-def missing(run_id: UUID) -> ObjectMissing:
+def missing_result(run_id: UUID) -> ObjectMissing:
     """The error for a run whose step's value names the output OUTPUT, while the run has no such output."""
     return ObjectMissing(f"the run {run_id} has no output {OUTPUT}, which would have its result")

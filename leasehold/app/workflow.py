@@ -8,22 +8,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from leasehold.app import results as encoding
-from leasehold.app.arguments import Arguments, hints_of
+from leasehold.app.arguments import POSITIONAL, Arguments, hints_of, takes_positional
 from leasehold.app.connection import Connections
+from leasehold.app.handling import done_with_result
 from leasehold.app.place import declaration_error
 from leasehold.app.results import Results
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms
-from leasehold.domain.result_limits import ResultLimits
-from leasehold.domain.verdicts import Done
 
 A = TypeVar("A")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 _FIRST_PARAMETER = "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +55,7 @@ class WorkflowHandling:
         outcome = await attempt.drive(start)
         if not outcome.ended:
             return outcome.suspension
-        encoded = self._results.encoded(outcome.result)
-        if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
-            return Done(value=encoding.inline(encoded))
-        await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
-        return Done(value=encoding.stored())
+        return await done_with_result(attempt, self._results.encoded(outcome.result))
 
 
 class _WorkflowTask(Task[P, R]):
@@ -117,11 +110,8 @@ def workflow_of(
     connections: Connections,
 ) -> Workflow:
     """The workflow of a function. `local_names`: of the declaring scope. Raises DeclarationError with file and line."""
-    _check(function)
-    takes_positional = any(
-        parameter.kind in _POSITIONAL for parameter in list(inspect.signature(function).parameters.values())[1:]
-    )
-    workflow_class: Any = PositionalWorkflow if takes_positional else KeywordWorkflow
+    _check_function(function)
+    workflow_class: Any = PositionalWorkflow if takes_positional(function, skip=1) else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
     workflow: Workflow = workflow_class(app, function, task_terms, local_names, connections)
     workflow.pipeline.version = terms.version
@@ -132,13 +122,13 @@ def _not_called(workflow: Task[..., Any]) -> TypeError:
     return TypeError(f"{workflow.name} is a workflow: submit it")
 
 
-def _check(function: Callable[..., Any]) -> None:
+def _check_function(function: Callable[..., Any]) -> None:
     """Raises DeclarationError for a function that cannot be a workflow."""
     inner = inspect.unwrap(function)
     if not inspect.iscoroutinefunction(inner):
         raise declaration_error(function, "a workflow is an async def")
     parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].kind not in _POSITIONAL:
+    if not parameters or parameters[0].kind not in POSITIONAL:
         raise declaration_error(function, _FIRST_PARAMETER)
 
 

@@ -53,6 +53,8 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
         elif key is None:
             plain_runs.append(new_run)
         else:
+            # A second submission with a key of the caller must have equal arguments. With a key that is made of the
+            # arguments it has.
             arguments = b"" if call.is_key_of_arguments else encoded
             written.ids[index] = await _write_keyed(connection, new_run, key, arguments, written)
     if debounced_indexes:

@@ -174,7 +174,7 @@ class _SqlAlchemy(Adapter):
         from sqlalchemy import event  # noqa: PLC0415 - the user's program has loaded SQLAlchemy
 
         session = getattr(self._user_connection, "sync_session", self._user_connection)
-        if not hasattr(session, "in_nested_transaction") or not hasattr(session, "flush"):
+        if not hasattr(session, "in_nested_transaction") or not hasattr(session, "flush"):  # a Connection
             return
         if _PENDING not in session.info:
             event.listen(session, "after_commit", _after_commit)
