@@ -1,4 +1,4 @@
-"""Clients of the HTTP API: `Client` and `AsyncClient` submit and follow work, `ExternalWorker` does it.
+"""Clients of the HTTP API: `Client` and `AsyncClient` submit jobs and follow them, `ExternalWorker` works on tasks.
 
 They need the HTTP library and the domain's errors, and load nothing of the engine: no database driver, no broker, no
 web framework.

@@ -19,6 +19,8 @@ from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, pars
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, apieces
 
+#: Opens the files of a form, which the ExitStack closes. Returns the options with which the HTTP library sends the
+#: form.
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -227,27 +229,22 @@ class AsyncClient:
 
     async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
         """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
-        following = Following(feed)
-        tries: Tries | None = None  # the tries since the last answer of the API
+        following = Following(feed, self._tries)
         # Whether the job had ended before this connection began. If it had, a connection without new items is the last.
         has_ended = False
         while True:
             call = following.connect()
-            tries = tries or self._tries(call)
-            pause: float | None = None
             try:
                 async with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
                     if answer.is_error:
                         await answer.aread()
-                    pause = tries.after_answer(answer)
+                    pause = following.after_answer(answer)
                     if pause is None:
-                        tries = None
                         async for text in answer.aiter_text():
                             for item in following.items(text):
                                 yield item
             except httpx2.TransportError as error:
-                tries = tries or self._tries(call)
-                pause = tries.after_error(error)
+                pause = following.after_error(error)
             if pause is not None:
                 await asyncio.sleep(pause)
             elif not following.advanced:

@@ -18,6 +18,8 @@ from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, pars
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, pieces
 
+#: Opens the files of a form, which the ExitStack closes. Returns the options with which the HTTP library sends the
+#: form.
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -230,26 +232,21 @@ class Client:
 
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
         """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
-        following = Following(feed)
-        tries: Tries | None = None  # the tries since the last answer of the API
+        following = Following(feed, self._tries)
         # Whether the job had ended before this connection began. If it had, a connection without new items is the last.
         has_ended = False
         while True:
             call = following.connect()
-            tries = tries or self._tries(call)
-            pause: float | None = None
             try:
                 with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
                     if answer.is_error:
                         answer.read()
-                    pause = tries.after_answer(answer)
+                    pause = following.after_answer(answer)
                     if pause is None:
-                        tries = None
                         for text in answer.iter_text():
                             yield from following.items(text)
             except httpx2.TransportError as error:
-                tries = tries or self._tries(call)
-                pause = tries.after_error(error)
+                pause = following.after_error(error)
             if pause is not None:
                 time.sleep(pause)
             elif not following.advanced:

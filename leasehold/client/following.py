@@ -5,30 +5,54 @@ It does no input or output, so both clients use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+import httpx2
+
 from leasehold.client.calls import Call, Feed
+from leasehold.client.retrying import Tries
 from leasehold.client.sse import Parser
 
 T = TypeVar("T")
 
 
 class Following(Generic[T]):
-    """Reads one feed, connection after connection."""
+    """Reads one feed, connection after connection. `make_tries`: makes the Tries of a request."""
 
-    def __init__(self, feed: Feed[T]) -> None:
+    def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
         self._feed = feed
+        self._make_tries = make_tries
+        self._tries: Tries | None = None  # the tries since the last answer of the API
         self._last_number = str(feed.after)  # of the last item
         self._number_at_connect = self._last_number  # the last number when this connection began
         self._parser = Parser()
+        self._call: Call[Any]  # the request of this connection
 
     def connect(self) -> Call[Any]:
         """The request of the next connection: it goes on after the last item."""
         self._parser = Parser()  # a broken connection may have left half an event
         self._number_at_connect = self._last_number
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self._last_number}
-        return Call("GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, safe=True)
+        call: Call[Any] = Call(
+            "GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, safe=True
+        )
+        self._call = call
+        self._tries = self._tries or self._make_tries(call)
+        return call
+
+    def after_answer(self, answer: httpx2.Response) -> float | None:
+        """As Tries.after_answer: seconds until the next connection; None: the items follow in this answer."""
+        assert self._tries is not None
+        pause = self._tries.after_answer(answer)
+        if pause is None:
+            self._tries = None
+        return pause
+
+    def after_error(self, error: httpx2.TransportError) -> float:
+        """As Tries.after_error: seconds until the next connection."""
+        self._tries = self._tries or self._make_tries(self._call)
+        return self._tries.after_error(error)
 
     def items(self, text: str) -> Iterator[T]:
         """The items that are complete with this piece of the answer."""

@@ -1,4 +1,4 @@
-"""Objects of the store, which the API's clients read by signed URLs."""
+"""Reads objects of the store by signed URLs, for the API's clients."""
 
 from __future__ import annotations
 
