@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from leasehold.embedded.process import EmbeddedError, end
+from leasehold.embedded.process import EmbeddedError, kill_if_running
 
 DOWNLOAD_SECONDS = 300.0
 MESSAGE_LINES = 5
@@ -83,7 +83,7 @@ async def _run(argv: Sequence[str], cwd: Path) -> str:
     except TimeoutError:
         raise EmbeddedError(f"{argv[0]} took longer than {DOWNLOAD_SECONDS:.0f} s") from None
     finally:
-        await end(process)
+        await kill_if_running(process)
     if process.returncode:
         lines = output.decode(errors="replace").splitlines()[-MESSAGE_LINES:]
         raise EmbeddedError("\n  ".join([f"{argv[0]} failed with {process.returncode}:", *lines]))

@@ -44,10 +44,11 @@ def die_with_parent() -> None:
 def descendants(root: int) -> list[int]:
     """Every process below `root`, from one pass over /proc."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for stat_file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process ended meanwhile
-            after_name = entry.read_text().rpartition(")")[2].split()
-            children.setdefault(int(after_name[1]), []).append(int(entry.parent.name))
+            # After the program's name, which may contain spaces, come the state and the id of the parent process.
+            fields_after_name = stat_file.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields_after_name[1]), []).append(int(stat_file.parent.name))
     below_root: list[int] = []
     unvisited = [root]
     while unvisited:

@@ -42,9 +42,13 @@ SHUTDOWN = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.
 class Postgres:
     """One server with its data in `directory`.
 
-    Args: directory: the directory of the data; the first start fills it durable: False turns fsync off, for tests: a
-    crash of the machine then loses data; a crash of the server does not port: 0: a free port tls: if given, the server
-    accepts only encrypted connections programs: the directory of `initdb` and `postgres`; None: `start` finds one
+    Args:
+        directory: the directory of the data; the first start fills it
+        durable: False turns fsync off, for tests: a crash of the machine then loses data; a crash of the server does
+            not
+        port: 0: a free port
+        tls: if given, the server accepts only encrypted connections
+        programs: the directory of `initdb` and `postgres`; None: `start` finds one
     """
 
     def __init__(
@@ -144,27 +148,20 @@ class Postgres:
         return self.directory / "postgres.log"
 
     async def _make_cluster(self) -> None:
+        """Make the data by initdb, if there is none. Set the password of the data."""
         password_file = self.directory / "password"
         if (self._data / "PG_VERSION").exists():
             self._password = password_file.read_text()
             return
-        # initdb may be killed after it has written PG_VERSION. So the directory gets the name `data` only when
+        # initdb may be killed after it has written PG_VERSION. So the directory gets the name `data` only when it is
         # complete.
-        new = self.directory / "data.new"
-        for leftover in (new, self._data):
+        new_data = self.directory / "data.new"
+        for leftover in (new_data, self._data):
             shutil.rmtree(leftover, ignore_errors=True)
         self._password = secrets.token_urlsafe(24)
         self._run_as.write_file(password_file, self._password)
         verifier_file = self._run_as.write_file(self.directory / "verifier", _verifier(self._password))
-        initdb: list[str | Path] = [
-            self._bin / "initdb",
-            "-D",
-            new,
-            "-U",
-            USER,
-            "--pwfile",
-            verifier_file,
-        ]
+        initdb: list[str | Path] = [self._bin / "initdb", "-D", new_data, "-U", USER, "--pwfile", verifier_file]
         initdb += ["-E", "UTF8", "--locale=C.UTF-8", "-A", "scram-sha-256"]
         await run(
             "initdb",
@@ -174,14 +171,15 @@ class Postgres:
             cwd=self.directory,
             run_as=self._run_as,
         )
-        new.rename(self._data)
+        new_data.rename(self._data)
 
     async def _until_ready(self, server: Server) -> None:
+        """Wait until the server accepts a connection. Make the database `leasehold`, if there is none."""
         while True:
             if not server.running:
                 raise server.failure("did not start")
             try:
-                connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._own_context())
+                connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._client_context())
             except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError):
                 await asyncio.sleep(0.02)
                 continue
@@ -192,7 +190,7 @@ class Postgres:
                 await connection.close()
             return
 
-    def _own_context(self) -> ssl.SSLContext | Literal[False]:
+    def _client_context(self) -> ssl.SSLContext | Literal[False]:
         if self._tls is None:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
@@ -221,6 +219,7 @@ def _environment() -> dict[str, str]:
 
 
 def _remove_shared_memory(pid_file: Path) -> None:
+    """Remove the segment of shared memory that the server named in its postmaster.pid."""
     lines = pid_file.read_text().splitlines()
     segment = lines[6].split() if len(lines) > 6 else []  # noqa: PLR2004 - line 7 is "key id"
     ipcrm = shutil.which("ipcrm")

@@ -163,7 +163,7 @@ class Server:
         return EmbeddedError("\n  ".join([f"{self.name} {event}; the end of its log:", *lines]))
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
+async def kill_if_running(process: asyncio.subprocess.Process) -> None:
     """Kill a child program that still runs, for example after the wait for it was cancelled."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

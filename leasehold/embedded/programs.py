@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leasehold.embedded.directories import cache_directory
-from leasehold.embedded.process import EmbeddedError, RunAs, end
+from leasehold.embedded.process import EmbeddedError, RunAs, kill_if_running
 
 
 async def can_run(program: Path, run_as: RunAs) -> bool:
@@ -33,7 +33,7 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
     try:
         return await process.wait() == 0
     finally:
-        await end(process)
+        await kill_if_running(process)
 
 
 async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
@@ -49,11 +49,11 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
     """
     if await can_run(program, run_as):
         return program
-    home = tree[0].parent
+    parent = tree[0].parent
     copy = cache_directory() / f"{program.name}-{_version(program)}"
     if not copy.exists():
         await asyncio.to_thread(_copy, tree, copy)
-    copied_program = copy / program.relative_to(home)
+    copied_program = copy / program.relative_to(parent)
     if not await can_run(copied_program, run_as):
         raise EmbeddedError(
             f"uid {run_as.uid if run_as.uid >= 0 else os.geteuid()} cannot run {program} nor {copied_program}"
@@ -67,16 +67,17 @@ def _version(program: Path) -> str:
 
 
 def _copy(tree: Sequence[Path], target: Path) -> None:
+    """Copy the tree to `target`, which appears only when it is complete."""
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
-        part = Path(scratch) / "tree"
-        part.mkdir(mode=0o755)
+        unfinished_copy = Path(scratch) / "tree"
+        unfinished_copy.mkdir(mode=0o755)
         for source in tree:
             if source.is_dir():
-                shutil.copytree(source, part / source.name, symlinks=True)
+                shutil.copytree(source, unfinished_copy / source.name, symlinks=True)
             else:
-                shutil.copy2(source, part / source.name)
+                shutil.copy2(source, unfinished_copy / source.name)
         try:
-            part.rename(target)
+            unfinished_copy.rename(target)
         except OSError:
             if not target.exists():  # else another process has made the same copy meanwhile
                 raise

@@ -209,19 +209,19 @@ class RabbitMQ:
         """Write the files that the node reads at its start. `start` calls it."""
         for name in ("", "home", "data", "log", "schema", "generated"):
             self._run_as.make_directory(self.directory / name)
-        password = self.directory / "password"
-        if not password.exists():
-            self._run_as.write_file(password, secrets.token_urlsafe(24))
-        self._password = password.read_text()
-        text = self._listeners() + CONFIGURATION.format(
+        password_file = self.directory / "password"
+        if not password_file.exists():
+            self._run_as.write_file(password_file, secrets.token_urlsafe(24))
+        self._password = password_file.read_text()
+        configuration = self._listeners() + CONFIGURATION.format(
             management=self._management_port,
             user=USER,
             password=self._password,
             disk=DISK,
             memory=MEMORY,
         )
-        text += "".join(f"{line}\n" for line in self._settings)
-        self._run_as.write_file(self.directory / "rabbitmq.conf", text)
+        configuration += "".join(f"{line}\n" for line in self._settings)
+        self._run_as.write_file(self.directory / "rabbitmq.conf", configuration)
         self._run_as.write_file(self.directory / "enabled_plugins", "[rabbitmq_management].\n")
         self._run_as.write_file(self.directory / "inetrc", HOST_NAMES)
 

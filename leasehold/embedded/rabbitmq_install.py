@@ -76,7 +76,7 @@ def find_rabbitmq() -> RabbitServer | None:
     # The wrapper /usr/sbin/rabbitmq-server is of no use: it changes to a system user and refuses all others.
     if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists() and shutil.which("erl"):
         return RabbitServer.at(Path("/"))
-    return RabbitServer.at(_unpacked())
+    return RabbitServer.at(_folder_of_unpacked())
 
 
 async def install_rabbitmq() -> RabbitServer:
@@ -85,7 +85,7 @@ async def install_rabbitmq() -> RabbitServer:
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
     """
-    target = _unpacked()
+    target = _folder_of_unpacked()
     with (target.parent / "rabbitmq.lock").open("w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
         if server := find_rabbitmq():
@@ -103,7 +103,7 @@ async def install_rabbitmq() -> RabbitServer:
     return server
 
 
-def _unpacked() -> Path:
+def _folder_of_unpacked() -> Path:
     """The folder of the cache into which `install_rabbitmq` unpacks: one for each release of the system."""
     try:
         release = platform.freedesktop_os_release()

@@ -75,9 +75,10 @@ class S3:
         self._remember_secret()
         program = await find_rclone(self._run_as)
         address = f"127.0.0.1:{self.port}"
+        options = ["--addr", address, "--allow-origin", self._allow_origin, *self._tls_options()]
         self._server = await Server.start(
             "rclone serve s3",
-            [program, "serve", "s3", "--addr", address, "--allow-origin", self._allow_origin, *self._files(), buckets],
+            [program, "serve", "s3", *options, buckets],
             log=self.directory / "s3.log",
             # The environment has the key (rclone reads it as CSV), because every user can read a command line.
             env={
@@ -99,13 +100,14 @@ class S3:
         if self._server is not None:
             await self._server.kill()
 
-    def _files(self) -> list[str | Path]:
+    def _tls_options(self) -> list[str | Path]:
         if self._tls is None:
             return []
         certificate, key, _ = self._tls.write(self.directory, self._run_as)
         return ["--cert", certificate, "--key", key]
 
     def _remember_secret(self) -> None:
+        """Set the secret key, if the caller gave none, and keep it with the data."""
         path = self.directory / "secret-key"
         if not self.secret_key:
             self.secret_key = path.read_text() if path.exists() else secrets.token_hex(20)
@@ -131,8 +133,8 @@ async def find_rclone(run_as: RunAs) -> Path:
     Raises:
         EmbeddedError: there is no rclone.
     """
-    beside = Path(sys.executable).with_name("rclone")
-    path = os.environ.get("LEASEHOLD_RCLONE") or (str(beside) if beside.exists() else shutil.which("rclone"))
+    of_wheel = Path(sys.executable).with_name("rclone")
+    path = os.environ.get("LEASEHOLD_RCLONE") or (str(of_wheel) if of_wheel.exists() else shutil.which("rclone"))
     if path is None:
         raise EmbeddedError(
             "no rclone was found: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"

@@ -40,6 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 async def serve(options: argparse.Namespace) -> int:
+    """Run the servers for a command, or until a signal. Returns the exit code of this program."""
     stack = EmbeddedStack(
         options.data,
         durable=not options.not_durable,
@@ -47,7 +48,7 @@ async def serve(options: argparse.Namespace) -> int:
         s3=not options.no_s3,
         rabbitmq=None if options.no_rabbitmq else await install_rabbitmq(),
     )
-    stopped = stop_signals()  # from now on a signal only sets this event, so that the block below stops the servers
+    stopped = stop_signals()  # from now on a signal only sets this event; then the block below stops the servers
     async with stack:
         if stopped.is_set():
             return 128 + signal.SIGINT

@@ -44,8 +44,8 @@ class EmbeddedStack:
         self.rabbitmq: RabbitMQ | None = None
         self._data = data
         self._durable = durable
-        self._chosen = (postgres, s3, rabbitmq)
-        self._open = AsyncExitStack()
+        self._options = (postgres, s3, rabbitmq)
+        self._cleanup = AsyncExitStack()  # stops all that was started
 
     @property
     def environment(self) -> dict[str, str]:
@@ -65,19 +65,19 @@ class EmbeddedStack:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
             self.directory = opening.enter_context(RunDirectory(self._data)).path
-            opening.push_async_callback(self._end)
-            self._choose()
+            opening.push_async_callback(self._stop_all)
+            self._make_servers()
             await self._start_all()
-            self._open = opening.pop_all()
+            self._cleanup = opening.pop_all()
         return self
 
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        await self._open.aclose()
+        await self._cleanup.aclose()
 
-    def _choose(self) -> None:
-        postgres, s3, rabbitmq = self._chosen
+    def _make_servers(self) -> None:
+        postgres, s3, rabbitmq = self._options
         if rabbitmq:  # first, because it takes seconds to start
             self.rabbitmq = RabbitMQ(self.directory / "rabbitmq", rabbitmq)
         if postgres:
@@ -97,7 +97,7 @@ class EmbeddedStack:
     def _servers(self) -> list[RabbitMQ | Postgres | S3]:
         return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
 
-    async def _end(self) -> None:
+    async def _stop_all(self) -> None:
         # RabbitMQ needs 6 s for an orderly stop: kill it if its data is deleted anyway. PostgreSQL needs 30 ms, and its
         # orderly stop frees its shared memory.
         for server in self._servers:

@@ -1,4 +1,4 @@
-"""The TLS files of a private server that accepts only encrypted connections."""
+"""Writes the TLS files of a private server that accepts only encrypted connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from leasehold.embedded.process import RunAs
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM texts. `requires_client_certificate`: the server refuses a client without a certificate of the authority."""
+    """The server's certificate and key, and the authority that signed the certificate: PEM texts.
+
+    `requires_client_certificate`: the server refuses a client without a certificate of the authority.
+    """
 
     certificate: str
     key: str

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx2
 
-from leasehold.embedded.process import end
+from leasehold.embedded.process import kill_if_running
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
@@ -99,7 +99,7 @@ class Programs:
             async with asyncio.timeout(PATIENCE):
                 assert await process.wait() == 0, serving.said()
         finally:
-            await end(process)
+            await kill_if_running(process)
 
 
 @dataclass(frozen=True)

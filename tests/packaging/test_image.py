@@ -23,7 +23,7 @@ import httpx2
 import pytest
 
 from leasehold.embedded.ports import free_port
-from leasehold.embedded.process import end
+from leasehold.embedded.process import kill_if_running
 from tests.packaging.built import PATIENCE, ROOT, Environment, run, uv
 from tests.support.databases import Databases
 
@@ -157,7 +157,7 @@ class Image:
             async with asyncio.timeout(PATIENCE):
                 assert await process.wait() == 0, self.log()
         finally:
-            await end(process)
+            await kill_if_running(process)
 
     def log(self) -> str:
         return (self.scratch / "log").read_text()[-4000:]
