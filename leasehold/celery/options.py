@@ -92,7 +92,7 @@ class CeleryOptions:
 
 
 def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOptions:
-    """The options that a program gives to `@app.task`. Raises NotSupported."""
+    """Read the options that a program gives to `@app.task`. Raises NotSupported."""
     unread_options = {name: value for name, value in given_options.items() if name not in IGNORED}
     backoff = unread_options.pop("retry_backoff", False)
     options = CeleryOptions(

@@ -152,12 +152,7 @@ class CeleryTask:
         request.delivery_info["routing_key"] = self.options.queue
         bound = _BoundSelf(self, request)
         try:
-            try:
-                return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
-            except StepError:
-                raise
-            except self.options.autoretry_for as error:
-                bound.retry(exc=error, countdown=self._countdown(bound.request.retries))
+            return self._call_function(bound, args, kwargs)
         except Retry:
             raise
         except StepError as error:
@@ -167,6 +162,15 @@ class CeleryTask:
             raise
         except Exception as error:
             raise Permanent("handler_error", text_of(error)) from error
+
+    def _call_function(self, bound: _BoundSelf, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function. An error of `autoretry_for` becomes a retry, unless it is an error of Leasehold."""
+        try:
+            return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+        except StepError:
+            raise
+        except self.options.autoretry_for as error:
+            bound.retry(exc=error, countdown=self._countdown(bound.request.retries))
 
     def is_last(self, error: Exception, retries: int) -> bool:
         """Whether no attempt may follow this error. `retries`: how many came before this attempt.
@@ -180,6 +184,7 @@ class CeleryTask:
         return retries >= self.options.times
 
     def _countdown(self, retries: int) -> float:
+        """Seconds until the next automatic retry."""
         if not self.options.backoff:
             return self.options.delay
         seconds = min(self.options.backoff * 2**retries, self.options.longest_backoff)

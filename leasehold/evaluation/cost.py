@@ -77,24 +77,24 @@ class _Document:
         self._schema = schema
         self._nodes: dict[int, _Node] = {}
         self._by_uri: dict[str, Any] = {"": schema}
-        self._anchors: dict[tuple[str, str], Any] = {}
-        self._dynamic: dict[str, list[Any]] = {}
-        self._base_of: dict[int, str] = {}
+        self._anchors: dict[tuple[str, str], Any] = {}  # by base URI and name
+        self._dynamic_anchors: dict[str, list[Any]] = {}  # by name
+        self._base_of: dict[int, str] = {}  # by the id() of the subschema
         self._index(schema, "")
 
     def _index(self, value: Any, base: str) -> None:
         """Record the names of all subschemas within `value`. `base`: the URI against which their names are resolved."""
         if isinstance(value, dict):
-            if isinstance(name := value.get("$id"), str):
-                uri = urldefrag(name)[0]
-                base = "" if value is self._schema else uri
+            if isinstance(own_id := value.get("$id"), str):
+                uri = urldefrag(own_id)[0]
+                base = "" if value is self._schema else uri  # the base of the document itself is always ""
                 self._by_uri[uri] = self._by_uri[base] = value
             self._base_of[id(value)] = base
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(name := value.get(keyword), str):
                     self._anchors[base, name] = value
             if isinstance(name := value.get("$dynamicAnchor"), str):
-                self._dynamic.setdefault(name, []).append(value)
+                self._dynamic_anchors.setdefault(name, []).append(value)
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         for child in children:
             self._index(child, base)
@@ -121,7 +121,7 @@ class _Document:
         """The possible targets of the reference; None stands for a target outside this document."""
         uri, fragment = urldefrag(reference)
         fragment = unquote(fragment)
-        if dynamic and (targets := self._dynamic.get(fragment)):
+        if dynamic and (targets := self._dynamic_anchors.get(fragment)):
             return list(targets)
         base = uri or self._base_of.get(id(schema), "")
         if fragment and not fragment.startswith("/"):
@@ -132,6 +132,7 @@ class _Document:
 def _subschemas(
     schema: Mapping[str, Any], single: tuple[str, ...], lists: tuple[str, ...], maps: tuple[str, ...]
 ) -> Iterator[Any]:
+    """The subschemas below these keywords, whose values are a single subschema, a list, or a mapping by name."""
     for keyword in single:
         if keyword in schema:
             yield schema[keyword]
@@ -148,8 +149,8 @@ def _keywords_cost(schema: Mapping[str, Any]) -> int:
     size = len(schema) + sum(
         value_count(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema
     )
-    if isinstance(needed := schema.get("dependentRequired"), dict):
-        size += value_count(needed)
+    if isinstance(required_by_name := schema.get("dependentRequired"), dict):
+        size += value_count(required_by_name)
     if isinstance(pattern := schema.get("pattern"), str):
         size += _pattern_cost(pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):

@@ -1,9 +1,10 @@
 """Checks the schemas and payloads of clients in child processes, so that no schema can stop the calling process.
 
-There are two children; each starts when it is first needed. A question goes to the quick child, where it may take a few
-milliseconds of CPU. If it takes longer, the kernel kills the child. The question then goes to the slow child, and so do
-all questions of that tenant for a minute. So tenants with cheap schemas do not wait for expensive ones. The children
-work on one question of a tenant at a time, so that other tenants get turns.
+A question is a schema, with the payloads to check against it. There are two children; each starts when it is first
+needed. A question goes to the quick child, where it may take a few milliseconds of CPU. If it takes longer, the kernel
+kills the child. The question then goes to the slow child, and so do all questions of that tenant for a minute. So
+tenants with cheap schemas do not wait for expensive ones. The children work on one question of a tenant at a time, so
+that other tenants get turns.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Evaluator:
         self._quick = _Child(limits, limits.cpu_seconds * _QUICK_SHARE)
         self._slow = _Child(limits, limits.cpu_seconds)
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
-        self._slow_until: dict[str, float] = {}
-        self._refused: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        self._slow_until: dict[str, float] = {}  # by tenant
+        self._refused_until: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # by tenant and question
         self._running: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def check_schema(self, tenant_id: str, schema: dict[str, Any]) -> None:
@@ -103,7 +104,7 @@ class Evaluator:
         Raises PayloadMismatch `invalid_payload` for the first payload that does not fit, and Invalid
         `payload_too_complex`. Raises TooMany and Unavailable as `_ask`.
         """
-        if not schema:
+        if not schema:  # every payload fits
             return
         encoded = orjson.dumps(schema)
         validator = self._flat.validator(encoded, sum(map(len, payloads)))
@@ -128,8 +129,8 @@ class Evaluator:
         """A child's answer. Raises `too_complex` when the question takes too much CPU time, TooMany when too many
         questions of the tenant wait, and Unavailable when the machine was too busy to give the child its CPU time.
         """
-        refusal = (tenant_id, question.digest())
-        if (until := self._refused.get(refusal)) is not None and until > monotonic():
+        refusal_key = (tenant_id, question.digest())
+        if self._refused_until.get(refusal_key, 0.0) > monotonic():
             raise too_complex
         tenant = self._tenants[tenant_id]
         if tenant.waiting >= self._limits.waiting:
@@ -145,9 +146,9 @@ class Evaluator:
             task.add_done_callback(self._running.discard)
             return await asyncio.shield(task)
         except Died:
-            self._refused[refusal] = monotonic() + _REFUSED_SECONDS
-            if len(self._refused) > _MAX_REFUSALS:
-                self._refused.popitem(last=False)
+            self._refused_until[refusal_key] = monotonic() + _REFUSED_SECONDS
+            if len(self._refused_until) > _MAX_REFUSALS:
+                self._refused_until.popitem(last=False)
             raise too_complex from None
         except Late:
             raise Unavailable("evaluator_busy", "The payload could not be checked in time.") from None

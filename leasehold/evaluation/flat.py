@@ -57,6 +57,7 @@ class FlatSchemas:
     """A cache: the validators of recent schemas, and which recent schemas are not flat."""
 
     def __init__(self) -> None:
+        # {schema: (weight, validator)}; None: the schema is not flat.
         self._validators: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
@@ -69,10 +70,11 @@ class FlatSchemas:
             self._validators[schema] = _compile_flat(orjson.loads(schema))
             if len(self._validators) > _MAX_VALIDATORS:
                 self._validators.popitem(last=False)
-        entry = self._validators[schema]
-        if entry is None or entry[0] * payload_bytes > _MAX_STEPS:
+        flat_schema = self._validators[schema]
+        if flat_schema is None:
             return None
-        return entry[1]
+        heaviest, validator = flat_schema
+        return validator if heaviest * payload_bytes <= _MAX_STEPS else None
 
 
 def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:

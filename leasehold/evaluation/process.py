@@ -70,7 +70,7 @@ class Process:
             await self.end()
             raise Late from None
         except (OSError, EOFError):  # IncompleteReadError is an EOFError
-            raise Died(spent=await self._status() == -signal.SIGPROF) from None
+            raise Died(spent=await self._exit_status() == -signal.SIGPROF) from None
         except BaseException:
             await self.end()
             raise
@@ -85,7 +85,7 @@ class Process:
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer
 
-    async def _status(self) -> int:
+    async def _exit_status(self) -> int:
         """The exit status of a child that closed its pipe, as subprocess reports it. Kill a child that does not end."""
         try:
             async with asyncio.timeout(_GRACE_SECONDS):

@@ -72,6 +72,8 @@ class TemplatePage:
 class Templates:
     """Looks templates up, and checks payloads against them. `pipelines`: the pipelines that this installation's code
     declares. `evaluator`: the caller opens and closes it. `reserved`: further names that no tenant's template may take.
+
+    The parameter `kind` of the methods is the name of a template, its `type`.
     """
 
     def __init__(
@@ -80,7 +82,8 @@ class Templates:
         self.pipelines = pipelines
         self._reserved = reserved
         self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
-        self._by_code: dict[str, TemplateVersion] = {}  # a cache: to make a version costs as much as a run's commit
+        # A cache by the pipeline's name: to make a version costs as much as a run's commit.
+        self._in_code: dict[str, TemplateVersion] = {}
 
     def all_declared_in_code(self) -> list[TemplateVersion]:
         return [
@@ -88,9 +91,9 @@ class Templates:
         ]
 
     def _of_pipeline(self, pipeline: Pipeline) -> TemplateVersion:
-        template_version = self._by_code.get(pipeline.name)
+        template_version = self._in_code.get(pipeline.name)
         if template_version is None or template_version.pipeline is not pipeline:
-            template_version = self._by_code[pipeline.name] = TemplateVersion(
+            template_version = self._in_code[pipeline.name] = TemplateVersion(
                 template_of_pipeline(pipeline), pipeline, enabled=True, in_code=True
             )
         return template_version

@@ -1,3 +1,3 @@
 """The exporter: metrics that are read from the database (jobs, queues, workers) and from the broker's connections. It
-may import all other rooms of the core.
+may import all other packages of the core.
 """

@@ -20,24 +20,24 @@ class BrokerMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        state = self._broker.describe()
+        counts = self._broker.describe()
         up = GaugeMetricFamily(
             "leasehold_broker_up", "1 while hints can be sent and, in a worker, arrive", labels=["broker"]
         )
-        up.add_metric([self._broker.name], float(state["connected"]))
+        up.add_metric([self._broker.name], float(counts["connected"]))
         yield up
         connects = CounterMetricFamily(
             "leasehold_broker_connects", "Connections to the broker, with all reconnections", labels=["end"]
         )
-        for end, count in state["connects"].items():
+        for end, count in counts["connects"].items():
             connects.add_metric([end], count)
         yield connects
         garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that are not valid hints", labels=["kind"])
-        for kind, count in state.get("garbage", {}).items():
+        for kind, count in counts.get("garbage", {}).items():
             garbage.add_metric([kind], count)
         yield garbage
         yield CounterMetricFamily(
             "leasehold_broker_unroutable",
             "Hints without a queue: the process declared the queue again",
-            state.get("unroutable", 0),
+            counts.get("unroutable", 0),
         )

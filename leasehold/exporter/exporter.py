@@ -1,9 +1,9 @@
-"""Metrics that only the database knows: queues, leases, the outbox, its own health. One elected process exports them.
+"""Exports metrics that only the database knows: queues, leases, the outbox, the database's own health.
 
-Every worker and every API process offers itself. The leader is the process that has the leadership row. It queries the
-database every few seconds and adds the answers to its /metrics; other processes add nothing. So the metrics exist as
-long as any process lives. When the leader changes, two processes may export them for a while. The values are the same,
-and dashboards use the greatest.
+One elected process exports them, the leader. Every worker and every API process tries to lead. The leader is the
+process that has the leadership row. It queries the database every few seconds and adds the answers to its /metrics;
+other processes add nothing. So the metrics exist as long as any process lives. When the leader changes, two processes
+may export them for a while. The values are the same, and dashboards use the greatest.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _STATEMENT_SECONDS = 3.0
 LEADS = gauge("exporter_leads", "1 in the process that exports the metrics of the database")
 QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one round of all statements")
 
-#: The name of a question -> the rows of its answer.
+#: The name of a question (a statement whose rows become metrics) -> the rows of its answer.
 Rows = Mapping[str, Sequence[Any]]
 
 
-def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
+def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
-        "queues": (queries.QUEUES, (CAP, silent, queries.MAX_LINES)),
+        "queues": (queries.QUEUES, (CAP, silent_seconds, queries.MAX_LINES)),
         "leases": (queries.LEASES, (CAP,)),
         "backlog": (queries.BACKLOG, (CAP,)),
-        "workers": (queries.WORKERS, (silent,)),
+        "workers": (queries.WORKERS, (silent_seconds,)),
         "quarantine": (queries.QUARANTINE, ()),
         "tables": (queries.TABLES, ()),
         "sessions": (queries.SESSIONS, ()),
@@ -78,12 +78,12 @@ OF_SERVER = frozenset({"tables", "sessions", "slow", "database"})
 
 async def query_all(
     connection: Connection,
-    silent: float,
+    silent_seconds: float,
     of_kinds: Sequence[Question] = (),
     includes: Callable[[str], bool] = lambda _name: True,
 ) -> Rows:
-    """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
-    `includes`: whether to ask the question with this name.
+    """The rows of one round, by question. `silent_seconds`: a worker without a heartbeat for this many seconds is
+    silent. `includes`: whether to ask the question with this name.
 
     A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
     first question that takes too long. A second timeout ends the round, because the database is then slow as a whole.
@@ -91,7 +91,9 @@ async def query_all(
     """
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
-    questions = _questions(silent) | {question.name: (question.statement, question.values) for question in of_kinds}
+    questions = _questions(silent_seconds) | {
+        question.name: (question.statement, question.values) for question in of_kinds
+    }
     for name, (statement, values) in questions.items():
         if not includes(name):
             continue
@@ -133,13 +135,14 @@ class Exporter(Collector):
         self._owner = owner
         self._pool = pool
         self._replica = replica
-        self._silent = 3 * settings.renew_seconds
+        self._silent_seconds = 3 * settings.renew_seconds
         self._is_enabled = settings.metrics
         self._latest: Rows | None = None
         self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)
         self._fresh_until = 0.0
 
     async def run(self) -> None:
+        """Ask the questions again and again, whenever this process leads."""
         if self._is_enabled:
             await Periodic("exporter", self._query, every=EVERY_SECONDS).run()
 
@@ -167,20 +170,20 @@ class Exporter(Collector):
     async def _rows(self, primary: Connection) -> Rows:
         """The rows of one round. The questions that count work go to the standby, if there is one and it keeps up."""
         if self._replica is None:
-            return await query_all(primary, self._silent, self._of_kinds)
-        of_server = await query_all(primary, self._silent, includes=OF_SERVER.__contains__)
+            return await query_all(primary, self._silent_seconds, self._of_kinds)
+        rows_of_server = await query_all(primary, self._silent_seconds, includes=lambda name: name in OF_SERVER)
         try:
             async with self._replica.caught_up(primary) as standby:
-                of_work = await self._query_work(standby)
+                rows_of_work = await self._query_work(standby)
         except STANDBY_FAILED:
             READS.labels(EXPORTER, "primary").inc()
-            of_work = await self._query_work(primary)
+            rows_of_work = await self._query_work(primary)
         else:
             READS.labels(EXPORTER, "standby").inc()
-        return {**of_work, **of_server}
+        return {**rows_of_work, **rows_of_server}
 
     async def _query_work(self, connection: Connection) -> Rows:
-        return await query_all(connection, self._silent, self._of_kinds, lambda name: name not in OF_SERVER)
+        return await query_all(connection, self._silent_seconds, self._of_kinds, lambda name: name not in OF_SERVER)
 
     def describe(self) -> list[Metric]:
         """The list is empty, because only the leader has metrics, and the leader changes."""
@@ -329,11 +332,11 @@ def exporting(
     work, if it keeps up.
     """
     exporter = Exporter(settings, owner, pool, of_kinds, replica)
-    parts: tuple[Collector, ...] = (exporter, BrokerMetrics(broker)) if settings.metrics else ()
-    for part in parts:
-        REGISTRY.register(part)
+    collectors: tuple[Collector, ...] = (exporter, BrokerMetrics(broker)) if settings.metrics else ()
+    for collector in collectors:
+        REGISTRY.register(collector)
     try:
         yield exporter
     finally:
-        for part in parts:
-            REGISTRY.unregister(part)
+        for collector in collectors:
+            REGISTRY.unregister(collector)

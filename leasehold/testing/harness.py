@@ -39,7 +39,8 @@ _WORKER = (
     " sys.argv[1:] = []; runpy.run_module('leasehold.worker', run_name='__main__', alter_sys=True)"
 )
 
-# Whether any work is due or under way: a task that could run, one that runs, or a run that its limits hold.
+# Up to five examples of work that is due or under way: tasks that could run, tasks that run, runs that their limits
+# hold, due schedules, and ended runs whose webhooks or follow-up runs are not written yet.
 _BUSY = """
 SELECT t.step, j.pipeline, t.status FROM task t JOIN job j ON j.id = t.job_id
 WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= clock_timestamp()

@@ -66,7 +66,9 @@ class JournalLost(Exception):
 
 class Driver:
     """Runs one workflow. `start` makes its coroutine, which may use the context only while the driver runs it. `calls`:
-    rows of the journal that are not committed yet. `news`: the column task.news when the driver last read it.
+    rows of the journal that are not committed yet. `news`: how many signals and ends of steps had come for the workflow
+    when the driver last read the journal (the column task.news). If more have come by the time at which the worker
+    suspends the workflow, it is due again immediately.
     """
 
     def __init__(self, run_id: UUID, start: Callable[[Driver], Coroutine[Any, Any, Any]], max_calls: int) -> None:
@@ -83,7 +85,7 @@ class Driver:
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
         self._main: Branch | None = None
         self._active: Branch | None = None
-        self._ready: deque[Branch] = deque()
+        self._ready: deque[Branch] = deque()  # branches that can go on
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by place
         self._waiters: dict[int, list[Branch | Gather]] = {}  # by the id() of the Pending that they wait for
         self._branches: dict[str, Branch] = {}  # by path
@@ -137,7 +139,7 @@ class Driver:
         return not main.is_done
 
     def committed(self) -> None:
-        """`calls` are in the journal now."""
+        """The worker has written `calls` to the journal."""
         self.calls = []
 
     async def _commit(self, port: Port) -> bool:

@@ -1,4 +1,4 @@
-"""Replays a journal: each call of the code takes the entry at its place, and must be the call that the entry names."""
+"""Replays a journal: each call of the code takes the entry at its place, which must name the same call."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ class Replay:
         self.length = len(self._entries)
         self._last_match: str | None = None
 
-    def has(self, place: Place) -> bool:
-        return place in self._entries
-
     def at(self, place: Place) -> Entry | None:
         return self._entries.get(place)
 
@@ -43,10 +40,11 @@ class Replay:
             raise self._changed(self._entries[min(self._entries)], "the end of the function")
 
     def _changed(self, expected: Entry, actual: str) -> Permanent:
-        agreed = self._last_match or "none"
+        last_match = self._last_match or "none"
         sentence = (
             f"the run's journal has {_described(expected)}, and the code calls {actual}; the last call that agreed: "
-            f"{agreed}. Let new code begin with ctx.patched(...), or deploy the code that the run began with and replay"
+            f"{last_match}. Let new code begin with ctx.patched(...), or deploy the code that the run began with and "
+            "replay"
         )
         return Permanent("workflow_changed", sentence)
 
