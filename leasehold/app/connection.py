@@ -117,9 +117,11 @@ class Connections:
         return self._api is not None
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the portal's loop, and block the calling thread until it ends."""
         return self._open_portal().portal.call(work)
 
     async def acall(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the portal's loop, and wait in the caller's own loop."""
         return await self._open_portal().portal.acall(work)
 
     def announce_soon(self, written: Written) -> None:

@@ -16,7 +16,7 @@ from leasehold.app.run import Run
 from leasehold.celery import result
 from leasehold.celery.canvas import run_plan
 from leasehold.celery.exceptions import NotSupported
-from leasehold.celery.options import check_setting, options_of, refused
+from leasehold.celery.options import check_setting, not_supported, options_of
 from leasehold.celery.programs import Program, current_program, programs
 from leasehold.celery.task import CeleryTask, code_of
 from leasehold.domain.errors import Permanent
@@ -51,7 +51,7 @@ class Celery:
     def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **unsupported: Any) -> None:
         del broker, backend
         for name in unsupported:
-            raise refused(name)
+            raise not_supported(name)
         self.main = main or "celery"
         self.app = App(_allowed_name(self.main))
         self.app.middleware(self._end_after_last_retry)  # first, so that it also gets the errors of the program's own

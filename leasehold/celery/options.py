@@ -55,7 +55,7 @@ _JSON = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_c
 _RATE = re.compile(r"(\d+)/([smh])")
 
 
-def refused(name: str) -> NotSupported:
+def not_supported(name: str) -> NotSupported:
     """The error for an option or a setting that leasehold.celery does not have."""
     return NotSupported(f"leasehold.celery has no {name}: {REFUSED.get(name, 'see docs/guides/from-celery.md')}")
 
@@ -65,7 +65,7 @@ def check_setting(name: str, value: Any) -> None:
     if name in _JSON and value in _JSON[name]:
         return
     if name not in SETTINGS and name != "task_default_queue":
-        raise refused("serializer" if name in _JSON else name)
+        raise not_supported("serializer" if name in _JSON else name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOp
     if unread_options.get("serializer") == "json":
         del unread_options["serializer"]
     for name in unread_options:
-        raise refused(name)
+        raise not_supported(name)
     return options
 
 

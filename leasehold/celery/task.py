@@ -14,7 +14,7 @@ from leasehold.app.retry import MAX_TIMES
 from leasehold.app.retry import Retry as RetryRule
 from leasehold.celery.canvas import Signature
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
-from leasehold.celery.options import IGNORED, CeleryOptions, refused
+from leasehold.celery.options import IGNORED, CeleryOptions, not_supported
 from leasehold.celery.programs import Program
 from leasehold.celery.result import EXPIRED, AsyncResult
 from leasehold.domain.errors import (
@@ -109,7 +109,7 @@ class CeleryTask:
         """
         for name in others:
             if name not in IGNORED:
-                raise refused(name)
+                raise not_supported(name)
         if queue not in (None, self.options.queue):
             raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
         self.check(args or (), kwargs or {})

@@ -89,8 +89,8 @@ _LOCK_MOVE = "SELECT pg_try_advisory_lock(hashtextextended('leasehold cells move
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move that a command requests. `maps`: files with the map of cells, which the command changes after the switch.
-    `drain_seconds`: how long the command waits for running steps.
+    """A move that a command requests. `to`: the new cell. `maps`: files with the map of cells, which the command
+    changes after the switch. `drain_seconds`: how long the command waits for running steps.
     """
 
     tenant: str
@@ -159,12 +159,7 @@ def _environment_of(variables: dict[str, str]) -> Iterator[None]:
 @asynccontextmanager
 async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncIterator[_Cells]:
     """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if the two do not fit."""
-    if not settings.cell:
-        raise Invalid("no_cell", "This installation is not a cell: set LEASEHOLD_CELL.")
-    if move.to == settings.cell:
-        raise Invalid("same_cell", f"The tenant lives in cell {move.to} already: name another cell.")
-    if other.cell != move.to:
-        raise Invalid("bad_target", f"The settings of the other cell are those of cell {other.cell}, not {move.to}.")
+    _check_cell_names(settings, other, move)
     settings, other = (
         cell.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for cell in (settings, other)
     )
@@ -189,6 +184,16 @@ async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncI
         shares_store = source_store.is_absent or await _is_one_bucket(source_store, target_store)
         tables = await moved_tables(source)
         yield _Cells(source, target, source_store, target_store, tables, settings.cell, shares_store)
+
+
+def _check_cell_names(settings: Settings, other: Settings, move: Move) -> None:
+    """Raises Invalid if the move does not lead from the cell of `settings` to the cell of `other`."""
+    if not settings.cell:
+        raise Invalid("no_cell", "This installation is not a cell: set LEASEHOLD_CELL.")
+    if move.to == settings.cell:
+        raise Invalid("same_cell", f"The tenant lives in cell {move.to} already: name another cell.")
+    if other.cell != move.to:
+        raise Invalid("bad_target", f"The settings of the other cell are those of cell {other.cell}, not {move.to}.")
 
 
 async def _is_one_bucket(store: ObjectStore, other: ObjectStore) -> bool:

@@ -75,7 +75,7 @@ def _answer(validators: OrderedDict[str, Draft202012Validator], questions: Binar
     name = question["name"]
     if "schema" in question:
         try:
-            if "most" in question and (cost := expanded_size(question["schema"])) > question["most"]:
+            if "at_most" in question and (cost := expanded_size(question["schema"])) > question["at_most"]:
                 return {"cost": cost}
             validators[name] = compiled(question["schema"])
         except InPlaceCycle:

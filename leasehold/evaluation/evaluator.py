@@ -222,7 +222,7 @@ class _Question:
         if with_schema or self.at_most is not None:
             body["schema"] = orjson.Fragment(self.schema)
         if self.at_most is not None:
-            body["most"] = self.at_most
+            body["at_most"] = self.at_most
         return orjson.dumps(body)
 
 

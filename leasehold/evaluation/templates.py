@@ -72,8 +72,6 @@ class TemplatePage:
 class Templates:
     """Looks templates up, and checks payloads against them. `pipelines`: the pipelines that this installation's code
     declares. `evaluator`: the caller opens and closes it. `reserved`: further names that no tenant's template may take.
-
-    The parameter `kind` of the methods is the name of a template, its `type`.
     """
 
     def __init__(
@@ -98,25 +96,25 @@ class Templates:
             )
         return template_version
 
-    def declared_in_code(self, kind: str, version: int | None = None) -> TemplateVersion | None:
+    def declared_in_code(self, template_type: str, version: int | None = None) -> TemplateVersion | None:
         """The template that is declared in code. It comes before a tenant's template of the same name."""
         for template_version in self.all_declared_in_code():
-            if template_version.template.type == kind and version in (None, template_version.template.version):
+            if template_version.template.type == template_type and version in (None, template_version.template.version):
                 return template_version
         return None
 
     async def find(
-        self, connection: Connection, tenant_id: str, kind: str, version: int | None = None
+        self, connection: Connection, tenant_id: str, template_type: str, version: int | None = None
     ) -> TemplateVersion:
         """The version; None: the newest enabled version. Raises NotFound `template_not_found`."""
-        template_version = self.declared_in_code(kind, version)
+        template_version = self.declared_in_code(template_type, version)
         if template_version is not None:
             return template_version
         row = await connection.fetchrow(
             "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND type = $2"
             " AND CASE WHEN $3::int IS NULL THEN enabled ELSE version = $3 END ORDER BY version DESC LIMIT 1",
             tenant_id,
-            kind,
+            template_type,
             version,
         )
         if row is None:
@@ -124,26 +122,28 @@ class Templates:
         template = _read(row["declaration"])
         return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
 
-    async def find_for_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> TemplateVersion:
+    async def find_for_run(
+        self, connection: Connection, tenant_id: str, template_type: str, version: int
+    ) -> TemplateVersion:
         """The template of an existing run. A template in code has only its current version, whatever version the run
         names. Raises NotFound.
         """
-        return self.declared_in_code(kind) or await self.find(connection, tenant_id, kind, version)
+        return self.declared_in_code(template_type) or await self.find(connection, tenant_id, template_type, version)
 
     async def find_usable(
-        self, connection: Connection, tenant_id: str, kind: str, version: int | None
+        self, connection: Connection, tenant_id: str, template_type: str, version: int | None
     ) -> TemplateVersion:
         """As `find`. Raises Conflict `template_disabled`."""
-        template_version = await self.find(connection, tenant_id, kind, version)
+        template_version = await self.find(connection, tenant_id, template_type, version)
         if not template_version.enabled:
             raise Conflict("template_disabled", "This version of the template is disabled.")
         return template_version
 
     async def find_schedulable(
-        self, connection: Connection, tenant_id: str, kind: str, version: int | None
+        self, connection: Connection, tenant_id: str, template_type: str, version: int | None
     ) -> TemplateVersion:
         """As `find_usable`, for a run of a schedule. Raises Conflict `not_schedulable`, too."""
-        template_version = await self.find_usable(connection, tenant_id, kind, version)
+        template_version = await self.find_usable(connection, tenant_id, template_type, version)
         if not template_version.template.schedulable:
             raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
         return template_version
@@ -222,55 +222,57 @@ class Templates:
         if step is None or step.isolated:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
 
-    async def enable(self, connection: Connection, tenant_id: str, kind: str, version: int, *, enabled: bool) -> None:
+    async def enable(
+        self, connection: Connection, tenant_id: str, template_type: str, version: int, *, enabled: bool
+    ) -> None:
         """Enable or disable a version. Raises NotFound, and Conflict for a template in code: it is always enabled."""
-        if self.declared_in_code(kind) is not None:
+        if self.declared_in_code(template_type) is not None:
             raise Conflict("template_reserved", "Templates that code declares are always enabled.")
         if not await connection.fetchval(
             "UPDATE template SET enabled = $4 WHERE tenant_id = $1 AND type = $2 AND version = $3 RETURNING true",
             tenant_id,
-            kind,
+            template_type,
             version,
             enabled,
         ):
             raise NotFound("template_not_found", "There is no such template.")
 
-    async def delete(self, connection: Connection, tenant_id: str, kind: str, version: int) -> None:
+    async def delete(self, connection: Connection, tenant_id: str, template_type: str, version: int) -> None:
         """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.lock_additions` for
         templates and for schedules. A run that is submitted at the same moment may still begin, like a run that was
         submitted before.
 
         Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
         """
-        if self.declared_in_code(kind) is not None:
+        if self.declared_in_code(template_type) is not None:
             raise Conflict("template_reserved", "A template that code declares is deleted with its code.")
-        row = await connection.fetchrow(_USED, tenant_id, kind, version)
+        row = await connection.fetchrow(_USED, tenant_id, template_type, version)
         if row is None:
             raise NotFound("template_not_found", "There is no such template.")
         if row["scheduled"]:
             raise Conflict("template_in_use", "A schedule runs this version: delete the schedule first.")
         if row["unfinished"]:
             raise Conflict("template_in_use", "Runs of this version are unfinished: disable it first.")
-        await connection.execute(_DELETE, tenant_id, kind, version)
+        await connection.execute(_DELETE, tenant_id, template_type, version)
 
     async def page(
         self,
         connection: Connection,
         tenant_id: str,
-        kind: str | None = None,
+        template_type: str | None = None,
         *,
         after: tuple[str, int] | None = None,
         limit: int,
     ) -> TemplatePage:
-        """One page of the versions of all templates, or of the template `kind`. `after`: the type and version of the
-        last entry of the page before.
+        """One page of the versions of all templates, or of the template `template_type`. `after`: the type and version
+        of the last entry of the page before.
         """
-        rows = await connection.fetch(_PAGE, tenant_id, kind, *(after or (None, None)), limit + 1)
+        rows = await connection.fetch(_PAGE, tenant_id, template_type, *(after or (None, None)), limit + 1)
         last_key = ("", 0) if after is None else _sort_key(*after)
         versions: dict[tuple[str, int], TemplateVersion | None] = {
             _sort_key_of(version): version
             for version in self.all_declared_in_code()
-            if kind in (None, version.template.type) and _sort_key_of(version) > last_key
+            if template_type in (None, version.template.type) and _sort_key_of(version) > last_key
         }
         for row in rows:
             versions.setdefault(_sort_key(row["type"], row["version"]), _readable(tenant_id, row))
@@ -279,8 +281,8 @@ class Templates:
         readable = [version for key in page_keys if (version := versions[key]) is not None]
         if len(keys) <= limit:
             return TemplatePage(readable, None)
-        kind_of_last, negative_version = page_keys[-1]
-        return TemplatePage(readable, (kind_of_last, -negative_version))
+        type_of_last, negative_version = page_keys[-1]
+        return TemplatePage(readable, (type_of_last, -negative_version))
 
 
 #: Whether something uses a version. `scheduled`: a schedule of this version, or a schedule of the newest enabled
@@ -319,9 +321,9 @@ ORDER BY type COLLATE "C", version DESC LIMIT $5
 """
 
 
-def _sort_key(kind: str, version: int) -> tuple[str, int]:
+def _sort_key(template_type: str, version: int) -> tuple[str, int]:
     """The sort key of a version in lists: by type, and newer versions first."""
-    return kind, -version
+    return template_type, -version
 
 
 def _sort_key_of(version: TemplateVersion) -> tuple[str, int]:

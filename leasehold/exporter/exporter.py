@@ -79,11 +79,11 @@ OF_SERVER = frozenset({"tables", "sessions", "slow", "database"})
 async def query_all(
     connection: Connection,
     silent_seconds: float,
-    of_kinds: Sequence[Question] = (),
+    kind_questions: Sequence[Question] = (),
     includes: Callable[[str], bool] = lambda _name: True,
 ) -> Rows:
     """The rows of one round, by question. `silent_seconds`: a worker without a heartbeat for this many seconds is
-    silent. `includes`: whether to ask the question with this name.
+    silent. `kind_questions`: those of kinds of work. `includes`: whether to ask the question with this name.
 
     A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
     first question that takes too long. A second timeout ends the round, because the database is then slow as a whole.
@@ -92,7 +92,7 @@ async def query_all(
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
     questions = _questions(silent_seconds) | {
-        question.name: (question.statement, question.values) for question in of_kinds
+        question.name: (question.statement, question.values) for question in kind_questions
     }
     for name, (statement, values) in questions.items():
         if not includes(name):
@@ -110,9 +110,9 @@ async def query_all(
     return rows
 
 
-def _check_names(of_kinds: Sequence[Question]) -> None:
+def _check_names(kind_questions: Sequence[Question]) -> None:
     names = set(_questions(0.0))
-    for question in of_kinds:
+    for question in kind_questions:
         if question.name in names:
             raise DeclarationError(f"two of the exporter's questions are named {question.name!r}")
         names.add(question.name)
@@ -126,12 +126,12 @@ class Exporter(Collector):
         settings: Settings,
         owner: UUID,
         pool: Pool,
-        of_kinds: Sequence[Question] = (),
+        kind_questions: Sequence[Question] = (),
         replica: Replica | None = None,
     ) -> None:
         """Raises DeclarationError if a kind's question has the name of another question."""
-        _check_names(of_kinds)
-        self._of_kinds = of_kinds
+        _check_names(kind_questions)
+        self._kind_questions = kind_questions
         self._owner = owner
         self._pool = pool
         self._replica = replica
@@ -170,7 +170,7 @@ class Exporter(Collector):
     async def _rows(self, primary: Connection) -> Rows:
         """The rows of one round. The questions that count work go to the standby, if there is one and it keeps up."""
         if self._replica is None:
-            return await query_all(primary, self._silent_seconds, self._of_kinds)
+            return await query_all(primary, self._silent_seconds, self._kind_questions)
         rows_of_server = await query_all(primary, self._silent_seconds, includes=lambda name: name in OF_SERVER)
         try:
             async with self._replica.caught_up(primary) as standby:
@@ -183,7 +183,9 @@ class Exporter(Collector):
         return {**rows_of_work, **rows_of_server}
 
     async def _query_work(self, connection: Connection) -> Rows:
-        return await query_all(connection, self._silent_seconds, self._of_kinds, lambda name: name not in OF_SERVER)
+        return await query_all(
+            connection, self._silent_seconds, self._kind_questions, lambda name: name not in OF_SERVER
+        )
 
     def describe(self) -> list[Metric]:
         """The list is empty, because only the leader has metrics, and the leader changes."""
@@ -193,17 +195,17 @@ class Exporter(Collector):
         """The latest answers, if this process leads and the answers are not too old. Old numbers would mislead."""
         latest = self._latest
         if latest is not None and monotonic() < self._fresh_until:
-            yield from families(latest, self._of_kinds)
+            yield from families(latest, self._kind_questions)
 
 
-def families(rows: Rows, of_kinds: Sequence[Question] = ()) -> Iterator[Metric]:
+def families(rows: Rows, kind_questions: Sequence[Question] = ()) -> Iterator[Metric]:
     """The metrics of one round."""
     if "queues" in rows and "leases" in rows:
         yield from _queues_metrics(rows["queues"], rows["leases"])
     for name, to_metrics in _FAMILIES.items():
         if name in rows:
             yield from to_metrics(rows[name])
-    for question in of_kinds:
+    for question in kind_questions:
         if question.name in rows:
             yield from _metrics_of_kind(question, rows[question.name])
 
@@ -323,15 +325,15 @@ def exporting(
     owner: UUID,
     pool: Pool,
     broker: Broker,
-    of_kinds: Sequence[Question] = (),
+    kind_questions: Sequence[Question] = (),
     replica: Replica | None = None,
 ) -> Iterator[Exporter]:
     """Add the metrics of the database and of the broker's connections to /metrics. The caller runs the exporter.
 
-    `of_kinds`: the questions of kinds of work, in addition to the exporter's own. `replica`: the standby that counts
-    work, if it keeps up.
+    `kind_questions`: the questions of kinds of work, in addition to the exporter's own. `replica`: the standby that
+    counts work, if it keeps up.
     """
-    exporter = Exporter(settings, owner, pool, of_kinds, replica)
+    exporter = Exporter(settings, owner, pool, kind_questions, replica)
     collectors: tuple[Collector, ...] = (exporter, BrokerMetrics(broker)) if settings.metrics else ()
     for collector in collectors:
         REGISTRY.register(collector)

@@ -230,8 +230,9 @@ class Driver:
             await self._receive_result(port, call, entry)
 
     async def _receive_result(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
+        """As `_receive`, for a call that no cancel has ended."""
         branch = self._branch_of(call)
-        if isinstance(call, RunCall) and entry.status == "succeeded":
+        if isinstance(call, RunCall | ResultCall) and entry.status == "succeeded":
             self._resolve(call, branch, entry, await self._result(port, call, entry))
         elif isinstance(call, RunCall) and entry.status in ("failed", "cancelled", "skipped"):
             self._reject(call, TaskFailed(entry.code or entry.status, entry.message or f"the step was {entry.status}"))
@@ -239,8 +240,6 @@ class Driver:
             assert entry.child is not None
             call.resolve(call.make(entry.child))
             self._wake(call)
-        elif isinstance(call, ResultCall) and entry.status == "succeeded":
-            self._resolve(call, branch, entry, await self._result(port, call, entry))
         elif isinstance(call, ResultCall) and (error := _error_of_run(entry)) is not None:
             self._reject(call, error)
         elif isinstance(call, SleepCall) and entry.seconds == 0:
@@ -264,6 +263,7 @@ class Driver:
         return isinstance(call, ResultCall) and entry.status == "cancelled" and entry.at >= self._cancelled_at
 
     async def _result(self, port: Port, call: RunCall[Any] | ResultCall[Any], entry: Entry) -> Any:
+        """The result of the step or run. A large result is an output, which the port fetches."""
         assert entry.child is not None
         if entry.value is not None and "output" in entry.value:
             return call.task.decode_result(orjson.loads(await port.fetch(entry.child, entry.value["output"])))
@@ -294,6 +294,7 @@ class Driver:
             self._wait(call, call.seconds if entry is None else entry.seconds)
 
     def _deliver(self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime) -> None:
+        """Give the call the payload of its signal, or SignalInvalid if the payload does not fit."""
         try:
             value = call.decode(payload)
         except ValidationError as error:
@@ -339,15 +340,16 @@ class Driver:
     # --- running the branches
 
     async def _run_ready(self, port: Port) -> None:
+        """Run the ready branches, and those that they wake, until none is ready."""
         burst = 0
         while self._ready:
-            await self._step(port, self._ready.popleft())
+            await self._run_branch(port, self._ready.popleft())
             burst += 1
             if burst % _BURST == 0:
                 await asyncio.sleep(0)
                 port.check()
 
-    async def _step(self, port: Port, branch: Branch) -> None:
+    async def _run_branch(self, port: Port, branch: Branch) -> None:
         """Run the branch until it awaits a call or ends. Then issue the call, or wake what waits for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
             branch.cancelled = True
@@ -399,6 +401,7 @@ class Driver:
                 self._cancel_call(pending)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
+        """Make a branch of each coroutine of the gather, and begin all parts."""
         branch.gather_count += 1
         gather.owner = branch
         for number, element in enumerate(gather.elements):
