@@ -380,25 +380,27 @@ class Driver:
             self._wake(pending)
         elif isinstance(pending, Gather):
             await self._issue_gather(port, pending, branch)
-        elif isinstance(pending, Journaled):
-            if pending.number:  # another branch awaits it already
-                return
-            branch.number += 1
-            pending.branch, pending.number = branch.path, branch.number
-            if isinstance(pending, RunCall):
-                key = (pending.branch, pending.name)
-                self._step_counts[key] = self._step_counts.get(key, 0) + 1
-            entry = self._replay.take(pending)
-            if entry is not None:
-                await self._receive(port, pending, entry)
-            elif not self._cancelling or _may_undo(pending, branch):
-                self._begin(port, pending)
-            elif branch.cancelled:
-                self._reject(pending, NotWhileUndoing(f"{pending.kind} {pending.name}"))
-            else:
-                self._reject_as_cancelled(pending)
-            if self._cancelling and (pending.branch, pending.number) in self._waiting_calls:
-                self._cancel_call(pending)
+        elif isinstance(pending, Journaled) and not pending.number:  # with a number, another branch awaits it already
+            await self._issue_call(port, pending, branch)
+
+    async def _issue_call(self, port: Port, call: Journaled[Any], branch: Branch) -> None:
+        """Give the call its place in the journal, and take its result from there or make the call."""
+        branch.number += 1
+        call.branch, call.number = branch.path, branch.number
+        if isinstance(call, RunCall):
+            key = (call.branch, call.name)
+            self._step_counts[key] = self._step_counts.get(key, 0) + 1
+        entry = self._replay.take(call)
+        if entry is not None:
+            await self._receive(port, call, entry)
+        elif not self._cancelling or _may_undo(call, branch):
+            self._begin(port, call)
+        elif branch.cancelled:
+            self._reject(call, NotWhileUndoing(f"{call.kind} {call.name}"))
+        else:
+            self._reject_as_cancelled(call)
+        if self._cancelling and (call.branch, call.number) in self._waiting_calls:
+            self._cancel_call(call)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
         """Make a branch of each coroutine of the gather, and begin all parts."""
@@ -475,12 +477,8 @@ class Driver:
             call = self._local_tasks.pop(task)
             if isinstance(call, LocalCall):
                 ended.append((call, _record_of(call, task)))
-            elif (child := task.result()) is not None:
-                call.resolve(call.make(child))
-                self._wake(call)
             else:
-                self._cancel()
-                self._reject_as_cancelled(call)
+                self._finish_start(call, task.result())
         for _, record in ended:
             self._write(record)
         if ended and not await self._commit(port):
@@ -492,6 +490,15 @@ class Driver:
             else:
                 call.resolve(call.decode(orjson.dumps(record.value["value"])))
                 self._wake(call)
+
+    def _finish_start(self, call: StartCall[Any], child: UUID | None) -> None:
+        """Give the call the handle of its run. `child` is None if the run was not started, because of a cancel."""
+        if child is None:
+            self._cancel()
+            self._reject_as_cancelled(call)
+        else:
+            call.resolve(call.make(child))
+            self._wake(call)
 
     def _write(self, call: Call) -> None:
         """Add a row to `calls`. Raises Permanent `workflow_too_long`."""
