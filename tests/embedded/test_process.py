@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -41,6 +42,8 @@ async def test_an_installation_whose_api_does_not_answer_ends_with_its_log(
         silent._processes.append(
             await Server.start(name, command, log=log, env=dict(os.environ), cwd=tmp_path, run_as=RunAs())
         )
+        while not log.read_text():  # a busy machine may take longer for it than the API has to get ready
+            await asyncio.sleep(0.01)
     try:
         with pytest.raises(EmbeddedError, match=r"api was not ready within 0\.3 s(?s:.)*api waits"):
             await silent._until_ready()
