@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import leasehold
 from leasehold.db.database import Connection
@@ -63,6 +64,11 @@ async def state_of(connection: Connection, schema: Schema) -> SchemaState:
     return SchemaState(revision, revision is None or is_older, revisions.head)
 
 
+#: Held while a file is parsed. With older releases of Python, `ast.parse` raises SystemError now and then if two
+#: threads parse at the same time (python/cpython#106905). A readiness check would then fail for no reason.
+_parsing = Lock()
+
+
 @cache
 def known_revisions(folder: Path) -> Revisions:
     """The revisions in the folder. Raises DeclarationError if there is not exactly one newest revision."""
@@ -80,7 +86,10 @@ def known_revisions(folder: Path) -> Revisions:
 def _constants(path: Path) -> dict[str, object]:
     """The module-level constants (`name = constant`). The module is parsed, but not run."""
     constants: dict[str, object] = {}
-    for node in ast.parse(path.read_text()).body:
+    text = path.read_text()
+    with _parsing:
+        body = ast.parse(text).body
+    for node in body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Constant):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
+from time import sleep
+from typing import Any
 
 import pytest
 from alembic.script import ScriptDirectory
@@ -38,3 +43,31 @@ def test_two_heads_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(f'revision: str = "{name}"\ndown_revision: str | None = None\n')
     with pytest.raises(DeclarationError, match="2 heads"):
         known_revisions(tmp_path)
+
+
+def test_two_readiness_checks_do_not_parse_migrations_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 raises a SystemError now and then if they do."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+        for number in range(5):
+            parent = None if number == 0 else f'"{number - 1}"'
+            (folder / f"{number}.py").write_text(f'revision = "{number}"\ndown_revision = {parent}\n')
+    parse, being_parsed, overlaps = ast.parse, Lock(), []
+
+    def observed(*args: Any, **options: Any) -> Any:
+        if not being_parsed.acquire(blocking=False):
+            overlaps.append(args)
+            return parse(*args, **options)
+        try:
+            sleep(0.001)  # lets the other thread come
+            return parse(*args, **options)
+        finally:
+            being_parsed.release()
+
+    monkeypatch.setattr(ast, "parse", observed)
+    with ThreadPoolExecutor(2) as threads:
+        assert [known.head for known in threads.map(known_revisions, folders)] == ["4", "4"]
+    assert not overlaps
