@@ -36,6 +36,7 @@ talking = Pipeline(
     module="tests.worker.logging_steps",
     steps=[Step("talk", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE)],
 )
+patient = Pipeline("patient", params=Script, module="tests.worker.logging_steps", steps=[Step("talk", max_attempts=1)])
 plain = Pipeline("plain", params=Script, module="tests.worker.logging_steps", steps=[Step("talk", max_attempts=1)])
 apart = Pipeline(
     "apart",
@@ -51,7 +52,7 @@ GO_ON: list[asyncio.Event] = []
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(talking, plain, apart)
+    return Pipelines(talking, patient, plain, apart)
 
 
 async def lose_a_task_of_others() -> None:
@@ -75,6 +76,7 @@ TALES = {"chatty": chat, "collect": lose_a_task_of_others}
 
 
 @talking.handles("talk")
+@patient.handles("talk")
 async def talk(attempt: Attempt) -> Any:
     does = attempt.params.does
     if does == "nothing":

@@ -24,7 +24,7 @@ from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import logging_steps
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.logging_steps import apart, pipelines, plain, talking
+from tests.worker.logging_steps import apart, patient, pipelines, plain, talking
 
 LIMIT = 300
 
@@ -193,9 +193,9 @@ async def test_lines_are_kept_while_the_attempt_runs(worker: Worker, rows: Rows)
     """So those of a worker that is killed are there, up to the last write."""
     go_on = asyncio.Event()
     logging_steps.GO_ON.append(go_on)
-    job_id = await begin(rows, talking, "wait")
+    job_id = await begin(rows, patient, "wait")
     try:
-        async with asyncio.timeout(0.9):  # the step's limit is a second
+        async with asyncio.timeout(SECONDS):
             while len(await lines_of(rows, job_id)) < len(BEGINNING):
                 await asyncio.sleep(0.02)
     finally:
