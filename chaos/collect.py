@@ -44,7 +44,8 @@ _TABLES = {
     "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
     "failures": "SELECT * FROM failure", "media": "SELECT * FROM media", "upload_rows": "SELECT * FROM upload",
     "conversions": "SELECT * FROM conversion", "generations": "SELECT * FROM generation",
-    "outbox": "SELECT * FROM outbox",
+    "outbox": "SELECT id, ARRAY[task_id::text] AS task_ids FROM outbox"
+              " UNION ALL SELECT id, task_ids::text[] FROM outbox_batch",
     "tags": "SELECT * FROM job_tag",
     "run_rows": "SELECT * FROM run", "schedules": "SELECT * FROM schedule",
 }  # fmt: skip
@@ -268,7 +269,8 @@ async def count_unfinished(connection: asyncpg.Connection[asyncpg.Record]) -> di
         "SELECT (SELECT count(*) FROM job WHERE finished_at IS NULL) AS jobs,"
         " (SELECT count(*) FROM schedule WHERE next_run_at < clock_timestamp() + interval '1 minute') AS schedules,"
         " (SELECT count(*) FROM job WHERE notify) AS unnotified,"
-        " (SELECT count(*) FROM outbox) AS outbox, (SELECT count(*) FROM task WHERE status = 'running') AS running"
+        " (SELECT count(*) FROM outbox) + (SELECT count(*) FROM outbox_batch) AS outbox,"
+        " (SELECT count(*) FROM task WHERE status = 'running') AS running"
     )
     return dict(row or {})
 

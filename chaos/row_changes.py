@@ -51,13 +51,17 @@ CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH ROW EXECUT
 CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON gate_job FOR EACH ROW EXECUTE FUNCTION chaos.note();
 CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION chaos.note();
 """
-#: Makes the trigger of workflow calls, if the schema has their table. The release's schema lacks the table: run this
-#: once more after its upgrade.
-WATCH_CALLS = """
+#: Makes the triggers of workflow calls and of batches of hints, if the schema has their tables. The release's schema
+#: lacks the tables: run this once more after its upgrade.
+WATCH_LATER_TABLES = """
 DO $$ BEGIN
     IF to_regclass('journal') IS NOT NULL THEN
         CREATE OR REPLACE TRIGGER call AFTER INSERT OR UPDATE OR DELETE ON journal
         FOR EACH ROW EXECUTE FUNCTION chaos.note('call');
+    END IF;
+    IF to_regclass('outbox_batch') IS NOT NULL THEN
+        CREATE OR REPLACE TRIGGER chaos AFTER INSERT OR DELETE ON outbox_batch
+        FOR EACH ROW EXECUTE FUNCTION chaos.note();
     END IF;
 END $$;
 """
@@ -67,7 +71,7 @@ def install(clock: Path | None) -> str:
     """The statements that make the triggers. `clock`: the file that says by how many seconds the server's clock is
     ahead; None: the clock cannot jump.
     """
-    return (_INSTALL + WATCH_CALLS).replace("AHEAD", "0" if clock is None else f"pg_read_file('{clock}')")
+    return (_INSTALL + WATCH_LATER_TABLES).replace("AHEAD", "0" if clock is None else f"pg_read_file('{clock}')")
 
 
 @dataclass(frozen=True, slots=True)

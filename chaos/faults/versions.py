@@ -16,7 +16,7 @@ from chaos import journal
 from chaos.faults.effects import FaultMaker
 from chaos.plan import Fault
 from chaos.release import migrate_with
-from chaos.row_changes import WATCH_CALLS
+from chaos.row_changes import WATCH_LATER_TABLES
 from chaos.slots import Slot
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
@@ -72,7 +72,7 @@ class VersionFaults:
                 if nth == _MIGRATIONS - 1:
                     raise
         applied = await self._revision() - before
-        await until_answered(self._watch_calls, within=_PATIENCE_SECONDS)
+        await until_answered(self._watch_later_tables, within=_PATIENCE_SECONDS)
         replaced = 0
         for slot in self._installation.slots.values():
             if slot.release is not None:
@@ -109,10 +109,12 @@ class VersionFaults:
         }
         await migrate_with(_ROOT, environment, self._installation.directory / "migrate.log")
 
-    async def _watch_calls(self) -> None:
-        """Record the changes of workflow calls from now on, for I25. Call this before a process runs workflows."""
+    async def _watch_later_tables(self) -> None:
+        """Record the changes of the tables that the release lacks, for I10 and I25. Call this before a process of this
+        code writes them.
+        """
         async with self._installation.connection() as connection:
-            await connection.execute(WATCH_CALLS)
+            await connection.execute(WATCH_LATER_TABLES)
 
     async def _revision(self) -> int:
         async def read() -> int:

@@ -162,8 +162,7 @@ class Announcer:
     async def _delete_rows(self, sent: Sequence[Announcement]) -> None:
         if not sent:
             return
-        ids = [announcement.outbox_id for announcement in sent]
         try:
-            await self._on_connection(lambda connection: outbox.announced(connection, ids))
+            await self._on_connection(lambda connection: outbox.announced(connection, sent))
         except TRY_AGAIN as error:
             outages.DATABASE.record_error(error, "hints that were sent and not marked: the relay repeats them")

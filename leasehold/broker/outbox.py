@@ -1,6 +1,9 @@
 """The outbox: hints that a commit wrote. The process that committed publishes them immediately; the relay sends the
 rest.
 
+A hint is a row of `outbox`. Several hints of one submission are a row of `outbox_batch`, which is deleted once the
+broker has confirmed all of them. If that does not happen in time, the relay makes rows of `outbox` of it.
+
 Order and duplicates do not matter, so the relay needs no cursor: it takes rows by time, publishes them, and deletes
 them once the broker has confirmed.
 """
@@ -9,29 +12,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+from uuid import UUID
 
 from leasehold.broker.base import Hint
-from leasehold.db.database import Connection, window_interval
+from leasehold.db.database import Connection, unindexed, window_interval
 
 #: The key of the tenant in a job's `trace`, and in the headers of the job's outbox rows.
 TENANT = "tenant"
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
-    """A row of the outbox, with its hint."""
+class HintBatch:
+    """A row of `outbox_batch`. `unconfirmed`: the tasks whose hints the broker has yet to confirm."""
 
-    outbox_id: int
-    hint: Hint
+    id: int
+    unconfirmed: set[UUID]
 
     @classmethod
-    def from_row(cls, row: Any) -> Announcement:
+    def of(cls, rows: Sequence[Any]) -> Self | None:
+        """The batch of a submission's `rows`, one for each hint. None: there are no two hints, and so no batch."""
+        if not rows or rows[0]["batch_id"] is None:
+            return None
+        return cls(rows[0]["batch_id"], {row["task_id"] for row in rows})
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A hint, with its row of `outbox` or with its batch."""
+
+    outbox_id: int | None
+    hint: Hint
+    batch: HintBatch | None = None
+
+    @classmethod
+    def from_row(cls, row: Any, batch: HintBatch | None = None) -> Announcement:
         # Headers of another type are not sent.
         headers = row["headers"] if isinstance(row["headers"], dict) else {}
         tenant = headers.pop(TENANT, "")
         tenant = tenant if isinstance(tenant, str) else ""
-        return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
+        return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant), batch)
 
 
 # Take due rows. The ids are an array and not a join: the planner would begin the join by reading the whole table,
@@ -47,6 +67,28 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
+# Make rows of `outbox`, due at once, of due rows of `outbox_batch`. A task that was claimed since needs no hint: the
+# commit that makes it runnable again writes one. The ids are an array, as in TAKE.
+SPLIT = f"""
+-- relay_split
+WITH split AS MATERIALIZED (
+    DELETE FROM outbox_batch b
+    WHERE b.id = ANY(ARRAY(
+        SELECT id FROM outbox_batch
+        WHERE relay_at BETWEEN statement_timestamp() - $2::interval AND statement_timestamp()
+        ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING b.task_ids, b.created_at
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, created_at, relay_at)
+    SELECT t.id, t.job_id, t.queue, t.priority, j.trace, s.created_at, clock_timestamp()
+    FROM split s CROSS JOIN unnest(s.task_ids) AS hinted(id) JOIN task t ON t.id = hinted.id
+    JOIN job j ON j.id = t.job_id
+    WHERE {unindexed("t.status = 'pending'")}
+)
+SELECT count(*)::int FROM split
+"""
+
 # Delete rows. The commit does not wait for the disk. If PostgreSQL crashes and loses the delete, the relay only
 # publishes the hints once more.
 ANNOUNCED = """
@@ -56,6 +98,7 @@ WITH asynchronous AS MATERIALIZED (
 )
 DELETE FROM outbox o USING asynchronous WHERE o.id = ANY($1::bigint[])
 """
+BATCHES_ANNOUNCED = ANNOUNCED.replace("announced", "batches_announced").replace("FROM outbox", "FROM outbox_batch")
 
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
@@ -66,13 +109,33 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
     return [Announcement.from_row(row) for row in rows]
 
 
-async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:
-    """Delete the rows of hints that the broker confirmed. Raises RuntimeError inside a transaction, because the commit
-    of the whole transaction would then not wait for the disk.
+async def split(connection: Connection, limit: int, back: float | None = None) -> int:
+    """Make rows of `outbox` of up to `limit` batches that were not published in time, and return how many batches.
+    `back`: as in `take`.
+    """
+    batches: int = await connection.fetchval(SPLIT, limit, window_interval(back))
+    return batches
+
+
+async def announced(connection: Connection, announcements: Sequence[Announcement]) -> None:
+    """Delete the rows of hints that the broker confirmed. A batch is deleted with the last of its hints. Raises
+    RuntimeError inside a transaction, because the commit of the whole transaction would then not wait for the disk.
     """
     if connection.is_in_transaction():
         raise RuntimeError("call `announced` outside of a transaction")
-    await connection.execute(ANNOUNCED, list(outbox_ids))
+    outbox_ids: list[int] = []
+    batch_ids: set[int] = set()
+    for announcement in announcements:
+        if announcement.outbox_id is not None:
+            outbox_ids.append(announcement.outbox_id)
+        if (batch := announcement.batch) is not None:
+            batch.unconfirmed.discard(announcement.hint.task_id)
+            if not batch.unconfirmed:
+                batch_ids.add(batch.id)
+    if outbox_ids:
+        await connection.execute(ANNOUNCED, outbox_ids)
+    if batch_ids:
+        await connection.execute(BATCHES_ANNOUNCED, sorted(batch_ids))
 
 
 async def drop(connection: Connection, outbox_id: int) -> None:

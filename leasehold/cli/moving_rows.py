@@ -23,8 +23,8 @@ from leasehold.transitions import moves
 from leasehold.transitions.moves import DUE, FAR, POSTPONED_BY
 
 #: Tables whose rows belong to the cell, and do not move. The audit is a chain of the cell, so it stays, too.
-STAYS = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "worker", "quarantine", "leadership", "rate_bucket",
-                   "paused_queue", "event", "known_handler"})  # fmt: skip
+STAYS = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbox_batch", "worker", "quarantine",
+                   "leadership", "rate_bucket", "paused_queue", "event", "known_handler"})  # fmt: skip
 #: Tables to which a client's read also writes. A tenant that moves may still read.
 _WRITTEN_BY_READS = frozenset({"download"})
 #: The columns of keys whose changes are refused. The first request of a minute sets another column, the last use.

@@ -398,6 +398,23 @@ outbox = Table(
     },
 )
 
+#: The hints of a statement that made several tasks runnable, in one row: it writes a tenth of what their rows in
+#: `outbox` would. The relay makes rows of `outbox` of a row that its committer did not announce in time.
+outbox_batch = Table(
+    "outbox_batch",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("task_ids", ARRAY(Uuid), nullable=False),
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("relay_at", _INSTANT, nullable=False),  # as in `outbox`
+    Index("outbox_batch_relay_at", "relay_at"),
+    postgresql_with={
+        "autovacuum_vacuum_scale_factor": "0",
+        "autovacuum_vacuum_threshold": "1000",
+        "autovacuum_vacuum_cost_delay": "0",
+    },
+)
+
 #: The processes that claim tasks. A worker writes its row when it starts, and again with each heartbeat.
 worker = Table(
     "worker",

@@ -71,8 +71,11 @@ GROUP BY l.queue
 # $1 the cap.
 BACKLOG = """
 -- exporter_backlog
-SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)::int AS outbox,
-       coalesce((SELECT extract(epoch FROM now() - created_at) FROM outbox ORDER BY id LIMIT 1), 0)::float8
+SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)
+             + (SELECT coalesce(sum(cardinality(task_ids)), 0)
+                FROM (SELECT task_ids FROM outbox_batch ORDER BY relay_at LIMIT $1) AS capped), $1)::int AS outbox,
+       extract(epoch FROM now() - least(now(), (SELECT created_at FROM outbox ORDER BY id LIMIT 1),
+                                        (SELECT created_at FROM outbox_batch ORDER BY id LIMIT 1)))::float8
            AS outbox_oldest,
        (SELECT count(*) FROM (SELECT 1 FROM task WHERE status = 'failed' AND NOT contained LIMIT $1) AS capped)::int
            AS dead_letters,

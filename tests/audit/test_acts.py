@@ -154,6 +154,7 @@ SPARED = {
 #: Tables that an act that is refused may have written: bounds, caches of the moment, and other duties' own.
 BESIDE = {
     "outbox",
+    "outbox_batch",
     "audit",
     "audit_chain",
     "idempotency",

@@ -774,6 +774,42 @@ def test_a_hint_is_no_younger_than_its_row_if_the_clock_jumps_back_before_the_tr
     assert "I10" in found(replace(history))
 
 
+def in_batches(history: History) -> None:
+    """Each hint stands in a row with others."""
+    for index, one in enumerate(history.changes):
+        if one.kind == "outbox":
+            batch = {"id": one.row["id"], "task_ids": [one.row["task_id"]], "created_at": one.row["created_at"]}
+            history.changes[index] = replace(
+                one, kind="outbox_batch", before=one.before and batch, after=one.after and batch
+            )
+
+
+def test_a_hint_of_a_batch_is_judged_as_one_with_a_row_of_its_own() -> None:
+    for break_it in (None, a_hint_dropped_without_a_confirm, a_hint_that_only_came_back):
+        history = sound()
+        in_batches(history)
+        if break_it is not None:
+            break_it(history)
+        assert ("I10" in found(history)) is (break_it is not None)
+
+
+@pytest.mark.parametrize("how", ["the relay writes its hints", "its tasks are claimed before"])
+def test_a_batch_may_go_before_the_broker_has_confirmed_it(how: str) -> None:
+    history = sound()
+    in_batches(history)
+    gone = next(index for index, one in enumerate(history.changes) if one.xact == "a gone")
+    history.hint_records = [
+        one for one in history.hint_records if one.event is not HintEvent.CONFIRMED or one.task != "task-first"
+    ]
+    assert "I10" in found(replace(history))
+    if how == "the relay writes its hints":
+        hint = {"id": 99, "task_id": "task-first", "created_at": at(0.0)}
+        history.changes.append(Change(99, T0 + 0.2, "a gone", "", "outbox", None, hint))
+    else:
+        change(history, gone, number=99, at=T0 + 1.5)
+    assert "I10" not in found(replace(history))
+
+
 def test_a_lost_lease_is_called_starved_only_if_that_excuses_it() -> None:
     history = sound()
     beside(history, 1.8)

@@ -2,7 +2,9 @@
 
 The moves are those of docs/explanation/design.md, each atomic where one statement or one message makes it so. Polling
 for work without hints is left out: it would heal what the hints' rules must hold by themselves. A guard can be switched
-off. The guard `flush`: PostgreSQL answers a claim once it is on the disk; without it a crash may forget the claim.
+off. The guard `flush`: PostgreSQL answers a claim once it is on the disk; without it a crash may forget the claim. The
+guard `whole_batch`: the hints of a batch are deleted once all are confirmed; without it, once any is. The guard
+`split`: the relay deletes a batch in the commit that writes its hints one by one; without it, in a commit before.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-GUARDS = ("epoch", "ack", "outbox", "create_only", "confirm", "flush")
+GUARDS = ("epoch", "ack", "outbox", "create_only", "confirm", "flush", "whole_batch", "split")
 WORKERS = (0, 1)
 
 
@@ -30,6 +32,8 @@ class State(NamedTuple):
     owner: int | None = None
     lapsed: bool = False  # the lease has passed; its owner may not know
     outbox: int = 0
+    batched: bool = False  # the hint is in a batch, with the hint of another task
+    splitting: bool = False  # guard `split` off: the batch is deleted, its hints are not written yet
     submitting: bool = False  # guard `outbox` off: the row is there, its hint is not yet
     broker: int = 0
     stored: int | None = None  # which attempt's bytes lie under the key
@@ -60,6 +64,7 @@ class Protocol:
 
     def moves(self, s: State) -> Iterator[tuple[str, State]]:
         yield from self._submit(s)
+        yield from self._batch(s)
         yield from self._relay(s)
         yield from self._leases(s)
         yield from self._disk(s)
@@ -72,10 +77,31 @@ class Protocol:
                 yield "submit writes the row", s._replace(row="pending", submitting=True)
             else:
                 yield "submit", s._replace(row="pending", outbox=1)
+                yield "submit with another job", s._replace(row="pending", batched=True)
         if s.submitting:
             yield "submit writes the hint", s._replace(submitting=False, outbox=s.outbox + 1)
             if s.crashes < self.bounds.crashes:
                 yield "the API dies", s._replace(submitting=False, crashes=s.crashes + 1)
+
+    def _batch(self, s: State) -> Iterator[tuple[str, State]]:
+        if s.batched:
+            yield "the submitter publishes the batch, confirmed", s._replace(batched=False, broker=s.broker + 1)
+            if s.unheard < self.bounds.unheard:
+                tried = s._replace(unheard=s.unheard + 1)
+                kept = "confirm" not in self.off
+                yield "the batch is published, the confirm is lost", tried._replace(batched=kept, broker=s.broker + 1)
+                yield "the batch is published, the broker does not take it", tried._replace(batched=kept)
+                kept = "whole_batch" not in self.off
+                yield "of the batch only the other hint is confirmed", tried._replace(batched=kept)
+            if "split" in self.off:
+                yield "the relay deletes the batch", s._replace(batched=False, splitting=True)
+            else:
+                runnable = s.outbox + (s.row == "pending")  # a task that was claimed since needs no hint
+                yield "the relay writes the batch's hints one by one", s._replace(batched=False, outbox=runnable)
+        if s.splitting:
+            yield "the relay writes the hints", s._replace(splitting=False, outbox=s.outbox + 1)
+            if s.crashes < self.bounds.crashes:
+                yield "the relay dies", s._replace(splitting=False, crashes=s.crashes + 1)
 
     def _relay(self, s: State) -> Iterator[tuple[str, State]]:
         if s.outbox == 0:
@@ -160,7 +186,8 @@ def violated(s: State) -> str | None:
         return "a commit of an older epoch than the row's"
     if s.committed is not None and s.stored != s.committed:
         return "the row names bytes that are not in the store"
-    hints = s.outbox + s.broker + sum(w.doing == "hinted" for w in s.workers) + s.submitting
+    on_the_way = s.batched + s.splitting + s.submitting
+    hints = s.outbox + s.broker + sum(w.doing == "hinted" for w in s.workers) + on_the_way
     if s.row == "pending" and hints == 0:
         return "a runnable task that nobody will ever hear of"
     return None

@@ -14,6 +14,8 @@ WITHOUT = {
     "create_only": "the row names bytes that are not in the store",
     "confirm": "a runnable task that nobody will ever hear of",
     "flush": "a runnable task that nobody will ever hear of",
+    "whole_batch": "a runnable task that nobody will ever hear of",
+    "split": "a runnable task that nobody will ever hear of",
 }
 
 

@@ -128,12 +128,12 @@ class Verbs(RuleBasedStateMachine):
 
     # --- jobs, and hints of them
 
-    @rule(target=tasks, pipeline=st.sampled_from([ONE, THREE, DIAMOND]))
-    def submit(self, pipeline: Pipeline) -> Any:
-        new = jobs.NewJob(pipeline, "t")
-        self.run(jobs.submit(self.connections[0], [new]))
-        self.jobs[new.id] = Known(new.id)
-        return multiple(*self._learn(new.id))
+    @rule(target=tasks, pipeline=st.sampled_from([ONE, THREE, DIAMOND]), count=st.integers(1, 2))
+    def submit(self, pipeline: Pipeline, count: int = 1) -> Any:
+        new = [jobs.NewJob(pipeline, "t") for _ in range(count)]
+        self.run(jobs.submit(self.connections[0], new))
+        self.jobs |= {job.id: Known(job.id) for job in new}
+        return multiple(*[task for job in new for task in self._learn(job.id)])
 
     def _learn(self, job_id: UUID) -> list[UUID]:
         rows = self.run(self.connections[0].fetch("SELECT id FROM task WHERE job_id = $1 ORDER BY position", job_id))
@@ -144,9 +144,11 @@ class Verbs(RuleBasedStateMachine):
     @rule()
     def announce(self) -> None:
         """The relay has had the hints confirmed that are in the outbox."""
+        self.execute("UPDATE outbox_batch SET relay_at = clock_timestamp()")
+        self.run(outbox.split(self.connections[1], 100))
         self.execute("UPDATE outbox SET relay_at = clock_timestamp()")
         taken = self.run(outbox.take(self.connections[1], 100))
-        self.run(outbox.announced(self.connections[1], [one.outbox_id for one in taken]))
+        self.run(outbox.announced(self.connections[1], taken))
 
     @rule(target=leases, worker=WORKERS, task=tasks, copies=st.integers(1, 2), late=st.booleans(), gone=WORKERS)
     def follow_a_hint(self, worker: int, task: UUID, copies: int, late: bool, gone: int) -> Any:

@@ -93,7 +93,8 @@ async def test_every_transaction_that_the_api_writes_in_reaches_a_point(
     async with armed(runs_settings, rows, "commit.nothing:kill") as client:
         await _use_much(client)
         async with asyncio.timeout(SECONDS):
-            while await count(rows, "outbox"):  # the API still writes that it announced the hints
+            # the API still writes that it announced the hints
+            while await count(rows, "outbox") or await count(rows, "outbox_batch"):
                 await asyncio.sleep(0.02)
     written = await rows.fetchval("SELECT count(DISTINCT xact) FROM witness")
     reached = [name for name in reached if name.startswith(failpoints.COMMIT)]

@@ -231,7 +231,8 @@ class Fleet:
 
         async def resting() -> bool:
             return not await self.rows.connection.fetchval(
-                "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM task WHERE status = 'running')"
+                "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM outbox_batch)"
+                " + (SELECT count(*) FROM task WHERE status = 'running')"
             )
 
         await self.until(resting)

@@ -434,7 +434,7 @@ async def test_a_hint_that_cannot_be_sent_keeps_back_no_other_and_is_dropped_in_
     verbs: Rows, settings: Settings
 ) -> None:
     rows = verbs.connection
-    (bad, good) = await verbs.submit(count=2)
+    (bad,), (good,) = [await verbs.submit() for _ in range(2)]
     await rows.execute("UPDATE outbox SET headers = '\"no mapping\"'")  # which by itself does no harm
     broker = make_broker(settings.model_copy(update={"broker": "postgres"}))
     async with make_pool(settings, "test", 3) as pool:

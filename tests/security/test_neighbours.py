@@ -85,7 +85,7 @@ class Town:
     ) -> list[UUID]:
         new = [NewJob(pipeline, tenant, {"seconds": seconds}, priority=priority) for _ in range(count)]
         announced = await jobs.submit(self.rows.connection, new)
-        await self.rows.connection.execute("DELETE FROM outbox")
+        await self.rows.connection.execute("TRUNCATE outbox, outbox_batch")
         assert all(await self._broker.publish([one.hint for one in announced]))
         return [one.id for one in new]
 

@@ -12,10 +12,10 @@ from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion, Failure
 from tests.factories import THREE, Rows
 from tests.transitions.test_matrix import put_into
-from tests.transitions.test_not_due import VERBS, Prepare, Work, _relay
+from tests.transitions.test_not_due import VERBS, Prepare, Work, _relay, _relay_batch
 
-TABLES = ("job", "task", "event", "outbox", "output", "failure", "result", "note", "unknown_task", "gate", "gate_job",
-          "progress")  # fmt: skip
+TABLES = ("job", "task", "event", "outbox", "outbox_batch", "output", "failure", "result", "note", "unknown_task",
+          "gate", "gate_job", "progress")  # fmt: skip
 
 
 async def _expire_lease(rows: Rows) -> Work:
@@ -78,6 +78,7 @@ async def bystanders(rows: Rows) -> list[str]:
     await rows.connection.execute("UPDATE job SET tenant_id = 'bystander'")
     await rows.connection.execute("UPDATE task SET tenant_id = 'bystander', queue = 'elsewhere'")
     await rows.connection.execute("UPDATE outbox SET queue = 'elsewhere', relay_at = now() + interval '1 hour'")
+    await rows.connection.execute("UPDATE outbox_batch SET relay_at = now() + interval '1 hour'")
     return ids
 
 
@@ -87,7 +88,7 @@ async def state_of(rows: Rows, ids: list[str]) -> list[str]:
 
 
 #: The relay takes whatever is due, whoever wrote it.
-OF_ONE = [verb for verb in VERBS if verb is not _relay]
+OF_ONE = [verb for verb in VERBS if verb not in (_relay, _relay_batch)]
 
 
 @pytest.mark.parametrize("verb", [*OF_ONE, *OWN], ids=lambda verb: verb.__name__.strip("_"))

@@ -277,36 +277,61 @@ async def test_a_job_that_can_run_is_queued_at_once_and_its_announcement_only_fo
     before = await rows.job(job_id)
     assert before["status"] == "queued"
     for _ in range(2):
-        await outbox.announced(rows.connection, [hint.outbox_id])
+        await outbox.announced(rows.connection, [hint])
     assert await rows.job(job_id) == before
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 0
     assert [(event["kind"], event["job_status"]) for event in await rows.events(job_id)] == [("submitted", "queued")]
+
+
+async def test_the_hints_of_a_submission_are_one_row_until_the_broker_has_confirmed_all_of_them(rows: Rows) -> None:
+    hints = await rows.submit(count=3)
+    count = "SELECT count(*) FROM outbox_batch"
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 0
+    for left, confirmed in ((1, hints[:1]), (1, hints[:2]), (0, hints[2:])):
+        await outbox.announced(rows.connection, confirmed)
+        assert await rows.connection.fetchval(count) == left
+
+
+async def test_only_one_relay_takes_a_batch_of_hints(rows: Rows, another: Open) -> None:
+    other = await another()
+    hints = await rows.submit(count=3)
+    await rows.connection.execute("UPDATE outbox_batch SET relay_at = clock_timestamp()")
+    async with other.connection.transaction():
+        assert await outbox.split(other.connection, 10) == 1
+        assert await outbox.split(rows.connection, 10) == 0
+    taken = await outbox.take(rows.connection, 10)
+    assert {one.hint.task_id for one in taken} == {one.hint.task_id for one in hints}
+    await outbox.announced(rows.connection, hints)  # of the submitter, too late: it takes nothing away
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 3
 
 
 async def test_only_the_announcement_goes_on_before_its_commit_is_on_disk(rows: Rows) -> None:
     (hint,) = await rows.submit()
     with pytest.raises(RuntimeError, match="outside of a transaction"):
         async with rows.connection.transaction():
-            await outbox.announced(rows.connection, [hint.outbox_id])
+            await outbox.announced(rows.connection, [hint])
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 1
     await rows.connection.execute("SET synchronous_commit = on")
-    async with settings_at_commit(rows.connection, "outbox") as settings:
-        await outbox.announced(rows.connection, [hint.outbox_id])
-    assert settings == ["off"]
+    hints = [hint, *await rows.submit(count=2)]
+    async with settings_at_commit(rows.connection, "outbox", "outbox_batch") as settings:
+        await outbox.announced(rows.connection, hints)
+    assert settings == ["off", "off"]
     assert await rows.connection.fetchval("SHOW synchronous_commit") == "on"
 
 
 @asynccontextmanager
-async def settings_at_commit(connection: Connection, table: str) -> AsyncIterator[list[str]]:
-    """In the list, after the block: `synchronous_commit` as each transaction that changed a row of `table` had it when
+async def settings_at_commit(connection: Connection, *tables: str) -> AsyncIterator[list[str]]:
+    """In the list, after the block: `synchronous_commit` as each transaction that changed a row of `tables` had it when
     it committed, for each row.
     """
-    await connection.execute(f"""
+    await connection.execute("""
         CREATE TABLE setting_at_commit (value text);
         CREATE FUNCTION note_setting() RETURNS trigger LANGUAGE plpgsql AS
-        $$BEGIN INSERT INTO setting_at_commit VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
-        CREATE CONSTRAINT TRIGGER note_setting AFTER INSERT OR UPDATE OR DELETE ON {table}
-        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note_setting()""")
+        $$BEGIN INSERT INTO setting_at_commit VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$""")
+    for table in tables:
+        await connection.execute(f"""
+            CREATE CONSTRAINT TRIGGER note_setting AFTER INSERT OR UPDATE OR DELETE ON {table}
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note_setting()""")
     settings: list[str] = []
     yield settings
     settings += [row["value"] for row in await connection.fetch("SELECT value FROM setting_at_commit")]

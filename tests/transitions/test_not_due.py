@@ -18,6 +18,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.limits import downloads, rates
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.housekeeping import abandoned_uploads
+from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.schedules import firing as schedules
 from leasehold.transitions import claims, concurrency, jobs, notes, progress, settlements, sweeps, unknown_tasks, wakes
 from leasehold.transitions.progress import Progress
@@ -47,7 +48,15 @@ FOR_EACH = f"FROM generate_series(1, {MANY}) AS n"
 #: The index -> rows of it that are not due, and the look for those that are.
 CASES: dict[str, tuple[str, Look]] = {
     "task_runnable": (f"UPDATE task SET status = 'waiting', available_at = {LATER}", Rows.claim_all),
-    "outbox_relay_at": (f"UPDATE outbox SET relay_at = {LATER}", on_connection(lambda c: outbox.take(c, 10))),
+    "outbox_relay_at": (
+        f"""INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)
+        SELECT gen_random_uuid(), gen_random_uuid(), 'q', 1, {LATER} {FOR_EACH}""",
+        on_connection(lambda c: outbox.take(c, 10)),
+    ),
+    "outbox_batch_relay_at": (
+        f"INSERT INTO outbox_batch (task_ids, relay_at) SELECT ARRAY[gen_random_uuid()], {LATER} {FOR_EACH}",
+        on_connection(lambda c: outbox.split(c, 10)),
+    ),
     "job_overdue": (f"UPDATE job SET deadline_at = {LATER}", on_connection(sweeps.expire_jobs)),
     "job_expires": (
         f"UPDATE job SET status = 'cancelled', finished_at = clock_timestamp(), expires_at = {LATER}",
@@ -175,13 +184,19 @@ async def _claim(rows: Rows) -> Work:
 
 async def _announce(rows: Rows) -> Work:
     (hint,) = await rows.submit()
-    return lambda: outbox.announced(rows.connection, [hint.outbox_id])
+    return lambda: outbox.announced(rows.connection, [hint])
 
 
 async def _relay(rows: Rows) -> Work:
     await rows.submit()
     await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp()")
     return lambda: outbox.take(rows.connection, 10, 5.0)
+
+
+async def _relay_batch(rows: Rows) -> Work:
+    await rows.submit(count=2)
+    await rows.connection.execute("UPDATE outbox_batch SET relay_at = clock_timestamp()")
+    return lambda: outbox.split(rows.connection, 10, 5.0)
 
 
 async def _renew(rows: Rows) -> Work:
@@ -284,7 +299,7 @@ async def _expire_jobs(rows: Rows) -> Work:
 
 
 VERBS = (
-    _look, _look_among_tenants, _claim, _announce, _relay, _renew, _complete, _complete_and_go_on,
+    _look, _look_among_tenants, _claim, _announce, _relay, _relay_batch, _renew, _complete, _complete_and_go_on,
     _fail, _park, _release, _cancel, _hear, _acknowledge, _replay, _wake, _wake_known,
     _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
 )  # fmt: skip
@@ -300,14 +315,19 @@ async def test_a_verb_reads_nothing_but_its_own_job(rows: Rows, another: Open, v
     old = (await another()).connection
     await rows.submit(count=MANY)
     await rows.connection.execute("UPDATE task SET available_at = available_at - interval '1 minute'")
+    for n in (1, 2):
+        await rows.connection.execute("UPDATE outbox_batch SET relay_at = relay_at - interval '1 minute'")
+        if n == 1:  # half of the hints become rows of `outbox`
+            await outbox.split(rows.connection, MANY // PIECE_SIZE // 2)
     await rows.connection.execute("UPDATE outbox SET relay_at = relay_at - interval '1 minute'")
-    await rows.connection.execute("VACUUM task, outbox")
+    await rows.connection.execute("VACUUM task, outbox, outbox_batch")
     async with old.transaction(isolation="repeatable_read"):
         await old.fetchval("SELECT count(*) FROM task")
         while taken := await rows.claim_all():
             await settlements.complete(rows.connection, [Completion(claimed.lease) for claimed in taken])
         await rows.connection.execute("DELETE FROM outbox")
-        await rows.connection.execute("ANALYZE job, task, outbox")
+        await rows.connection.execute("DELETE FROM outbox_batch")
+        await rows.connection.execute("ANALYZE job, task, outbox, outbox_batch")
         work = await verb(rows)
         before = await rows_read(rows)
         assert await work() != []
@@ -320,7 +340,7 @@ async def rows_read(rows: Rows) -> int:
         rows,
         "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = ANY($1))::int"
         " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname = ANY($1))::int",
-        ["job", "task", "outbox"],
+        ["job", "task", "outbox", "outbox_batch"],
     )
 
 

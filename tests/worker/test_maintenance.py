@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from leasehold.broker import outbox
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Pool, make_pool
@@ -19,7 +20,7 @@ from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Templates
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.transitions import jobs
+from leasehold.transitions import claims, jobs
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
@@ -75,7 +76,8 @@ def relay(pool: Pool, heard: Heard) -> Relay:
 
 async def late(rows: Rows) -> None:
     """The committers of all hints have died."""
-    await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp() - interval '10 ms'")
+    for table in ("outbox", "outbox_batch"):
+        await rows.connection.execute(f"UPDATE {table} SET relay_at = clock_timestamp() - interval '10 ms'")
 
 
 async def test_the_relay_sends_what_was_not_sent_in_its_time_and_sends_it_once(
@@ -111,6 +113,46 @@ async def test_after_a_full_batch_the_relay_goes_on_at_once(
     await late(rows)
     assert [await relay.turn(), await relay.turn()] == [0.0, None]
     assert len(set(heard.tasks)) == 3
+
+
+async def test_the_relay_sends_the_hints_of_a_submission_whose_committer_died_while_it_sent_them(
+    relay: Relay, heard: Heard, rows: Rows
+) -> None:
+    """They are one row until the broker has confirmed all of them."""
+    hints = await rows.submit(count=3)
+    await outbox.announced(rows.connection, hints[:2])
+    assert await relay.turn() is None
+    assert heard.tasks == []  # its committer has a second to do it
+    await late(rows)
+    for _ in range(2):
+        assert await relay.turn() is None
+    assert sorted(heard.tasks) == sorted(hint.hint.task_id for hint in hints)
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox_batch") == 0
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 3  # until the broker has confirmed them
+
+
+async def test_the_relay_sends_of_a_batch_only_the_hints_of_tasks_that_nobody_has_claimed(
+    relay: Relay, heard: Heard, rows: Rows
+) -> None:
+    gone, taken, kept = await rows.submit(count=3)
+    await claims.claim(rows.connection, rows.terms, [taken.hint.task_id])
+    deletion = "DELETE FROM job WHERE id = (SELECT job_id FROM task WHERE id = $1)"
+    await rows.connection.execute(deletion, gone.hint.task_id)
+    await late(rows)
+    await relay.turn()
+    assert heard.tasks == [kept.hint.task_id]
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox_batch") == 0
+
+
+async def test_after_many_batches_the_relay_goes_on_at_once(
+    relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "_BATCHES", 1)
+    for _ in range(2):
+        await rows.submit(count=2)
+    await late(rows)
+    assert [await relay.turn(), await relay.turn(), await relay.turn()] == [0.0, 0.0, None]
+    assert len(set(heard.tasks)) == 4
 
 
 async def test_a_hint_that_cannot_be_sent_delays_no_other_and_is_dropped_in_the_end(

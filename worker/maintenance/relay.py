@@ -24,6 +24,8 @@ EVERY_SECONDS = 0.5
 #: The duty's name.
 DUTY = "relay"
 _BATCH = 500
+#: How many rows of `outbox_batch` one turn makes rows of `outbox` of. Such a row mostly has at most a hundred hints.
+_BATCHES = 20
 #: Seconds between two reads of the whole outbox. These find rows that became visible too late for the poll window. In
 #: most cases, a slot pool's poll has found the task of such a row before.
 _WHOLE_EVERY_SECONDS = 60.0
@@ -45,11 +47,11 @@ class Relay:
         if not self._broker.connected:
             return None
         async with self._pool.acquire() as connection:
-            announcements = await self._take(connection)
+            announcements, is_all = await self._take(connection)
         failpoints.reach("before_relay")
         sent = await self._send(announcements) if announcements else 0
         metrics.RELAYED.inc(sent)
-        return 0.0 if sent >= _BATCH else None
+        return None if is_all or sent < len(announcements) else 0.0
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:
         """Send all hints together. If that fails, send each hint by itself: so a hint that cannot be sent delays no
@@ -70,14 +72,19 @@ class Relay:
         drop the hint. A poll finds its task.
         """
         async with self._pool.acquire() as connection, connection.transaction():
-            if await set_aside(connection, DUTY, announcement.outbox_id, error) >= STUCK_AFTER:
-                await outbox.drop(connection, announcement.outbox_id)
+            outbox_id = announcement.outbox_id
+            assert outbox_id is not None  # the relay takes rows of `outbox` only
+            if await set_aside(connection, DUTY, outbox_id, error) >= STUCK_AFTER:
+                await outbox.drop(connection, outbox_id)
                 log.error("a hint that cannot be sent was dropped", task_id=str(announcement.hint.task_id))
 
-    async def _take(self, connection: Connection) -> list[Announcement]:
+    async def _take(self, connection: Connection) -> tuple[list[Announcement], bool]:
+        """The hints of one turn, and whether no other hints are due."""
         started_at, seconds_back = monotonic(), self._window.seconds_back()
+        batches = await outbox.split(connection, _BATCHES, seconds_back)
         announcements = await outbox.take(connection, _BATCH, seconds_back)
         self._window.polled(started_at, whole=seconds_back is None, oldest=None, min_overdue=0.0)
-        if len(announcements) == _BATCH:
+        is_all = batches < _BATCHES and len(announcements) < _BATCH
+        if not is_all:
             self._window.forget()
-        return announcements
+        return announcements, is_all

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import Announcement, HintBatch
 from leasehold.db.database import Connection
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.pacing import PIECE_SIZE
@@ -70,12 +70,23 @@ WITH new_job AS MATERIALIZED (
     -- Of a job with a single task, the view `history` derives this event.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT id, 1, tenant_id, 'submitted', status FROM new_job WHERE single_task IS NULL
+), runnable AS MATERIALIZED (
+    SELECT id, job_id, queue, priority, trace, count(*) OVER () AS runnable_count FROM new_task
+    WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
+), single AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+    FROM runnable WHERE runnable_count = 1
+    RETURNING id
+), batch AS (
+    -- Several hints are one row, which writes a tenth of what their rows would.
+    INSERT INTO outbox_batch (task_ids, relay_at)
+    SELECT array_agg(id), clock_timestamp() + interval '1 second' FROM runnable HAVING count(*) > 1
+    RETURNING id
 )
-INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
-FROM new_task
-WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
-RETURNING id AS outbox_id, task_id, queue, priority, headers
+SELECT (SELECT id FROM single) AS outbox_id, (SELECT id FROM batch) AS batch_id,
+       id AS task_id, queue, priority, trace AS headers
+FROM runnable
 """
 
 
@@ -132,4 +143,6 @@ def _records(jobs: Sequence[NewJob]) -> tuple[list[dict[str, Any]], list[dict[st
 async def _write(
     connection: Connection, jobs: Sequence[Mapping[str, Any]], tasks: Sequence[Mapping[str, Any]]
 ) -> list[Announcement]:
-    return [Announcement.from_row(row) for row in await connection.fetch(SUBMIT, jobs, tasks)]
+    rows = await connection.fetch(SUBMIT, jobs, tasks)
+    batch = HintBatch.of(rows)
+    return [Announcement.from_row(row, batch) for row in rows]

@@ -50,9 +50,20 @@ WITH new_job AS MATERIALIZED (
     -- Of a job with a single task, the view `history` derives this event.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT id, 1, tenant_id, 'submitted', status FROM new_job WHERE single_task IS NULL
+), runnable AS MATERIALIZED (
+    SELECT id, job_id, queue, priority, trace, count(*) OVER () AS runnable_count FROM new_task
+    WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
+), single AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+    FROM runnable WHERE runnable_count = 1
+    RETURNING id
+), batch AS (
+    -- Several hints are one row, which writes a tenth of what their rows would.
+    INSERT INTO outbox_batch (task_ids, relay_at)
+    SELECT array_agg(id), clock_timestamp() + interval '1 second' FROM runnable HAVING count(*) > 1
+    RETURNING id
 )
-INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
-FROM new_task
-WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
-RETURNING id AS outbox_id, task_id, queue, priority, headers
+SELECT (SELECT id FROM single) AS outbox_id, (SELECT id FROM batch) AS batch_id,
+       id AS task_id, queue, priority, trace AS headers
+FROM runnable
