@@ -49,7 +49,7 @@ from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
 from leasehold.kinds.settings import check_settings
-from leasehold.pipelines import SHIPPED, completed, kinds_of
+from leasehold.pipelines import SHIPPED, kinds_of, with_bulk_operations
 from leasehold.settings import Settings
 
 #: The paths that need no key: for monitoring, and for programs that generate a client. Kinds of work may name further
@@ -98,7 +98,7 @@ def make_app(settings: Settings) -> FastAPI:
 
     Raises DeclarationError for pipelines or kinds of work that cannot be served.
     """
-    pipelines = completed(Pipelines.from_source(settings.pipelines))
+    pipelines = with_bulk_operations(Pipelines.from_source(settings.pipelines))
     kinds = kinds_of(pipelines)
     check_settings(kinds)
 

@@ -20,7 +20,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.schemas import schemas_of
 from leasehold.kinds.settings import check_settings
-from leasehold.pipelines import completed, kinds_of
+from leasehold.pipelines import kinds_of, with_bulk_operations
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.telemetry.listener import Health
@@ -41,7 +41,8 @@ _PULSE_SECONDS = 5.0
 
 class Worker:
     """One worker. `queues`: the queues that it serves now. Isolated queues are added when the children have started:
-    only then the worker knows which fences confine the children.
+    only then the worker knows which fences confine the children. (A fence is a mechanism of the kernel: Landlock, for
+    example.)
     """
 
     parts: Parts
@@ -49,7 +50,9 @@ class Worker:
     def __init__(self, settings: Settings, pipelines: Pipelines | None = None, *, health: Health | None = None) -> None:
         self.id = new_id()  # new at every start: else the leases of a dead process would look like this worker's
         self.settings = settings
-        self.pipelines = completed(pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines))
+        self.pipelines = with_bulk_operations(
+            pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
+        )
         check_settings(kinds_of(self.pipelines))
         self.queues: frozenset[str] = frozenset()
         self.health = health or Health()
@@ -135,13 +138,16 @@ class Worker:
         the running attempts end (drain), and then raise DeclarationError.
         """
         try:
+            # All queues that the worker may serve. If the children lack fences, only the inline queues, as before.
             queues = await asyncio.shield(self.parts.warming)
         except DeclarationError:
             await self.drain()
             raise
         if queues != self.queues and not self._draining:
             await self.parts.registration.change_queues(self.parts.pool, queues)
-            if not self._draining:  # a drain that began meanwhile would wait for the new pool's polls without end
+            # A drain that began meanwhile has stopped the claiming of the pools that it found. A pool that started now
+            # would go on claiming, and the drain would wait for it without end.
+            if not self._draining:
                 self.parts.slot_pools.start_isolated(self._chosen.isolated)
                 self.queues = queues
                 self._log_serving(later=frozenset())

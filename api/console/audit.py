@@ -18,7 +18,7 @@ from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
 from leasehold.api.fleet import audit as endpoints
 from leasehold.api.http.cursors import InstantCursor
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import audit
@@ -47,7 +47,7 @@ class CheckedChain:
 
 
 @router.get("/audit")
-@may_lag
+@may_read_standby
 async def show_audit(
     request: Request,
     caller: Reader,

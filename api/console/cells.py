@@ -15,7 +15,7 @@ from leasehold.api.console.session import SignedIn
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
 from leasehold.api.fleet import cells as endpoints
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db.cell_reads import MAX_COUNTED
@@ -26,7 +26,7 @@ _SHARED_SECONDS = 2.0
 
 
 @router.get("/cells")
-@may_lag
+@may_read_standby
 async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Query(max_length=100)] = "") -> Response:
     """`find`: the id of a job, or the name of a tenant."""
     endpoints.cells_of(services_of(request))  # raises NotFound if the installation has no cells

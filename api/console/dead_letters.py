@@ -16,7 +16,7 @@ from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import InstantCursor
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.jobs import dead_letters as endpoints
 from leasehold.api.jobs.schemas import BulkReplayRequest
 from leasehold.api.process.keyring import Caller
@@ -38,7 +38,7 @@ _MAX_FINGERPRINT = 64
 
 
 @router.get("/dead-letters")
-@may_lag
+@may_read_standby
 async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Response:
     groups = await endpoints.largest_groups(services_of(request), caller, kind or None, _MAX_GROUPS, _MAX_GROUPED)
     address = f"{request.url.path}?{request.url.query}"
@@ -55,7 +55,7 @@ async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Resp
 
 
 @router.get("/dead-letters/{fingerprint}")
-@may_lag
+@may_read_standby
 async def show_group(
     request: Request,
     caller: Reader,

@@ -22,7 +22,7 @@ from leasehold.api.console.session import SignedIn, viewer_of
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
 from leasehold.api.http.cursors import IdCursor, id_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs import views
 from leasehold.api.jobs.lists import list_page, scope_of
@@ -64,7 +64,7 @@ VIEWS = (
 
 
 @router.get("/jobs")
-@may_lag
+@may_read_standby
 async def show_jobs(
     request: Request,
     caller: Reader,
@@ -93,7 +93,7 @@ async def _saved(request: Request, caller: Caller) -> list[Row]:
 
 
 @router.get("/jobs/fresh")
-@may_lag
+@may_read_standby
 async def refresh_jobs(
     request: Request,
     caller: Reader,

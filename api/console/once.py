@@ -66,6 +66,7 @@ def press_of(request: Request, form: Form) -> str | None:
     """
     if not form.get("once"):
         return None
+    # The field `token` has the CSRF token, which differs from page to page.
     fields = [[name, value] for name, value in form.pairs if name != "token"]
     parts = [viewer_of(request).session.nonce, request.url.path, fields]
     return hashlib.sha256(orjson.dumps(parts)).hexdigest()

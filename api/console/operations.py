@@ -17,7 +17,7 @@ from leasehold.api.console.rendering import content_of, form_idempotency_key, go
 from leasehold.api.console.routes import Fields, form_error, whole_number
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.jobs import operations as endpoints
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.process.keyring import Caller
@@ -31,7 +31,7 @@ _PAGE = 50
 
 
 @router.get("/operations")
-@may_lag
+@may_read_standby
 async def show_operations(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
     answer = content_of(await endpoints.list_operations(request, caller, cursor, _PAGE))
     return page(

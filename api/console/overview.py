@@ -16,7 +16,7 @@ from leasehold.api.console.rendering import page
 from leasehold.api.console.session import Anybody
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import overview_reads
@@ -41,7 +41,7 @@ class State:
 
 
 @router.get("/")
-@may_lag
+@may_read_standby
 async def show_overview(request: Request, caller: Anybody) -> Response:
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)

@@ -15,7 +15,7 @@ from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
 from leasehold.api.fleet import people as endpoints
 from leasehold.api.http.cursors import InstantCursor
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid
@@ -29,7 +29,7 @@ _ROLES = (*NAMES, "provider")
 
 
 @router.get("/people")
-@may_lag
+@may_read_standby
 async def show_people(
     request: Request,
     caller: Admin,

@@ -17,7 +17,7 @@ from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
 from leasehold.api.fleet import operators as endpoints
 from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db import overview_reads, run_reads
@@ -35,7 +35,7 @@ _MAX_QUEUES = 200
 
 
 @router.get("/queues")
-@may_lag
+@may_read_standby
 async def show_queues(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
 
@@ -74,7 +74,7 @@ async def resume(request: Request, queue: endpoints.QueueName, caller: Operator)
 
 
 @router.get("/workers")
-@may_lag
+@may_read_standby
 async def show_workers(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
 
@@ -103,7 +103,7 @@ async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response
 
 
 @router.get("/limits")
-@may_lag
+@may_read_standby
 async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor = None) -> Response:
     async with services_of(request).pool.acquire() as connection:
         rows = await overview_reads.limits(connection, texts_at(cursor))
@@ -122,7 +122,7 @@ async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor =
 
 
 @router.get("/limits/jobs")
-@may_lag
+@may_read_standby
 async def show_jobs_at_limit(
     request: Request,
     _caller: Operator,

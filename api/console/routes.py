@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.console import session
 from leasehold.api.console.rendering import go_to, is_path, page, path_of
-from leasehold.api.http.may_lag import stay_fresh, with_standby
+from leasehold.api.http.may_read_standby import stay_fresh, with_standby
 from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_of
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of

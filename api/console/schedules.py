@@ -18,7 +18,7 @@ from leasehold.api.console.rendering import content_of, form_idempotency_key, go
 from leasehold.api.console.routes import Fields, form_error, typed_instant, typed_json
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.jobs.lists import list_page
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
@@ -39,7 +39,7 @@ _CHANGEABLE = ("cron", "timezone", "enabled", "overlap", "catch_up", "payload_te
 
 
 @router.get("/schedules")
-@may_lag
+@may_read_standby
 async def show_schedules(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
     answer = content_of(await endpoints.list_schedules(request, caller, cursor, _PAGE))
     schedules = [_with_words(schedule) for schedule in answer["schedules"]]

@@ -16,7 +16,7 @@ from leasehold.api.console.rendering import content_of, page
 from leasehold.api.console.routes import Fields, Form
 from leasehold.api.console.session import SignedIn
 from leasehold.api.http.cursors import IdCursor
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.jobs import unsettled as endpoints
 from leasehold.api.jobs.schemas import BulkSettleRequest, SettleItem
 from leasehold.api.process.keyring import Caller
@@ -31,7 +31,7 @@ _ACTIONS_DONE = {"adopt": "adopted", "again": "ordered again", "give_up": "given
 
 
 @router.get("/to-settle")
-@may_lag
+@may_read_standby
 async def show_unsettled(
     request: Request,
     caller: Reader,
@@ -53,7 +53,7 @@ async def show_unsettled(
 @router.post("/to-settle/settle")
 async def settle(request: Request, caller: Operator, form: Fields) -> Response:
     """Settle the orders that were picked. The action `adopt` takes an order that the person has found at the provider.
-    It needs the order's id there, in the field `ref-<job id>`.
+    It needs the provider's id of the order, in the field `ref-<job id>`.
     """
     action: Any = form.get("action", "")
     picked = dict.fromkeys(form.picked("job"))

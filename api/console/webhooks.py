@@ -14,7 +14,7 @@ from leasehold.api.auth.security import WEBHOOKS_WRITE
 from leasehold.api.console.rendering import content_of, form_idempotency_key, go_to, page
 from leasehold.api.console.routes import Fields
 from leasehold.api.console.session import SignedIn
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.runs import webhooks as endpoints
 from leasehold.domain.errors import NotFound
@@ -25,7 +25,7 @@ _DELIVERIES = 50
 
 
 @router.get("/webhooks")
-@may_lag
+@may_read_standby
 async def show_webhooks(request: Request, caller: Owner) -> Response:
     return page(request, "webhooks.html", webhooks=await _list_webhooks(request, caller))
 
@@ -37,7 +37,7 @@ async def _list_webhooks(request: Request, caller: Caller) -> list[dict[str, Any
 
 
 @router.get("/webhooks/{webhook_id}")
-@may_lag
+@may_read_standby
 async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
     webhooks = await _list_webhooks(request, caller)
     webhook = next((webhook for webhook in webhooks if webhook["id"] == str(webhook_id)), None)

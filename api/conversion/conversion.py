@@ -39,7 +39,7 @@ from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.multipart import form_too_slow
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
@@ -352,7 +352,7 @@ async def cancel_conversion(
         }
     ),
 )
-@may_lag
+@may_read_standby
 async def list_conversions(
     request: Request,
     response: Response,

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from leasehold.api.auth.security import AUDIT_READ, Require, tenant_to_list
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
@@ -72,7 +72,7 @@ class AuditPage(BaseModel):
     response_model=AuditPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
-@may_lag
+@may_read_standby
 async def list_audit(
     request: Request,
     caller: Reader,

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.fleet.health import readiness_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -113,7 +113,7 @@ class FoundInCells(BaseModel):
     response_model=CellList,
     responses=problems(_NO_CELLS),
 )
-@may_lag
+@may_read_standby
 async def list_cells(request: Request, _caller: Operator) -> Response:
     return json_response({"cells": [cell.model_dump() for cell in await all_cells(request)]})
 
@@ -127,7 +127,7 @@ async def list_cells(request: Request, _caller: Operator) -> Response:
     response_model=CellLoad,
     responses=problems(_NO_CELLS),
 )
-@may_lag
+@may_read_standby
 async def get_own_cell(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
     return json_response((await _own_load(services, cells_of(services).own)).model_dump())

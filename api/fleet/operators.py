@@ -13,7 +13,7 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response, publish_and_admit
 from leasehold.api.process.keyring import Caller
@@ -81,7 +81,7 @@ class Limit(BaseModel):
     "workers) and `paused_because`.",
     responses=problems({}),
 )
-@may_lag
+@may_read_standby
 async def list_queues(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:
         return json_response({"queues": [dict(row) for row in await run_reads.queues(connection)]})
@@ -108,12 +108,12 @@ async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> 
     async with services.pool.acquire() as connection, connection.transaction():
         hints = await fleet.resume(connection, queue)
         await record(connection, caller, "queue.resumed", queue, tenant_id=EVERYBODY)
-    await publish_and_admit(services, hints)
+    services.announcer.announce(hints)
     return json_response({"queue": queue, "paused": False})
 
 
 @router.get("/workers", operation_id="listWorkers", summary="List workers", responses=problems({}))
-@may_lag
+@may_read_standby
 async def list_workers(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:
         return json_response({"workers": [dict(row) for row in await run_reads.workers(connection)]})
@@ -142,7 +142,7 @@ async def drain_worker(request: Request, worker_id: UUID, caller: Operator) -> R
     summary="List limits, by tenant and key",
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
-@may_lag
+@may_read_standby
 async def list_limits(
     request: Request,
     _caller: Operator,

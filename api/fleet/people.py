@@ -18,7 +18,7 @@ from leasehold.api.auth.security import PEOPLE_WRITE, Require, tenant_of, tenant
 from leasehold.api.fleet.keys import refuse_scopes_not_held
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -84,7 +84,7 @@ def _json_of(row: Row) -> dict[str, Any]:
     response_model=People,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
-@may_lag
+@may_read_standby
 async def list_people(
     request: Request,
     caller: Admin,

@@ -14,7 +14,6 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Request, Response
 
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import NotFound, Unavailable
 from leasehold.domain.states import JOB_TERMINAL
@@ -50,7 +49,7 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
         if hints:
-            await publish_and_admit(services, hints)
+            services.announcer.announce(hints)
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if monotonic() > deadline:
             raise Unavailable("not_waiting", "The generation is not waiting for a callback now. Send it again.")

@@ -12,7 +12,7 @@ from leasehold.api.generation.schemas import SERVER_ID, TASK_ID, GenerationAnswe
 from leasehold.api.generation.view import answer, etag, is_finished, statistics, unknown
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
@@ -123,7 +123,7 @@ async def _find(request: Request, caller: Caller, kind: Kind, task_id: str) -> R
     response_model=GenerationStatistics,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
 )
-@may_lag
+@may_read_standby
 async def generation_statistics(
     request: Request, caller: Reader, server_id: Annotated[str | None, Query(pattern=SERVER_ID)] = None
 ) -> GenerationStatistics:

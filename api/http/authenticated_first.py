@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from leasehold.api.auth.security import bearer, requirements
 from leasehold.api.http.edge import identity_of
-from leasehold.api.http.may_lag import with_standby
+from leasehold.api.http.may_read_standby import with_standby
 from leasehold.api.http.media_types import JSON, is_json, wrong_type
 from leasehold.api.http.strict_json import refusal
 from leasehold.api.process.services import services_of

@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from leasehold.api.http.document import complete_document
-from leasehold.api.http.may_lag import LAG_HEADER, lags
+from leasehold.api.http.may_read_standby import LAG_HEADER, is_marked
 from leasehold.api.http.problem_schema import ProblemAnswer
 from leasehold.api.http.problems import MEDIA_TYPE
 
@@ -76,7 +76,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 def _describe_lags(built: dict[str, Any], app: FastAPI) -> None:
     """Describe the header of answers that may come from a standby."""
     for route in app.routes:
-        if isinstance(route, APIRoute) and lags(route.endpoint) and route.path in built["paths"]:
+        if isinstance(route, APIRoute) and is_marked(route.endpoint) and route.path in built["paths"]:
             built["paths"][route.path]["get"]["responses"]["200"].setdefault("headers", {})[LAG_HEADER] = {
                 "description": "The answer is at most this many seconds old, because it is from a standby of the "
                 "database. An answer without this header is from the primary. A request with `Cache-Control: no-cache` "

@@ -47,7 +47,7 @@ async def publish_and_admit(
                 services.announcer.announce(await concurrency.admit(connection, limits, departed))
 
 
-async def publish_and_admit_run(services: Services, effects: CreatedRun) -> None:
+async def publish_run_effects(services: Services, effects: CreatedRun) -> None:
     """Call this after the commit that created a run or retried one. It counts the runs that this run has ended, then
     calls `publish_and_admit`.
     """

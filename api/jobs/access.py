@@ -22,7 +22,7 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Forbidden, Gone, NotFound
 from leasehold.domain.sentences import to_the_second
 from leasehold.domain.states import JobState
-from leasehold.kinds.job_kinds import JobKind, NameableJobs
+from leasehold.kinds.job_kinds import JobKind, PermittedJobs
 from leasehold.pipelines.operations.pipeline import bulk_operation
 
 
@@ -87,11 +87,11 @@ def check_retry(access: JobAccess) -> None:
         raise Forbidden("insufficient_scope", f"To retry a bulk delete, the API key needs the scope {JOBS_DELETE}.")
 
 
-def nameable_jobs_of(
+def permitted_jobs_of(
     services: Services, caller: Caller, *, write: bool = False, kind: str | None = None
-) -> NameableJobs:
+) -> PermittedJobs:
     """The jobs that the caller may read or, with `write`, change. `kind`: only of this kind; None: of every kind."""
-    return services.job_kinds.nameable_jobs(tenant_of(caller), caller.scopes, write=write, kind=kind)
+    return services.job_kinds.permitted_jobs(tenant_of(caller), caller.scopes, write=write, kind=kind)
 
 
 def gone(tombstone: Row) -> Gone:

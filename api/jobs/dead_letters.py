@@ -18,9 +18,9 @@ from leasehold.actions.retrying import revive, template_of
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
-from leasehold.api.http.responses import json_response, publish_and_admit_run
+from leasehold.api.http.responses import json_response, publish_run_effects
 from leasehold.api.jobs.access import JobAccess, access_of, check_retry
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.retrying import retry
@@ -45,7 +45,7 @@ Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_scope=RUNS_READ))]
     summary="List dead letters, latest first",
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )
-@may_lag
+@may_read_standby
 async def list_dead_letters(
     request: Request,
     caller: Reader,
@@ -89,8 +89,8 @@ def dead_letter_filter(
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
     if runs_only and kind not in (None, RUN):
         return DeadLetterFilter(False, (), kinds.owned, template, code)
-    nameable = kinds.nameable_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
-    return DeadLetterFilter(nameable.runs, nameable.pipelines, kinds.owned, template, code)
+    permitted = kinds.permitted_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
+    return DeadLetterFilter(permitted.runs, permitted.pipelines, kinds.owned, template, code)
 
 
 def _json_of(services: Services, row: Row) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _json_of(services: Services, row: Row) -> dict[str, Any]:
 
 
 @router.get("/groups", operation_id="groupDeadLetters", summary="Group dead letters by cause", responses=problems({}))
-@may_lag
+@may_read_standby
 async def group_dead_letters(
     request: Request,
     caller: Reader,
@@ -155,7 +155,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
             limit_headers = await services.admission.charge(connection, caller.payer, len(job_ids))
         replayed, refused = await _replay_each(services, connection, caller, job_ids)
     for effects in replayed:
-        await publish_and_admit_run(services, effects)
+        await publish_run_effects(services, effects)
     replayed_ids = [effects.id for effects in replayed]
     return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
 

@@ -50,7 +50,7 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
 
 
 def _by(access: JobAccess) -> str:
-    """Who acts, as the events of the job name the caller."""
+    """The caller's name in the events of the job."""
     return f"client {access.caller.client_id}"
 
 
@@ -68,7 +68,7 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     The transaction writes the tombstone: after it, no reader finds the job. After the commit, this function deletes the
     objects (without holding a connection) and then the rows. If the store is away, retention deletes both later.
     """
-    effects = Effects()
+    effects = Effects()  # `ending.delete` fills it
     async with services.pool.acquire() as connection:
         limit_names = await concurrency.limits_of(connection, [access.id])
         async with connection.transaction():
@@ -78,6 +78,7 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, limit_names, [access.id])
     if prefix is None:
+        # The job is absent if its cancel had been requested before.
         return effects.states.get(access.id, JobState.CANCEL_REQUESTED)
     await _remove_objects_and_rows(services, access, prefix)
     return None

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from leasehold.api.auth.security import JOBS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
-from leasehold.api.jobs.access import nameable_jobs_of
+from leasehold.api.jobs.access import permitted_jobs_of
 from leasehold.api.jobs.schemas import JobList
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
@@ -44,7 +44,7 @@ router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFi
         "wrong character; `filter_too_broad`",
     }),
 )  # fmt: skip
-@may_lag
+@may_read_standby
 async def list_jobs(
     request: Request,
     caller: Annotated[Caller, Depends(Require(JOBS_READ))],
@@ -78,11 +78,11 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
     kinds = services.job_kinds
     if job_filter.kind is not None and kinds.named(job_filter.kind) is None:
         raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
-    nameable = nameable_jobs_of(services, caller, kind=job_filter.kind)
-    tenant_id = nameable.tenant_id if nameable.tenant_id is not None else job_filter.tenant
-    if nameable.is_empty or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
+    permitted = permitted_jobs_of(services, caller, kind=job_filter.kind)
+    tenant_id = permitted.tenant_id if permitted.tenant_id is not None else job_filter.tenant
+    if permitted.is_empty or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
-    return Scope(tenant_id, nameable.pipelines, nameable.runs, kinds.unowned, kinds.owned)
+    return Scope(tenant_id, permitted.pipelines, permitted.runs, kinds.unowned, kinds.owned)
 
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:

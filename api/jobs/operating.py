@@ -12,8 +12,8 @@ from typing import Any
 from leasehold.api.auth import audit
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE
 from leasehold.api.http.idempotent import Answer, once
-from leasehold.api.http.responses import encoded, publish_and_admit
-from leasehold.api.jobs.access import nameable_jobs_of
+from leasehold.api.http.responses import encoded
+from leasehold.api.jobs.access import permitted_jobs_of
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
@@ -61,14 +61,14 @@ def _filter_and_scope(
     except InvalidFilter as error:
         error.pointer = "#/filter"
         raise
-    nameable = nameable_jobs_of(services, caller, write=True, kind=job_filter.kind)
+    permitted = permitted_jobs_of(services, caller, write=True, kind=job_filter.kind)
     operation_pipelines = {pipeline.name for pipeline in OPERATION.pipelines}
-    pipelines = tuple(name for name in nameable.pipelines if name not in operation_pipelines)
-    if not nameable.runs and not pipelines:
+    pipelines = tuple(name for name in permitted.pipelines if name not in operation_pipelines)
+    if not permitted.runs and not pipelines:
         raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
-    of_tenant = nameable.tenant_id if nameable.tenant_id is not None else job_filter.tenant
+    of_tenant = permitted.tenant_id if permitted.tenant_id is not None else job_filter.tenant
     kinds = services.job_kinds
-    return job_filter, Scope(of_tenant, pipelines, nameable.runs, kinds.unowned, kinds.owned)
+    return job_filter, Scope(of_tenant, pipelines, permitted.runs, kinds.unowned, kinds.owned)
 
 
 def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> None:
@@ -146,7 +146,7 @@ async def submit(
 
     request_hash = fingerprint(b"POST /v1/operations", request.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    await publish_and_admit(services, hints)
+    services.announcer.announce(hints)
     return Submitted(answer, limit_headers)
 
 

@@ -13,7 +13,7 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import IdempotencyKey
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.jobs.access import check_targets
@@ -68,7 +68,7 @@ async def create_operation(
     response_model=OperationList,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )
-@may_lag
+@may_read_standby
 async def list_operations(
     request: Request, caller: Reader, cursor: IdCursor = None, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> Response:

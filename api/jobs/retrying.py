@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.http.early import refuse_early
-from leasehold.api.http.responses import publish_and_admit_run
+from leasehold.api.http.responses import publish_run_effects
 from leasehold.api.jobs.access import JobAccess, check_retry, state_now
 from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
@@ -42,5 +42,5 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)
         status = await jobs.state_of(connection, access.id)
-    await publish_and_admit_run(services, effects)
+    await publish_run_effects(services, effects)
     return status, charge.fields

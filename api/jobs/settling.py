@@ -7,7 +7,7 @@ If two people settle the same order, the first decides. The second gets a Confli
 from __future__ import annotations
 
 from leasehold.actions.retrying import revive
-from leasehold.api.http.responses import publish_and_admit_run
+from leasehold.api.http.responses import publish_run_effects
 from leasehold.api.jobs.access import JobAccess
 from leasehold.api.jobs.ending import record
 from leasehold.api.jobs.schemas import SettleRequest
@@ -44,7 +44,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
             connection, access, "job.settled", settlement=body.action, ref=body.ref, reason=body.reason or None
         )
     if effects is not None:
-        await publish_and_admit_run(services, effects)
+        await publish_run_effects(services, effects)
     return limit_headers
 
 

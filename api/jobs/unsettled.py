@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, RUNS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.jobs.access import find
@@ -39,13 +39,14 @@ _ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
     description="`orders`: failed jobs that sent an order whose outcome is unknown, with what was sent, when and to "
     "whom. `approvals`: runs whose workflow waits for signals. `external`: steps that no external worker has claimed, "
     "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: webhooks that the platform "
-    "disabled. `schedules`: schedules that the platform paused, for a key with `runs:read`. A page of `orders` "
-    "searches 10,000 failed jobs of each code, and a page of `approvals` 10,000 unfinished jobs. Such a page may have "
-    "fewer items than `limit`, and a `next_cursor`. A page of `external` searches 10,000 jobs with external steps.",
+    "disabled. `schedules`: schedules that the platform paused; only a key with `runs:read` gets them. A page of "
+    "`orders` searches 10,000 failed jobs of each error code, and a page of `approvals` 10,000 unfinished jobs. So a "
+    "page of `orders` or `approvals` may have fewer items than `limit`, and a `next_cursor`. A page of `external` "
+    "searches 10,000 jobs with external steps.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
-@may_lag
+@may_read_standby
 async def list_unsettled(
     request: Request,
     caller: Reader,
@@ -85,7 +86,7 @@ def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> lis
     kinds = services.job_kinds
     return [
         (pipeline, orders.step, code)
-        for pipeline in kinds.nameable_jobs(tenant_id, caller.scopes, write=False).pipelines
+        for pipeline in kinds.permitted_jobs(tenant_id, caller.scopes, write=False).pipelines
         if (orders := kinds.of(pipeline, is_run=False).operations.unknown_orders) is not None
         for code in orders.codes
     ]
@@ -103,6 +104,7 @@ async def _orders(
     for row in rows:
         kind = kinds.of(row["pipeline"], is_run=False)
         assert kind.operations.unknown_orders is not None
+        # `note`: what the step wrote down before it sent the order.
         sent = kind.operations.unknown_orders.sent(row["params"], row["note"] or {}, row["job_id"])
         items.append({
             "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": kind.name, "since": row["since"],
@@ -114,7 +116,7 @@ async def _orders(
 async def _approvals(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
-    if not services.job_kinds.nameable_jobs(tenant_id, caller.scopes, write=False).runs:
+    if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:
         return [], None
     rows, next_id = await unsettled.waiting_runs(connection, tenant_id, before, limit)
     items = [
@@ -131,7 +133,7 @@ async def _approvals(
 async def _external(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
-    if not services.job_kinds.nameable_jobs(tenant_id, caller.scopes, write=False).runs:
+    if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:
         return [], None
     seconds = services.settings.external_silent_seconds
     rows = await unsettled.silent_steps(connection, tenant_id, seconds, before, limit + 1)

@@ -1,4 +1,5 @@
-"""Lends connections to the standby of PostgreSQL, to requests whose answers may be some seconds old (http/may_lag.py).
+"""Lends connections to the standby of PostgreSQL, to requests whose answers may be some seconds old
+(http/may_read_standby.py).
 
 While a request reads from the standby, every connection that it acquires leads to the standby. The request's `Reading`
 knows the greatest possible age of the answer.

@@ -23,7 +23,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.quick import QuickRoute
-from leasehold.api.http.responses import encoded, json_response, publish_and_admit_run
+from leasehold.api.http.responses import encoded, json_response, publish_run_effects
 from leasehold.api.http.tags import json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
@@ -115,7 +115,7 @@ async def _create_alone(
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
     for run, effects in created:
-        await publish_and_admit_run(services, effects)
+        await publish_run_effects(services, effects)
         _record_submission(run)
     return accepted_response(answer, limit_headers)
 

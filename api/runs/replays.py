@@ -16,7 +16,7 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
-from leasehold.api.http.responses import json_response, publish_and_admit_run
+from leasehold.api.http.responses import json_response, publish_run_effects
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.keyring import Caller
@@ -102,5 +102,5 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in created:
-        await publish_and_admit_run(services, effects)
+        await publish_run_effects(services, effects)
     return accepted_response(answer, limit_headers)

@@ -13,7 +13,7 @@ from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak_etag
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.jobs.access import JobAccess, access_of
@@ -40,7 +40,7 @@ Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
     response_model=RunList,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`, `scope_missing`"}),
 )
-@may_lag
+@may_read_standby
 async def list_runs(
     request: Request,
     caller: Reader,

@@ -24,9 +24,9 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL, CallbackUrl, check_callback_url
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
-from leasehold.api.http.responses import encoded, json_response, publish_and_admit_run
+from leasehold.api.http.responses import encoded, json_response, publish_run_effects
 from leasehold.api.http.tags import Tags, json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
@@ -242,7 +242,7 @@ def _next(expression: str, timezone: str) -> datetime | None:
 
 
 @router.get("", operation_id="listSchedules", summary="List schedules, newest first", responses=problems({}))
-@may_lag
+@may_read_standby
 async def list_schedules(
     request: Request,
     caller: Reader,
@@ -386,7 +386,7 @@ async def run_now(
     if answer.status_code == HTTPStatus.CONFLICT:
         raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
     for effects in started:
-        await publish_and_admit_run(services, effects)
+        await publish_run_effects(services, effects)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
@@ -444,7 +444,7 @@ async def backfill(
     async with services.bulk.turn(caller.tenant_id):
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for effects in started:
-        await publish_and_admit_run(services, effects)
+        await publish_run_effects(services, effects)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 

@@ -16,7 +16,7 @@ from leasehold.api.auth.security import RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import encoded, json_response, publish_and_admit
+from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.runs import find_listed_run
@@ -79,5 +79,5 @@ async def signal_run(
 
     request_hash = fingerprint(f"POST /v1/runs/{run_id}/signals/{name}".encode(), payload_json)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    await publish_and_admit(services, hints)
+    services.announcer.announce(hints)
     return json_response(answer.body, answer.status_code)

@@ -20,9 +20,9 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
-from leasehold.api.http.may_lag import may_lag
+from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import encoded, json_response, publish_and_admit
+from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.broker.outbox import Announcement
@@ -106,12 +106,14 @@ async def create_webhook(
 ) -> Response:
     services = services_of(request)
     sealed = Sealing(services.settings).seal(new_secret())
-    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
-    if is_checked:
+    repeated = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if not repeated:
         await _check_url(services, body.url)
 
     async def work(connection: Connection) -> Answer:
-        if not is_checked:  # the stored answer expired after `is_repeated`
+        # `once` calls this only if no answer is stored. If one was stored before, it has expired meanwhile, and nobody
+        # has checked the URL.
+        if repeated:
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await check_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
         row = await connection.fetchrow(
@@ -128,8 +130,8 @@ async def create_webhook(
 
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    async with services.pool.acquire() as connection:  # jobs that were submitted before the webhook report to it, too
-        await webhooks.watch(connection, caller.tenant_id, services.job_kinds.subjects)
+    async with services.pool.acquire() as connection:  # also the jobs that are older than the webhook report to it
+        await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
     return await _with_secret(services, caller, answer)
 
 
@@ -163,7 +165,7 @@ async def change_webhook(request: Request, webhook_id: UUID, body: Changes, call
     async with services.pool.acquire() as connection:
         row = await _write_changes(connection, caller, webhook_id, body)
         if row["enabled"]:
-            await webhooks.watch(connection, caller.tenant_id, services.job_kinds.subjects)
+            await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
     return json_response(_answer(row))
 
 
@@ -252,7 +254,7 @@ async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> R
     summary="List the latest deliveries",
     responses=problems(_MISSING),
 )
-@may_lag
+@may_read_standby
 async def list_deliveries(
     request: Request, webhook_id: UUID, caller: Owner, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> Response:
@@ -304,7 +306,7 @@ async def send_test(
 async def redeliver(
     request: Request, webhook_id: UUID, delivery_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """The same message with the same `webhook-id`, to the URL that the webhook has now."""
+    """The same message, with the same id (the header `webhook-id`), goes to the URL that the webhook has now."""
 
     async def params(connection: Connection) -> dict[str, Any]:
         sent_params = await connection.fetchval(
@@ -316,7 +318,7 @@ async def redeliver(
         )
         if sent_params is None:
             raise NotFound("delivery_not_found", "There is no such delivery.")
-        # `message` is the id that receivers see as `webhook-id`: the id of the first delivery of the message.
+        # `message` is the id of the message: the id of its first delivery.
         return {"event": sent_params["event"], "message": sent_params.get("message") or str(delivery_id)}
 
     return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, params)
@@ -362,5 +364,5 @@ async def _send(
 
     request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, purpose)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    await publish_and_admit(services, hints)
+    services.announcer.announce(hints)
     return json_response(answer.body, answer.status_code, limit_headers)

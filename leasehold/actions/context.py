@@ -38,7 +38,12 @@ class Actions:
             return []
         keep_seconds = self.settings.retention_days * 86_400
         return await webhooks.dispatch(
-            connection, pipeline, keep_seconds, self.kinds.subjects, job_id=job_id, pipelines=self.templates.pipelines
+            connection,
+            pipeline,
+            keep_seconds,
+            self.kinds.reported_jobs,
+            job_id=job_id,
+            pipelines=self.templates.pipelines,
         )
 
 

@@ -94,7 +94,7 @@ class HttpLink:
         if run.ended and run.status != "succeeded":
             problem = run.error
             error = (run.status, f"the run is {run.status}") if problem is None else (problem.code, problem.message)
-        value = (run.result or {}).get(STEP)
+        value = (run.result or {}).get(STEP)  # {"value": the result}, or {"output": ...} if the object store has it
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
             large = await self._read(run_id)
@@ -103,7 +103,9 @@ class HttpLink:
     async def cancel(self, run_id: UUID, reason: str) -> str:
         """Ask the API to cancel the run. Returns the status that the run then has. Raises NotFound."""
         path = f"/v1/runs/{run_id}/cancel"
-        request = requests.Call("POST", path, models.JobAfterAction.model_validate, body={"reason": reason}, safe=True)
+        request = requests.Call(
+            "POST", path, models.JobAfterAction.model_validate, body={"reason": reason}, idempotent=True
+        )
         try:
             return (await _with_platform_errors(self._client.send(request))).status
         except errors.Conflict as error:
@@ -117,11 +119,11 @@ class HttpLink:
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
         """The chunks after number `after`. If there is no chunk yet, waits a moment first. Raises NotFound."""
-        # Read first whether the run has ended. If it has, nothing is emitted after the page is read.
+        # Read this first: if the run has ended before the page is read, the page misses no chunk.
         ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
-            "GET", f"/v1/runs/{run_id}/stream", lambda page: page["chunks"], params=params, safe=True
+            "GET", f"/v1/runs/{run_id}/stream", lambda page: page["chunks"], params=params, idempotent=True
         )
         chunks = chunks_of(await _with_platform_errors(self._client.send(request)), after, ended=ended)
         if not chunks.items and not chunks.is_end:
@@ -152,6 +154,7 @@ def _refuse_unsupported(call: Call[Any]) -> None:
         _refuse("The API chooses the ids of runs: give a key= in place of id=.")
     if call.debounce_key is not None:
         _refuse(f"{call.task.name} has a debounce, which the API cannot do: submit it to the database.")
+    # `call.key` is the caller's key (`options.key`), or else a key that the platform makes of the arguments.
     if call.key is not None and call.is_key_of_arguments:
         _refuse(f"{call.task.name} is unique by its arguments: give a key= of your own.")
 
@@ -189,6 +192,7 @@ def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
     request = requests.submit_many(
         first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at
     )
+    # `submit_many` gives all runs the same tags. Here each call has its own, so the field `runs` is set afterwards.
     batch_runs = [{"payload": dict(call.params), "tags": dict(call.options.tags or {})} for call in calls]
     return requests.with_body_fields(request, runs=batch_runs)
 
@@ -199,6 +203,8 @@ async def _with_platform_errors(request: Awaitable[T]) -> T:
         return await request
     except ApiError as error:
         if error.status == _TOO_MANY:
+            # `policy` and `at_most` are the name and the number of the limit. ApiError does not have them, and only an
+            # HTTP answer would show them.
             raise errors.TooMany(error.code, error.message, policy=error.code, at_most=0, retry_after=1) from error
         raise _ERRORS.get(error.status, errors.RequestError)(error.code, error.message) from error
     except Unavailable as error:

@@ -21,14 +21,15 @@ class StartedTask:
         (self._step,) = pipeline.steps
         self._arguments = arguments
         self._results = results
-        self.step_name = pipeline.name.partition(".")[2]
+        self.step_name = pipeline.name.partition(".")[2]  # in the workflow; the pipeline's own step has another name
         self.handler = f"{pipeline.name}.{self._step.name}"
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._arguments.encoded(args, kwargs)
 
     def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> Any:
-        from leasehold.app.writing import template_version_of  # noqa: PLC0415 - declaring a task needs no transitions
+        """For `ctx.start`."""
+        from leasehold.app.writing import template_version_of  # noqa: PLC0415 - code that only declares tasks does not load the database driver
         from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
 
         return NewRun(
@@ -40,6 +41,7 @@ class StartedTask:
         )
 
     def new_step(self) -> Mapping[str, Any]:
+        """For `ctx.run`."""
         return {
             "queue": self._step.queue,
             "max_attempts": self._step.max_attempts,

@@ -24,18 +24,20 @@ def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
 
 
 def _revision(planned: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
+    """`narrows`: why older code may fail after the revision; empty: the revision only adds."""
     return {
         "schema": planned.schema,
         "revision": planned.revision,
         "title": planned.title,
         "phase": planned.phase,
         "narrows": list(planned.narrows),
-        "may_run_before_the_new_code": planned.beside or None,
+        "may_run_before_the_new_code": planned.beside_old_code or None,
         "transactions": [[_statement(step, sizes) for step in transaction] for transaction in planned.transactions],
     }
 
 
 def _statement(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]:
+    """`stops`: the statements of others that wait for the lock, such as `writes`."""
     locks = [
         {
             "table": lock.table,
@@ -51,7 +53,7 @@ def _statement(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]
         "statement": step.statement,
         "known": step.effect.known,
         "locks": locks,
-        "held_while_reading": list(step.held_during),
+        "held_while_reading": list(step.scanned_under_locks),
     }
 
 
@@ -92,6 +94,7 @@ def _lines(step: PlannedStatement, sizes: dict[str, Size]) -> list[str]:
         rows = f" (about {size.rows:,} rows, {size.bytes / 2**20:,.0f} MiB)" if work and size else ""
         line = f"{lock.table}: {lock.mode}, {waits}{work}{rows}"
         if lock.stops:
-            line += f", until {' and '.join(step.held_during)} is read" if step.held_during else ", for a moment"
+            scanned = " and ".join(step.scanned_under_locks)
+            line += f", until {scanned} is read" if scanned else ", for a moment"
         lines.append(line)
     return lines

@@ -26,8 +26,8 @@ class Call(Generic[T]):
     """A request.
 
     `parse`: makes the result from the JSON of the answer. `files`: (field, path) of each file of the form. `keyed`: the
-    API accepts an idempotency key, and does nothing twice with the same `key`. `safe`: the request may be repeated
-    without a key.
+    API accepts an idempotency key, and does nothing twice with the same `key`. `idempotent`: the request may be
+    repeated without a key.
     """
 
     method: str
@@ -39,7 +39,7 @@ class Call(Generic[T]):
     files: Sequence[tuple[str, Path]] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     keyed: bool = False
-    safe: bool = False
+    idempotent: bool = False
     key: str | None = None
 
     def with_key(self) -> Call[T]:
@@ -52,7 +52,7 @@ class Call(Generic[T]):
     @property
     def repeatable(self) -> bool:
         """Whether the request may be sent again after its answer was lost."""
-        return self.keyed or self.safe
+        return self.keyed or self.idempotent
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Feed(Generic[T]):
 
 
 def _get(path: str, parse: Callable[[Any], T], **params: Any) -> Call[T]:
-    return Call("GET", path, parse, params=_without_none(**params), safe=True)
+    return Call("GET", path, parse, params=_without_none(**params), idempotent=True)
 
 
 def path_part(value: object) -> str:
@@ -227,7 +227,7 @@ def cancel(job_id: Id, reason: str = "") -> Call[models.JobAfterAction]:
     """Ask a job of any kind to stop."""
     body = {"reason": reason}
     return Call(
-        "POST", f"/v1/jobs/{path_part(job_id)}/cancel", models.JobAfterAction.model_validate, body=body, safe=True
+        "POST", f"/v1/jobs/{path_part(job_id)}/cancel", models.JobAfterAction.model_validate, body=body, idempotent=True
     )
 
 
@@ -239,7 +239,7 @@ def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = No
 
 def delete(job_id: Id) -> Call[models.JobAfterAction | None]:
     """Delete a job with its objects. Returns None, or the job if its running steps must stop before it is deleted."""
-    return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _job_after_action_or_none, safe=True)
+    return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _job_after_action_or_none, idempotent=True)
 
 
 def _job_after_action_or_none(answer: Any) -> models.JobAfterAction | None:
@@ -403,7 +403,7 @@ def upload_ticket(path: Path, content_type: str, *, key: str | None = None) -> C
 def put_bytes(ticket: models.Ticket, path: Path, content_type: str) -> Call[None]:
     """Upload the bytes of the picture to the object store. The request is sent without the API key."""
     headers = {"Content-Type": content_type, "Content-Length": str(path.stat().st_size)}
-    return Call("PUT", ticket.upload_url, lambda _answer: None, headers=headers, safe=True)
+    return Call("PUT", ticket.upload_url, lambda _answer: None, headers=headers, idempotent=True)
 
 
 def complete_upload(
@@ -421,7 +421,7 @@ def complete_upload(
         priority=priority,
         tags=None if tags is None else dict(tags),
     )
-    return Call("POST", "/complete-upload", models.PictureAccepted.model_validate, body=body, safe=True)
+    return Call("POST", "/complete-upload", models.PictureAccepted.model_validate, body=body, idempotent=True)
 
 
 def get_picture(media_id: Id, *, wait: float = 0) -> Call[models.Picture]:

@@ -35,7 +35,7 @@ class Following(Generic[T]):
         self._number_at_connect = self._last_number
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self._last_number}
         call: Call[Any] = Call(
-            "GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, safe=True
+            "GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, idempotent=True
         )
         self._call = call
         self._tries = self._tries or self._make_tries(call)

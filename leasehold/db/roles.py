@@ -1,5 +1,5 @@
-"""Grants the right to read and write rows to the role that the API and the workers connect as. `leasehold migrate`
-calls `grant`.
+"""Grants rights to the role that the API and the workers connect as: it may read and write rows, but not change the
+schema. `leasehold migrate` calls `grant`.
 
 Another role migrates and owns the schema. So a stolen password of the API cannot change the schema.
 """
@@ -20,7 +20,7 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_u
 #: Statements reach the other partitions through `event`, and the grant on `event` is enough.
 _DEFAULT_EVENT_PARTITION = "event_default"
 _FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)")
-#: The audit tables: the role may read them and insert, and may set only these columns.
+#: The audit tables. The role may read them, and insert rows with these columns; without columns, it may only read.
 _APPEND_ONLY: dict[str, tuple[str, ...]] = {
     "audit": (
         "id", "tenant_id", "actor_kind", "actor", "actor_tenant", "key_prefix", "action", "target_kind", "target",

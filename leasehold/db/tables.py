@@ -4,9 +4,9 @@ Migrations are written against this metadata; a change here needs a migration. `
 has fillfactor 50, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
 so that lease renewals stay heap-only updates.
 
-The first columns of `job` and `task` are those that a claim and a completion do not change. PostgreSQL's log gets of an
-updated row what lies between the first changed byte and the last one: so a job's parameters are written once. The
-database of an older installation has another order, because no migration moves columns.
+The first columns of `job` and `task` are those that a claim and a completion do not change. For an updated
+row, the WAL gets only the bytes from the first changed one to the last. So `params`, which stands before them, is
+logged once. The database of an older installation has another order, because no migration moves columns.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ job = Table(
     Column("output_prefix", Text, nullable=False),
     Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("deadline_at", _INSTANT),  # while the job is held: the deadline of its wait
+    # When the job expires. While it waits at its concurrency limits (`held`): when it expires unless it starts.
+    Column("deadline_at", _INSTANT),
     Column("error", JSONB),  # {code, message, step, retryable} once failed
     # the last event's number: counted up under the row's lock, without gaps
     Column("event_seq", Integer, nullable=False),
@@ -92,7 +93,7 @@ job = Table(
     Column("held", Boolean, nullable=False, server_default="false"),
     # The job has concurrency limits: its end may admit other jobs.
     Column("gated", Boolean, nullable=False, server_default="false"),
-    # the platform owes deliveries or a following run for the job's end
+    # When the job ends, the platform still has to send its webhooks, or to start the run that follows.
     Column("notify", Boolean, nullable=False, server_default="false"),
     Column("exclusive_key", Text),  # at most one unfinished job of a tenant and pipeline has this key
     Column("dedupe_key", Text),  # as exclusive_key, but a client chose the key for this run
@@ -100,8 +101,8 @@ job = Table(
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
     Column("cancel_by", _INSTANT),  # when the leading worker forces a requested cancel
-    # The job's task, if the job was submitted with a single task, which was due at once. The view `history` then
-    # derives the event of the submission, and those events of the task that follow from the task's row.
+    # The job's task, if the job was submitted with a single task, which was due at once. Some events of such a job are
+    # not stored: the view `history` computes the event of the submission, and those that the task's row shows.
     Column("single_task", Uuid),
     CheckConstraint(_in("status", JobState), name="status_known"),
     CheckConstraint(
@@ -161,8 +162,8 @@ job_tag = Table(
     Index("job_tag_value", "tenant_id", "name", "value", text("job_id DESC")),
 )
 
-#: The callback URL of a job. Each end of the job is sent there, as to webhooks. `delivery_id`: the delivery job of the
-#: latest end.
+#: The callback URL of a job. Each end of the job is sent there, as to webhooks; a job that is retried ends again.
+#: `delivery_id`: the delivery job of the latest end.
 job_callback = Table(
     "job_callback",
     metadata,
@@ -233,11 +234,12 @@ task = Table(
     Column("wake_at", Integer),
     # A workflow started the step. If the step fails for good, the job goes on: the workflow decides what follows.
     Column("contained", Boolean, nullable=False, server_default="false"),
-    # The task of a workflow whose journal has a call: the workflow's code sees a cancel of its job before the job ends.
+    # The workflow's code has made a call (of a step, for example), which stands in the journal. A cancel of the job
+    # then does not end the task at once: the code first sees the cancel, and can undo its work.
     Column("journaled", Boolean, nullable=False, server_default="false"),
-    # Set only for a task that is the `single_task` of its job. The view `history` derives the event of its first claim,
-    # and the event of its completion by that claim; these are the numbers of the two events. `claimed_by`: the owner of
-    # that claim, once it is no longer `lease_owner`.
+    # Set only for a task that is the `single_task` of its job. The view `history` computes two of its events: its first
+    # claim (`claim_seq` is the number of that event), and its completion by that claim (`done_seq`). `claimed_by`: the
+    # worker of that claim, once the column `lease_owner` no longer has it.
     Column("claim_seq", Integer),
     Column("done_seq", Integer),
     Column("claimed_by", Uuid),
@@ -423,7 +425,8 @@ worker = Table(
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
     # whether the worker held the advisory lock `presence_key` when it last reported
     Column("present", Boolean, nullable=False),
-    Column("incarnation", _INSTANT),  # of the PostgreSQL server when the worker last reported (transitions/workers.py)
+    # the PostgreSQL server's last start, or its last recovery from a crash, when the worker last reported
+    Column("incarnation", _INSTANT),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),
@@ -494,7 +497,7 @@ settlement = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
     Column("action", Text, nullable=False),  # adopt | again | give_up
-    Column("system", Text),  # where the adopted order is, for example a provider
+    Column("system", Text),  # the system that has the adopted order, for example a provider
     Column("ref", Text),  # the adopted order's id there
     Column("actor", Text, nullable=False),
     Column("at", _INSTANT, nullable=False, server_default=_NOW),

@@ -1,4 +1,5 @@
 """Checks the schemas and payloads of clients in child processes, so that no schema can stop the calling process.
+Exception: the calling process itself checks payloads against flat schemas, which cost little (flat.py).
 
 A question is a schema, with the payloads to check against it. There are two children; each starts when it is first
 needed. A question goes to the quick child, where it may take a few milliseconds of CPU. If it takes longer, the kernel
@@ -122,7 +123,7 @@ class Evaluator:
             raise PayloadMismatch(
                 answer["place"], "invalid_payload", mismatch_sentence(answer["path"], answer["message"])
             )
-        if answer:  # the schema cannot be used: an earlier release stored it, which allowed more
+        if answer:  # the child refuses the schema: an earlier release has stored it, and its limits were higher
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
@@ -140,7 +141,8 @@ class Evaluator:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)  # only the wait for the turn has this limit
-                # This is a task, because a client that disconnects must not kill a child. `_in_turn` releases the turn.
+                # This is a task, because a client that disconnects must not kill a child. The task goes on without this
+                # function, so the task (`_in_turn`) releases the turn.
                 task = asyncio.create_task(self._in_turn(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -156,6 +158,7 @@ class Evaluator:
             raise self._too_many("Other payloads of this tenant take long to be checked.") from None
         finally:
             tenant.waiting -= 1
+            # The turn is locked if the client disconnected, and the task still runs.
             if not tenant.waiting and not tenant.turn.locked():
                 self._tenants.pop(tenant_id, None)
 
@@ -245,7 +248,7 @@ class _Child:
             try:
                 return await self._exchange(process, question)
             except Died as death:
-                if death.spent or is_new_child:
+                if death.cpu_spent or is_new_child:
                     raise
             return await self._exchange(await self._living_process(), question)
 

@@ -21,11 +21,11 @@ _GRACE_SECONDS = 2.0
 
 
 class Died(Exception):
-    """The child ended without an answer. `spent`: it had used its CPU time."""
+    """The child ended without an answer. `cpu_spent`: it had used its CPU time."""
 
-    def __init__(self, *, spent: bool) -> None:
-        super().__init__("too much CPU time" if spent else "the child died")
-        self.spent = spent
+    def __init__(self, *, cpu_spent: bool) -> None:
+        super().__init__("too much CPU time" if cpu_spent else "the child died")
+        self.cpu_spent = cpu_spent
 
 
 class Late(Exception):
@@ -70,7 +70,7 @@ class Process:
             await self.end()
             raise Late from None
         except (OSError, EOFError):  # IncompleteReadError is an EOFError
-            raise Died(spent=await self._exit_status() == -signal.SIGPROF) from None
+            raise Died(cpu_spent=await self._exit_status() == -signal.SIGPROF) from None
         except BaseException:
             await self.end()
             raise

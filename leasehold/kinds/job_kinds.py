@@ -19,7 +19,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
 from leasehold.settings import Settings
-from leasehold.transitions.webhooks import Subjects
+from leasehold.transitions.webhooks import ReportedJobs
 
 #: The scopes that may read and change runs.
 RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
@@ -103,7 +103,7 @@ class JobKind:
 
 
 @dataclass(frozen=True, slots=True)
-class NameableJobs:
+class PermittedJobs:
     """Which jobs a request may name. `tenant_id`: only jobs of this tenant; None: of all tenants. `pipelines`: jobs of
     these pipelines, which belong to kinds. `runs`: also runs, and jobs of pipelines that belong to no kind.
     """
@@ -117,13 +117,13 @@ class NameableJobs:
         return not self.runs and not self.pipelines
 
 
-def subjects_of(kinds: Iterable[Kind]) -> Subjects:
-    """The subjects of webhooks: the pipelines of `kinds` with the names of their kinds. Some of these pipelines are the
-    platform's own (`own`): webhooks send nothing about their jobs.
+def reported_jobs_of(kinds: Iterable[Kind]) -> ReportedJobs:
+    """Which jobs webhooks report: those of the pipelines of `kinds`, under the names of their kinds. Some of these
+    pipelines are the platform's own (`own`): webhooks send nothing about their jobs.
     """
     named_pipelines = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
     own = frozenset(pipeline.name for _, pipeline in named_pipelines if pipeline.terms.unlimited)
-    return Subjects({pipeline.name: name for name, pipeline in named_pipelines}, own)
+    return ReportedJobs({pipeline.name: name for name, pipeline in named_pipelines}, own)
 
 
 class JobKinds:
@@ -145,7 +145,7 @@ class JobKinds:
         #: The pipelines that belong to kinds.
         self.owned = tuple(sorted(self._by_pipeline))
         self._registry = pipelines
-        self.subjects = subjects_of(kinds)
+        self.reported_jobs = reported_jobs_of(kinds)
         self.unowned = tuple(sorted(pipeline.name for pipeline in pipelines if pipeline.name not in self._by_pipeline))
 
     def of(self, pipeline: str, *, is_run: bool) -> JobKind:
@@ -159,9 +159,9 @@ class JobKinds:
         kind = self._by_pipeline.get(name)
         return self._registry.find(name) if kind is None else kind.pipelines[name]
 
-    def nameable_jobs(
+    def permitted_jobs(
         self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None
-    ) -> NameableJobs:
+    ) -> PermittedJobs:
         """The jobs that a key with `scopes` may read; with `write`, the jobs that it may change. `kind`: only jobs of
         this kind; None: of every kind.
         """
@@ -173,4 +173,4 @@ class JobKinds:
             and kind in (None, job_kind.name)
         ]
         pipelines = tuple(sorted(name for job_kind in allowed_kinds for name in job_kind.pipelines))
-        return NameableJobs(tenant_id, any(job_kind.name == RUN for job_kind in allowed_kinds), pipelines)
+        return PermittedJobs(tenant_id, any(job_kind.name == RUN for job_kind in allowed_kinds), pipelines)

@@ -1,5 +1,5 @@
-"""The hook `Kind.questions`: metrics that a kind of work reads from the database. The process that leads the exporter
-runs these queries.
+"""The hook `Kind.questions`: metrics that a kind of work reads from the database. Of all processes with an
+exporter, the elected leader runs these queries.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class Question:
 
     The exporter runs the statement every 10 to 60 s, and stops it after 3 s. So the statement must read a small index,
     never a table, and stop counting at CAP. If the database refuses the statement, or `to_metrics` raises, the exporter
-    leaves out the metrics of this question only. Exception: the second question of a round that is too slow ends the
-    round. `name`: no other question of a kind or of the platform may have this name.
+    leaves out the metrics of this question only. Exception: when a second statement of the
+    same round takes more than 3 s, the round ends. `name`: no other question of a kind or of the platform may have this
+    name.
     """
 
     name: str

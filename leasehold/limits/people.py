@@ -62,7 +62,7 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 
 # $1 id, $2 tenant, $3 issuer, $4 subject, $5 login, $6 name, $7 scopes. Two people of a tenant may have the same login,
 # because a provider may give an old address to a new person. Then the later login gets a suffix. In the update,
-# `excluded.login = $5` means that no other person has the login.
+# `excluded.login` is the login that the INSERT would have written: `$5` itself, if no other person has it.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)

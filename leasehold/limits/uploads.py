@@ -22,7 +22,7 @@ from leasehold.limits.upload_room import LEAST_COUNTED, UploadRoom, count
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.store import REMOVED
-from leasehold.transitions.moves import stays
+from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ _DUE = f"""
 SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS dead,
        forget_at < clock_timestamp() AS over
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
-  AND {stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
+  AND {tenant_stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
 # $1 key, $2 whether no client can begin to send any more, $3 the size of the stored object, $4 seconds until the next
 # inspection. While the client may still send, an upload counts with its declared or its stored bytes, whichever are

@@ -31,8 +31,8 @@ RESERVED_NAMES = frozenset(
 ) | {noop.name, demo_long_task.name}
 
 
-def completed(pipelines: Pipelines) -> Pipelines:
-    """The same registry with the platform's own kind of work, which every installation has."""
+def with_bulk_operations(pipelines: Pipelines) -> Pipelines:
+    """The same registry with the kind OPERATION added: every installation has it, whatever pipelines it declares."""
     if OPERATION not in pipelines.kinds:
         pipelines.add(OPERATION)
     return pipelines

@@ -16,10 +16,10 @@ FAR = "2900-01-01+00"
 DUE = {"task": "available_at", "schedule": "next_run_at"}
 
 
-def stays(tenant: str = "tenant_id") -> str:
-    """SQL condition: the tenant in the column `tenant` does not move to another cell. Housekeeping deletes only objects
-    of tenants that stay: two cells may share a bucket, and then the other cell may need the objects of a tenant that
-    moves or has moved.
+def tenant_stays(tenant: str = "tenant_id") -> str:
+    """SQL condition: the tenant in the column `tenant` does not move to another cell, and has not moved there.
+    Housekeeping deletes only objects of tenants that stay: two cells may share a bucket, and then the other cell may
+    need the objects of a tenant that moves or has moved.
     """
     return (
         f"NOT EXISTS (SELECT 1 FROM tenant_move m WHERE m.tenant_id = {tenant} AND m.direction = 'out'"

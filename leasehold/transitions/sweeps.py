@@ -1,8 +1,9 @@
 """The sweeper's transitions: they end overdue leases, jobs past their deadline and overdue cancels, and delete old
 rows.
 
-The statements compare due times with `statement_timestamp()`, because PostgreSQL can search an index by it. With
-`clock_timestamp()` it would also read all rows that are not due. Each statement handles a small batch, passes over
+Statements that find their rows by the due time compare it with `statement_timestamp()`, because PostgreSQL can search
+an index by it. With `clock_timestamp()` it would also read all rows that are not due. Statements that find their rows
+in another way compare with `clock_timestamp()`, the later time. Each statement handles a small batch, passes over
 locked rows, and is safe to run anywhere at any time. One elected worker runs them, only to do the work once.
 """
 
@@ -19,17 +20,18 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
-from leasehold.transitions.moves import stays
+from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in, run_units
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
-#: The duties of this module in the quarantine.
+#: The names of this module's duties in the table `quarantine`, which lists the units (jobs) that failed and wait for
+#: their next try.
 LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
 RETENTION = "retention"
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
-# it could wait for the lock and then see the job's steps as they were before the wait: a new step would stay open in a
-# job that has ended.
+# its snapshot would be older than the lock. A transaction that adds a step and commits in between would be missed: the
+# new step would stay open in a job that has ended.
 # $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST_TASKS = f"""
 -- expire_leases_lock
@@ -44,11 +46,13 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
-# $1 dead owners, $2 the number of losses at which a task fails, $3 the locked jobs
+# $1 dead owners, $2 the number of losses at which a task fails, $3 the locked jobs. END_FAILED_JOBS adds the CTEs
+# `advanced` (the jobs) and `woken_hints` (of workflows that the failures woke). Queues `ext:...` get no hints, because
+# external workers poll.
 EXPIRE_LEASES = (
     f"""
 -- expire_leases
-WITH held AS MATERIALIZED (
+WITH lost AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses, t.contained FROM task t
     WHERE t.job_id = ANY($3::uuid[])
       AND t.status = 'running' AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$1::uuid[]")})
@@ -57,9 +61,9 @@ WITH held AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     -- `spent`: the task was lost too often. `ends`: the job of such a task fails, and all its lost tasks in this batch
     -- fail, too. A step that a workflow started (`contained`) does not fail its job.
-    SELECT held.id, held.losses >= $2 AS spent,
-           bool_or(held.losses >= $2 AND NOT held.contained) OVER (PARTITION BY held.job_id) AS ends
-    FROM held
+    SELECT lost.id, lost.losses >= $2 AS spent,
+           bool_or(lost.losses >= $2 AND NOT lost.contained) OVER (PARTITION BY lost.job_id) AS ends
+    FROM lost
 ), attempt_ended AS (
     UPDATE task t
     SET status = CASE WHEN judged.spent OR judged.ends THEN 'failed' ELSE 'pending' END,
@@ -96,34 +100,37 @@ SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, 
 async def expire_leases(
     connection: Connection, dead_owners: Sequence[UUID], max_losses: int, limit: int = 200
 ) -> tuple[int, list[Announcement], list[JobEnded]]:
-    """running with an expired lease, or with an owner in `dead_owners` -> pending, or failed after `max_losses`.
+    """running -> pending, for tasks whose lease has expired or whose owner is in `dead_owners`. A task that was lost
+    `max_losses` times becomes failed.
 
     Returns how many leases ended, the hints of the tasks that may run again, and the jobs that failed.
     """
 
-    async def take(only: object | None) -> list[UUID]:
-        return [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST_TASKS, list(dead_owners), limit, only)]
+    async def take(only_job: object | None) -> list[UUID]:
+        rows = await connection.fetch(_LOCK_JOBS_OF_LOST_TASKS, list(dead_owners), limit, only_job)
+        return [row["id"] for row in rows]
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
         return await connection.fetch(EXPIRE_LEASES, list(dead_owners), max_losses, list(locked))
 
     rows = await run_units(connection, LEASES, take, end)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
+    # A row without a status is only the hint of a woken workflow: no lease of it has ended.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
 
 async def _lock_in_order(
-    connection: Connection, statement: str, limit: int, only: object | None, *parameters: object
+    connection: Connection, statement: str, limit: int, only_job: object | None, *parameters: object
 ) -> list[UUID]:
-    """Lock jobs by a `statement` with an ORDER BY, and return their ids. `only`: the id of the one job to lock; None:
-    all jobs that are due.
+    """Lock jobs by a `statement` with an ORDER BY, and return their ids. `only_job`: the id of the one job to lock;
+    None: all jobs that are due.
 
     `enable_sort = off` makes PostgreSQL read the index that has this order. Otherwise the planner could choose the
     index of all unfinished jobs, because its statistics show few of them. But that index also has every job that has
     ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")
-    return [row["id"] for row in await connection.fetch(statement, limit, only, *parameters)]
+    return [row["id"] for row in await connection.fetch(statement, limit, only_job, *parameters)]
 
 
 _LOCK_JOBS_PAST_DEADLINE = f"""
@@ -229,8 +236,9 @@ FROM returned r JOIN advanced a ON a.id = r.job_id
 """
 
 # $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost. Once the grace has passed, it
-# also ends all other steps that have not stopped, and a workflow that no worker has claimed. Exception: a running step
-# that is not cancelable goes on.
+# ends all other steps, too: those that still run, and the step of a workflow that waits for a worker. (The request for
+# the cancel left it open, so that the workflow's code could see the cancel.) Exception: a running step that is not
+# cancelable goes on.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -267,8 +275,8 @@ async def end_cancels(
         await connection.execute(RETURN_WORKFLOWS, list(dead_owners), list(locked), max_losses)
         return await connection.fetch(END_CANCELS, list(dead_owners), list(locked))
 
-    async def take(only: object | None) -> list[UUID]:
-        return await _lock_in_order(connection, _LOCK_CANCELLED_JOBS, limit, only, list(dead_owners))
+    async def take(only_job: object | None) -> list[UUID]:
+        return await _lock_in_order(connection, _LOCK_CANCELLED_JOBS, limit, only_job, list(dead_owners))
 
     return ended_jobs(await run_units(connection, CANCELS, take, end))
 
@@ -293,7 +301,7 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
         " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
         "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
         f"     AND {unindexed('parent.finished_at IS NULL')})"
-        f" AND {not_in(RETENTION, 'id')} AND {stays('job.tenant_id')} ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(RETENTION, 'id')} AND {tenant_stays('job.tenant_id')} ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]

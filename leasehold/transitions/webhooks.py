@@ -23,7 +23,7 @@ DUTY = "webhooks"
 
 
 @dataclass(frozen=True, slots=True)
-class Subjects:
+class ReportedJobs:
     """The jobs whose ends webhooks report. `kinds`: pipeline -> kind; jobs of other pipelines are runs. `own`: the
     platform's own pipelines, whose jobs webhooks do not report.
     """
@@ -80,20 +80,20 @@ SELECT id FROM unwatched ORDER BY id DESC LIMIT 1
 _BATCH = 500
 
 
-async def watch(connection: Connection, tenant_id: str, subjects: Subjects = Subjects()) -> None:
+async def watch(connection: Connection, tenant_id: str, reported_jobs: ReportedJobs = ReportedJobs()) -> None:
     """Make the tenant's webhook report the ends of older jobs, too. Call this after the commit of the webhook, and
     outside a transaction: so only a few rows are locked at a time.
     """
     last: UUID | None = UUID(int=0)
     while last is not None:
-        last = await connection.fetchval(_WATCH, tenant_id, last, _BATCH, sorted(subjects.own))
+        last = await connection.fetchval(_WATCH, tenant_id, last, _BATCH, sorted(reported_jobs.own))
 
 
 async def dispatch(
     connection: Connection,
     pipeline: Pipeline,
     keep_seconds: int,
-    subjects: Subjects = Subjects(),
+    reported_jobs: ReportedJobs = ReportedJobs(),
     *,
     limit: int = 100,
     job_id: UUID | None = None,
@@ -122,13 +122,15 @@ async def dispatch(
         new_jobs = [
             NewJob(pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds)
             for job in ended
-            for params in _deliveries(job, watching, subjects)
+            for params in _deliveries(job, watching, reported_jobs)
         ]
         new_jobs += [
             _follower(follower_of[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
         ]
         callbacks = {
-            job["id"]: NewJob(pipeline, job["tenant_id"], params=_callback(job, subjects), keep_seconds=keep_seconds)
+            job["id"]: NewJob(
+                pipeline, job["tenant_id"], params=_callback(job, reported_jobs), keep_seconds=keep_seconds
+            )
             for job in ended
             if job["callback_url"] is not None
         }
@@ -154,31 +156,31 @@ def _follower(pipeline: Pipeline, job: Any, keep_seconds: int) -> NewJob:
     return NewJob(pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds, run=run)
 
 
-def _deliveries(job: Any, webhooks: Sequence[Any], subjects: Subjects) -> list[dict[str, Any]]:
+def _deliveries(job: Any, webhooks: Sequence[Any], reported_jobs: ReportedJobs) -> list[dict[str, Any]]:
     """The parameters of the deliveries about one job: one for each event that a webhook of its tenant subscribes to."""
-    if job["template"] is None and job["pipeline"] in subjects.own:
+    if job["template"] is None and job["pipeline"] in reported_jobs.own:
         return []
     return [
         {"webhook_id": str(webhook["id"]), "event": event}
         for webhook in webhooks
         if webhook["tenant_id"] == job["tenant_id"]
-        for event in _events(job, subjects)
+        for event in _events(job, reported_jobs)
         if event["type"] in webhook["events"]
     ]
 
 
-def _callback(job: Any, subjects: Subjects) -> dict[str, Any]:
+def _callback(job: Any, reported_jobs: ReportedJobs) -> dict[str, Any]:
     """The parameters of the delivery to the job's callback URL. The delivery sends the event `job.*`."""
-    event, *_ = _events(job, subjects)
+    event, *_ = _events(job, reported_jobs)
     return {"url": job["callback_url"], "event": event}
 
 
-def _events(job: Any, subjects: Subjects) -> list[dict[str, Any]]:
+def _events(job: Any, reported_jobs: ReportedJobs) -> list[dict[str, Any]]:
     """The messages about the end of a job: `job.*` and, for a run, also `run.*`."""
     is_run = job["template"] is not None
     data = {"id": str(job["id"]), "status": job["status"], "error": job["error"]}
     run = {name: job[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
-    kind = "run" if is_run else subjects.kinds.get(job["pipeline"], "run")
+    kind = "run" if is_run else reported_jobs.kinds.get(job["pipeline"], "run")
     of_job = {"kind": kind, "template": job["template"] or job["pipeline"], "tags": job["tags"] or {}}
     contents = {f"job.{job['status']}": run | of_job | data}
     if is_run:

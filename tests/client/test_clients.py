@@ -393,7 +393,7 @@ def made_calls(tmp_path: Path) -> list[Call[Any]]:
         calls.generate("p"),
         calls.get_generation("t"),
         *(
-            Call("GET", feed.path, lambda answer: answer, feed.params, safe=True)
+            Call("GET", feed.path, lambda answer: answer, feed.params, idempotent=True)
             for feed in (calls.events("j"), calls.logs("j", step="s"), calls.stream("j", attempt=1))
         ),
     ]

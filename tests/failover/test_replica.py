@@ -26,7 +26,7 @@ from chaos.replicas import copy
 from leasehold.api.app import make_app
 from leasehold.api.auth.security import JOBS_READ, OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.may_lag import LAG_HEADER, lags, may_lag
+from leasehold.api.http.may_read_standby import LAG_HEADER, is_marked, may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db.database import Connection, connected
@@ -372,7 +372,7 @@ writing = APIRouter(route_class=AuthenticatedFirst)
 
 
 @writing.get("/writing")
-@may_lag
+@may_read_standby
 async def write(request: Request, _caller: Annotated[Caller, Depends(Require(JOBS_READ))]) -> Response:
     async with services_of(request).pool.acquire() as connection:
         await connection.execute("DELETE FROM tombstone")
@@ -383,7 +383,7 @@ late, slow = APIRouter(route_class=AuthenticatedFirst), APIRouter(route_class=Au
 
 
 @slow.get("/slow")
-@may_lag
+@may_read_standby
 async def read_slowly(request: Request, _caller: Annotated[Caller, Depends(Require(JOBS_READ))]) -> Response:
     async with services_of(request).pool.acquire() as connection:
         await connection.execute("SELECT pg_sleep(0.5)")
@@ -401,7 +401,7 @@ async def test_nothing_is_written_to_the_standby(cluster: Cluster, rows: Connect
 
 
 @late.get("/late")
-@may_lag
+@may_read_standby
 async def read_late(request: Request, _caller: Annotated[Caller, Depends(Require(JOBS_READ))]) -> Response:
     async with services_of(request).pool.acquire() as connection:
         return Response(str(await connection.fetchval("SELECT count(*) FROM made_late")))
@@ -434,7 +434,7 @@ async def test_every_endpoint_that_may_lag_is_answered_by_the_standby(cluster: C
     async with listing(cluster, rows) as (running, http):
         await http.post("/console/sign-in", data={"key": http.headers["Authorization"].removeprefix("Bearer ")})
         http.cookies.delete("leasehold_fresh")
-        marked = [route for route in routes_of(cluster) if lags(route.endpoint)]
+        marked = [route for route in routes_of(cluster) if is_marked(route.endpoint)]
         assert {route.path for route in marked} >= {"/v1/jobs", "/v1/runs", "/v1/queues", "/console/", "/console/jobs"}
         assert all(route.methods == {"GET"} for route in marked)
         for route in marked:

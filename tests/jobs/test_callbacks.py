@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from leasehold.api.jobs.schemas import JobAnswer
 from leasehold.db.database import Connection
-from leasehold.kinds.job_kinds import subjects_of
+from leasehold.kinds.job_kinds import reported_jobs_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
 from leasehold.transitions import webhooks
@@ -30,7 +30,7 @@ HOOK = "http://127.0.0.1/hook?token=sesame"
 
 async def dispatched(running: Running, rows: Connection) -> list[dict[str, Any]]:
     """The parameters of all deliveries, once a worker has dispatched."""
-    await webhooks.dispatch(rows, deliveries, 60, subjects_of(running.services.kinds))
+    await webhooks.dispatch(rows, deliveries, 60, reported_jobs_of(running.services.kinds))
     found = await rows.fetch("SELECT params FROM job WHERE pipeline = 'webhook' ORDER BY id")
     return [row["params"] for row in found]
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import httpx2
 
 from leasehold.db.database import Connection
-from leasehold.kinds.job_kinds import subjects_of
+from leasehold.kinds.job_kinds import reported_jobs_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.transitions import webhooks
 from tests.api.conftest import Running
@@ -27,7 +27,7 @@ async def subscribe(client: httpx2.AsyncClient, *events: str) -> str:
 
 async def told(running: Running, rows: Connection) -> list[dict[str, Any]]:
     """The events of all deliveries, once a worker has dispatched."""
-    await webhooks.dispatch(rows, deliveries, 60, subjects_of(running.services.kinds))
+    await webhooks.dispatch(rows, deliveries, 60, reported_jobs_of(running.services.kinds))
     found = await rows.fetch("SELECT params FROM job WHERE pipeline = 'webhook' AND params ? 'event' ORDER BY id")
     return [row["params"]["event"] for row in found]
 

@@ -19,7 +19,7 @@ import httpx2
 
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port
-from leasehold.pipelines import completed, with_demonstrations
+from leasehold.pipelines import with_bulk_operations, with_demonstrations
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.api.conftest import serving
@@ -35,7 +35,7 @@ PIPELINES = "leasehold.pipelines:with_demonstrations"
 #: The queues that the workers of a fleet serve, unless its test names others: all but `conversion`, whose child costs
 #: each worker 0.8 s of CPU time at its start.
 QUEUES = sorted(
-    {step.queue for pipeline in completed(with_demonstrations()) for step in pipeline.steps} - {"conversion"}
+    {step.queue for pipeline in with_bulk_operations(with_demonstrations()) for step in pipeline.steps} - {"conversion"}
 )
 
 

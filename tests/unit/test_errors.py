@@ -61,9 +61,13 @@ def test_a_problem_of_something_between_is_an_api_error_too(problem: dict[str, o
             "http://a did not answer: reset. The request may have been done: check before you send it again.",
         ),
         (Call("POST", "/x", str), httpx2.ConnectError("refused"), "http://a does not answer for 0 s: refused."),
-        (Call("GET", "/x", str, safe=True), httpx2.ReadError("reset"), "http://a does not answer for 0 s: reset."),
         (
-            Call("GET", "/x", str, safe=True),
+            Call("GET", "/x", str, idempotent=True),
+            httpx2.ReadError("reset"),
+            "http://a does not answer for 0 s: reset.",
+        ),
+        (
+            Call("GET", "/x", str, idempotent=True),
             httpx2.RemoteProtocolError("Server disconnected without sending a response."),
             "http://a does not answer for 0 s: Server disconnected without sending a response.",
         ),

@@ -53,9 +53,9 @@ class ClaimBatcher:
         """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
         held by this worker, or was lost by too many workers. In all these cases the caller acknowledges the hint.
 
-        Waits while this worker seems to hold the task but its ownership is unconfirmed. To return None then would be
-        unsafe: if the lease is lost, or the task has just been settled and is due again, this hint may be the only
-        notice.
+        Waits while this worker seems to hold the task but its ownership is unconfirmed. If it returned None then, the
+        caller would acknowledge the hint. But the lease may be lost, or the task may just have been settled and be due
+        again, and then no other hint may come.
         """
         while True:
             if self._heartbeat.holds(task_id) and await self._holds_for_certain(task_id):
@@ -91,7 +91,8 @@ class ClaimBatcher:
             by_task = {claimed.lease.task_id: claimed for claimed in claimed_tasks}
             if repeated:
                 # The earlier try may have claimed a task whose job is being cancelled by now. The repetition does not
-                # claim such a task again, so the heartbeat has to release it.
+                # claim such a task again. The heartbeat finds it as a task that this worker owns by PostgreSQL's rows
+                # but does not hold, and releases it.
                 self._heartbeat.record_lost_answer()
         # `pop`: if two requests name the same task, only the first gets the lease.
         return [

@@ -22,7 +22,7 @@ from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.jobs import count_ended_jobs
-from leasehold.kinds.job_kinds import subjects_of
+from leasehold.kinds.job_kinds import reported_jobs_of
 from leasehold.limits import downloads, external_files, people, rates
 from leasehold.limits.admission import Admission
 from leasehold.runtime.duty_cycle import Pauses
@@ -77,7 +77,7 @@ class Duties:
         self._templates = templates
         self._admission = Admission(settings, kinds)
         self._deliveries = deliveries
-        self._subjects = subjects_of(kinds)
+        self._reported_jobs = reported_jobs_of(kinds)
         self._keep_seconds = settings.retention_days * 86_400
         self._last_limit: ConcurrencyLimitName = ("", "")  # the limit after which `_admit` goes on; at first before all
         self._registration = registration
@@ -233,7 +233,7 @@ class Duties:
                     connection,
                     deliveries,
                     self._keep_seconds,
-                    self._subjects,
+                    self._reported_jobs,
                     pipelines=list(self._templates.pipelines),
                 )
             )

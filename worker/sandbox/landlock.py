@@ -1,4 +1,5 @@
-"""Landlock: a process restricts itself to some files from now on. It needs no privileges to do so.
+"""Landlock: a process restricts itself to some files from now on, and gives up TCP where the kernel knows how. It needs
+no privileges to do so.
 
 A Landlock domain covers the calling thread, and the threads and processes that this thread starts later. A library may
 start a thread pool while it loads. So a zygote enters its domain before it loads a handler's module.
@@ -29,7 +30,7 @@ _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE
 Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1
-_NET_TCP = 0b11  # bind and connect
+_NET_TCP = 0b11  # no bind, and no connect
 _SCOPES = 0b11  # no connections to abstract sockets of processes outside the domain, and no signals to them
 
 
@@ -55,11 +56,11 @@ class _Attributes(ctypes.Structure):
 
 class _PathRule(ctypes.Structure):
     _pack_ = 1
-    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+    _fields_ = (("allowed", ctypes.c_uint64), ("descriptor", ctypes.c_int32))
 
 
 def _create(libc: ctypes.CDLL, abi: int) -> int:
-    # An old kernel refuses fields that it does not know unless they are zero.
+    # Fields that an old kernel does not know must be zero: otherwise the kernel refuses the ruleset.
     net = _NET_TCP if abi >= 4 else 0  # noqa: PLR2004 - the first version with it
     scoped = _SCOPES if abi >= 6 else 0  # noqa: PLR2004 - the first version with it
     attributes = _Attributes(_rights(abi), net, scoped)
@@ -88,16 +89,16 @@ class Ruleset:
 
     def _allow(self, path: Path, rights: int) -> None:
         try:
-            parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:  # the path is absent, or an outer domain hides it: there is nothing to allow
             return
         try:
-            is_folder = stat.S_ISDIR(os.fstat(parent).st_mode)
-            rule = _PathRule(rights if is_folder else rights & _FOR_FILES, parent)
+            is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            rule = _PathRule(rights if is_folder else rights & _FOR_FILES, descriptor)
             if self._libc.syscall(_ADD_RULE, self._ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0) != 0:
                 raise OSError(ctypes.get_errno(), f"Landlock: no rule for {path}")
         finally:
-            os.close(parent)
+            os.close(descriptor)
 
     def enter(self) -> None:
         try:

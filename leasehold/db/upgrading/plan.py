@@ -31,13 +31,13 @@ ORDER BY 1
 
 @dataclass(frozen=True, slots=True)
 class PlannedStatement:
-    """A statement of a revision. PostgreSQL holds its locks until the end of the transaction. `held_during`: the tables
-    that this statement and the later statements of the transaction scan or rewrite.
+    """A statement of a revision. PostgreSQL holds its locks until the end of the transaction. `scanned_under_locks`:
+    the tables that this statement and the later statements of the transaction scan or rewrite.
     """
 
     statement: str
     effect: Effect
-    held_during: tuple[str, ...]
+    scanned_under_locks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Size:
 @dataclass(frozen=True, slots=True)
 class PlannedRevision:
     """A pending revision. `narrows`: why older code may fail after the revision; empty: the revision only adds.
-    `beside`: what its docstring says about older code that still runs.
+    `beside_old_code`: what its docstring says about older code that still runs.
     """
 
     schema: str
     revision: str
     title: str
-    beside: str
+    beside_old_code: str
     transactions: tuple[tuple[PlannedStatement, ...], ...]
 
     @property

@@ -15,7 +15,7 @@ from leasehold.domain.errors import Conflict
 from leasehold.transitions import limits
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
-from leasehold.transitions.moves import stays
+from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 
 Row: TypeAlias = asyncpg.Record
@@ -203,7 +203,8 @@ async def expired_sources(connection: Connection, limit: int = 100) -> list[str]
     """The keys of expired source images. The duty deletes their objects first, then calls `forget_sources`."""
     rows = await connection.fetch(
         "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"
-        f" AND {not_in(SOURCES, 'key', 'text')} AND {stays('source_image.tenant_id')} ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(SOURCES, 'key', 'text')} AND {tenant_stays('source_image.tenant_id')}"
+        " ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [row["key"] for row in rows]

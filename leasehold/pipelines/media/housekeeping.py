@@ -14,7 +14,7 @@ from leasehold.limits import uploads
 from leasehold.limits.uploads import Due
 from leasehold.pipelines.media import refusals
 from leasehold.pipelines.media import transitions as media
-from leasehold.transitions.moves import stays
+from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 from leasehold.transitions.sweeps import EXPIRED
 
@@ -54,7 +54,7 @@ async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tu
     """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
-        f" AND {not_in(ABANDONED, 'id')} AND {stays('media.tenant_id')} ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(ABANDONED, 'id')} AND {tenant_stays('media.tenant_id')} ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [(row["id"], row["original_key"]) for row in rows]

@@ -28,10 +28,10 @@ class Operation(BaseModel):
     """The parameters of an operation, as its submission fixed them.
 
     `at`: the operation does not act on jobs that were created later, and ages in the filter count from this time.
-    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the pipelines whose jobs the scopes of the
-    client's key allow the operation to change. `runs`: whether it may act on runs, too. `payer_key`: the quota key that
-    is charged for retries. `canary`: the number of jobs that go first; 0: none. `rate`: the largest number of jobs a
-    second.
+    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the operation may change only
+    jobs of these pipelines. `runs`: it may change runs, too. Both follow from the scopes of the client's key.
+    `payer_key`: the quota key that is charged for retries. `canary`: the number of jobs that go first; 0: none. `rate`:
+    the largest number of jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,7 +62,8 @@ bulk_operation = Pipeline(
             timeout=timedelta(seconds=60),
         )
     ],
-    # Clients order operations through /v1/operations, and not through /v1/runs.
+    # `offered`: clients order operations through /v1/operations, and not through /v1/runs. `unlimited`: no concurrency
+    # limit of a tenant makes an operation wait.
     terms=RunTerms(offered=False, unlimited=True),
 )
 

@@ -1,5 +1,5 @@
 -- expire_leases
-WITH held AS MATERIALIZED (
+WITH lost AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses, t.contained FROM task t
     WHERE t.job_id = ANY($3::uuid[])
       AND t.status = 'running' AND ((t.lease_until < clock_timestamp()
@@ -16,9 +16,9 @@ WITH held AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     -- `spent`: the task was lost too often. `ends`: the job of such a task fails, and all its lost tasks in this batch
     -- fail, too. A step that a workflow started (`contained`) does not fail its job.
-    SELECT held.id, held.losses >= $2 AS spent,
-           bool_or(held.losses >= $2 AND NOT held.contained) OVER (PARTITION BY held.job_id) AS ends
-    FROM held
+    SELECT lost.id, lost.losses >= $2 AS spent,
+           bool_or(lost.losses >= $2 AND NOT lost.contained) OVER (PARTITION BY lost.job_id) AS ends
+    FROM lost
 ), attempt_ended AS (
     UPDATE task t
     SET status = CASE WHEN judged.spent OR judged.ends THEN 'failed' ELSE 'pending' END,

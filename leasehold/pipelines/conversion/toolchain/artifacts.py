@@ -1,4 +1,6 @@
-"""The names of the files that both toolchains write, and helpers for their reports and their progress."""
+"""The names of the files that the open toolchain and the toolchain of Kneron write, and helpers for their reports and
+their progress.
+"""
 
 from __future__ import annotations
 

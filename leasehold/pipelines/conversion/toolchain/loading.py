@@ -1,4 +1,5 @@
-"""Reads an untrusted ONNX file for both toolchains, and refuses a model that breaks a limit.
+"""Reads an untrusted ONNX file for the open toolchain and the toolchain of Kneron, and refuses a model that breaks a
+limit.
 
 It checks cheap limits first. A model may not refer to another file, and may use only operators of the ONNX standard.
 """

@@ -1,5 +1,5 @@
-"""Runs models with onnxruntime for both toolchains: on one thread and without extensions, so that the same input gives
-the same answer.
+"""Runs models with onnxruntime, for the open toolchain and the toolchain of Kneron: on one thread of the processor, so
+that the same input gives the same answer. No libraries of custom operators are loaded.
 """
 
 from __future__ import annotations
@@ -51,9 +51,13 @@ class Runnable:
         return dict(zip(self.outputs, answers, strict=True))
 
     def random_input(self, rng: np.random.Generator) -> Tensors:
-        return random_tensors(
-            ((value.name, value.type[7:-1], value.shape) for value in self._session.get_inputs()), rng
-        )
+        inputs = self._session.get_inputs()
+        return random_tensors(((value.name, _element_type(value.type), value.shape) for value in inputs), rng)
+
+
+def _element_type(tensor_type: str) -> str:
+    """The `float` of `tensor(float)`."""
+    return tensor_type.removeprefix("tensor(").removesuffix(")")
 
 
 def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.random.Generator) -> Tensors:

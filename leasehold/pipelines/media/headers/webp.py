@@ -13,7 +13,7 @@ MAX_CHUNKS = 100_000
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`; struct.error if the data of the last chunk is too short."""
     end = 8 + int.from_bytes(data[4:8], "little")
     if end > len(data):
         raise corrupt_image("the file ends early")

@@ -29,7 +29,7 @@ _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _marked: set[Callable[..., Any]] = set()
 
 
-def may_lag(endpoint: _Endpoint) -> _Endpoint:
+def may_read_standby(endpoint: _Endpoint) -> _Endpoint:
     """Mark an endpoint that writes nothing, and whose answer may be some seconds old. This decorator must stand below
     the route's.
     """
@@ -37,7 +37,7 @@ def may_lag(endpoint: _Endpoint) -> _Endpoint:
     return endpoint
 
 
-def lags(endpoint: Callable[..., Any] | None) -> bool:
+def is_marked(endpoint: Callable[..., Any] | None) -> bool:
     """Whether the endpoint is marked."""
     return endpoint in _marked
 
@@ -47,7 +47,7 @@ def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
     runs `handler` on the standby, if the standby serves. If the standby fails, or cannot run a statement, it runs
     `handler` again on the primary.
     """
-    if not lags(endpoint):
+    if not is_marked(endpoint):
         return handler
 
     async def handle(request: Request) -> Response:
