@@ -33,7 +33,7 @@ Kind = Annotated[str, Query(max_length=63)]
 _MAX_GROUPS, _MAX_GROUPED = 50, 1000
 #: One press of the button retries at most this many dead letters of a group.
 _MAX_RETRIED = 1000
-#: The endpoints have the same bound.
+#: In characters. The endpoints have the same bound.
 _MAX_FINGERPRINT = 64
 
 
@@ -66,6 +66,7 @@ async def show_group(
     answer = content_of(
         await endpoints.list_dead_letters(request, caller, fingerprint=fingerprint, cursor=cursor, limit=_MAX_GROUPS)
     )
+    # `once`: the token by which `act_once` knows a second press of the same button.
     return page(
         request,
         "dead_letter_group.html",

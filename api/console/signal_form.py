@@ -33,7 +33,7 @@ class Input:
 
 
 def inputs_of(schema: Any) -> list[Input]:
-    """The fields for a payload that fits the schema. `schema` None: any payload fits."""
+    """The fields for a payload that fits the schema. `schema` is None (or no object): any payload fits."""
     if not isinstance(schema, dict):
         return [Input("", "Payload (JSON)", "json", required=False)]
     properties = schema.get("properties")
@@ -69,7 +69,9 @@ def _input(name: str, schema: Any, *, required: bool) -> Input | None:
 
 
 def payload_of(inputs: list[Input], form: Mapping[str, str]) -> Any:
-    """The payload that a person has filled in. The endpoint checks it against the schema. Raises Invalid."""
+    """The payload that a person has filled in. Raises Invalid for text that is not the JSON or the number that its
+    field expects. The endpoint checks the payload against the schema.
+    """
     if [field.name for field in inputs] == [""]:
         return _value(inputs[0], form.get("payload", ""))
     values = {field.name: _value(field, form.get(f"payload.{field.name}", "")) for field in inputs}

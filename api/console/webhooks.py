@@ -21,7 +21,7 @@ from leasehold.domain.errors import NotFound
 
 router = APIRouter()
 Owner = Annotated[Caller, Depends(SignedIn(WEBHOOKS_WRITE))]
-_DELIVERIES = 50
+_MAX_DELIVERIES = 50
 
 
 @router.get("/webhooks")
@@ -43,7 +43,7 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
     webhook = next((webhook for webhook in webhooks if webhook["id"] == str(webhook_id)), None)
     if webhook is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
-    answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _DELIVERIES))
+    answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _MAX_DELIVERIES))
     return page(
         request,
         "webhook.html",
@@ -63,8 +63,9 @@ async def send_test(request: Request, webhook_id: UUID, caller: Owner, form: Fie
 
 @router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
 async def redeliver(request: Request, webhook_id: UUID, delivery_id: UUID, caller: Owner, form: Fields) -> Response:
-    once = f"{form['once']}-{delivery_id}" if form.get("once") else None
-    await endpoints.redeliver(request, webhook_id, delivery_id, caller, once)
+    # The field `once` is the same for all deliveries of the page. Each delivery needs an idempotency key of its own.
+    idempotency_key = f"{form['once']}-{delivery_id}" if form.get("once") else None
+    await endpoints.redeliver(request, webhook_id, delivery_id, caller, idempotency_key)
     return go_to(request, f"/webhooks/{webhook_id}", "The message is on its way again.")
 
 

@@ -105,6 +105,7 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if len(set(keys)) != len(keys):
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
+        # The request becomes a call that has claimed the job, and must first undo the changes of calls that died.
         call_and_changes = await promotions.begin(connection, caller.tenant_id, job_id)
     if call_and_changes is None:
         return await _answer_without_call(services, caller, job_id, keys)
@@ -126,8 +127,8 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
 
 
 async def _answer_without_call(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
-    """The answer if another request has promoted the conversion to the same keys. Raises Conflict if the other request
-    has promoted the conversion to other keys, or is still promoting it.
+    """The answer if another request has promoted the conversion to the same keys. Raises Conflict if that request has
+    promoted it to other keys, or has not finished.
     """
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)

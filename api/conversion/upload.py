@@ -1,8 +1,8 @@
 """Reads the form of a new conversion from the socket into the object store, within bounds of bytes, time and memory.
 
-`conversion` calls `receive`. `receive` stores the model in parts, and all reference images in one tar archive. A form
-with an error is also read to its end, because a client that is still sending would not read an earlier answer. Then
-nothing of the form stays in the store.
+conversion.py calls `receive`, which stores the model in parts, and all reference images in one tar archive. A form with
+an error is read to its end, too, because a client that is still sending would not read an earlier answer. Nothing of
+such a form stays in the store.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_FIELD_BYTES = 4096
 _MAX_USER_CHARACTERS = 128
 _IMAGE_FIELDS = ("ref_images", "ref_images[]")
 _IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/webp"})
-_TAR_BLOCK = tarfile.BLOCKSIZE
+_TAR_BLOCK = tarfile.BLOCKSIZE  # a tar archive pads each file to a multiple of this
 _PARAMETER_FIELDS = (
     "model_id",
     "version",
@@ -54,6 +54,7 @@ _PARAMETER_FIELDS = (
     "enable_sim_hw",
 )
 _FLAG = {"type": "boolean", "default": False}
+#: Names that the client's own users and tenants have.
 _USER = {"type": "string", "pattern": f"^[ -~]{{1,{_MAX_USER_CHARACTERS}}}$"}
 #: The parts of the form, for the OpenAPI document.
 FORM: dict[str, Any] = {

@@ -55,8 +55,9 @@ _WRONG_QUERY = {
 class Cell(BaseModel):
     """`own`: whether this is the cell that answers. `console`: the address of the cell's console; null: it is not
     known, or the cell has none. `tenants_placed`: the number of tenants that the map places in the cell. `load`: null
-    if the cell gave none. Then `because` is the reason: `no_key`, `key_refused`, `not_understood`, `another_cell` (its
-    API calls itself by another name). `seconds`: how long the cell took to answer.
+    if the cell gave none. Then `because` is the reason: `no_key` (the setting `cells_keys` has none for it),
+    `key_refused`, `not_understood` (its answer has another form), `another_cell` (its API calls itself by another
+    name). `seconds`: how long the cell took to answer.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -220,8 +221,8 @@ async def _find_here(services: Services, job: UUID | None, tenant: str | None) -
 
 
 async def search_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
-    """Find the cells that have the job or the tenant. The other cells are asked only if this cell does not have it, or
-    if the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
+    """Find the cells that have the job or the tenant. The other cells are asked only if this cell has neither, or if
+    the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)
@@ -238,8 +239,8 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
 
 
 def _home_first(others: OtherCells, tenant: str, found: Sequence[Found]) -> list[Found]:
-    """`found`, beginning with the home of the tenant: the cell in which the map places it. The home is added if it is
-    silent, or has no row of the tenant yet.
+    """`found`, beginning with the home of the tenant: the cell in which the map places the tenant. The home is added if
+    it did not answer, or has no row of the tenant yet.
     """
     home = others.map.tenants.get(tenant)
     if home is None:

@@ -1,7 +1,7 @@
 """/v1/people: admins list the people who sign in to the console by OpenID Connect, set their roles, disable them, and
 end their sessions.
 
-The caller must have every scope that a person gets by a change: so nobody can give a scope that they lack.
+After a change, the caller must have every scope that the person then has: so nobody can give a scope that they lack.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
 
 class Person(BaseModel):
     """A person within one tenant. `role`: the role in force; null: no group gives the person a role any more.
-    `set_role`: the role that an admin has set; null: the provider's groups decide. `scopes`: the scopes beside the
-    role. `seen_at`: the time of the last sign-in.
+    `set_role`: the role that an admin has set; null: the provider's groups decide. `scopes`: the scopes that are not of
+    the role. `seen_at`: the time of the last sign-in.
     """
 
     id: UUID

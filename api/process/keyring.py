@@ -92,12 +92,12 @@ class Keyring:
         if presented is None:
             raise _invalid_key()
         if self._cells is not None:
-            self._cells.refuse_key_of(presented.cell)  # decided without the database
+            self._cells.refuse_key_of(presented.cell)  # the key names its cell: no query is needed
         stored = self._cached_key(presented.prefix)
         if stored is None:
             stored = await self._read_key(presented.prefix, presented)
         elif not matches(presented, stored):
-            self._refuse_elsewhere(None, presented)  # an unknown key: perhaps it names another cell
+            self._refuse_elsewhere(None, presented)  # a wrong secret: perhaps a key of another cell
             raise _invalid_key()
         else:  # the tenant may have moved to another cell since the row was read
             self._refuse_elsewhere(stored.tenant_id, presented)
@@ -136,7 +136,9 @@ class Keyring:
         return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
 
     def _refuse_elsewhere(self, tenant_id: str | None, presented: PresentedKey | None = None) -> None:
-        """Raises WrongCell if the tenant belongs to another cell. `tenant_id` None: this cell has no row of the key."""
+        """Raises WrongCell if the tenant belongs to another cell. `tenant_id` None: this cell has no row of the key, so
+        the cell that the `presented` key names decides.
+        """
         if self._cells is not None:
             self._cells.refuse_elsewhere(tenant_id, None if presented is None else presented.cell)
 

@@ -50,7 +50,7 @@ from leasehold.security.roles import roles_of
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
-#: Seconds for which a request waits for a connection.
+#: Seconds for which a request waits for a connection to the database.
 _PATIENCE_SECONDS = 10.0
 
 
@@ -122,8 +122,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         queues = QueueWatch(pool)
         stack.push_async_callback(queues.close)
         log_watch, stream_watch = LogWatch(pool), StreamWatch(pool)
-        for tail_watch in (log_watch, stream_watch):
-            stack.push_async_callback(tail_watch.close)
+        stack.push_async_callback(log_watch.close)
+        stack.push_async_callback(stream_watch.close)
         refusals = Refusals(pool, settings.audit_refusals)
         refusals.start()
         stack.push_async_callback(refusals.close)

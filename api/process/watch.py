@@ -27,8 +27,8 @@ _Key = TypeVar("_Key", UUID, str)
 
 
 class _Watch(ABC, Generic[_Key]):
-    """Requests that wait for keys: for jobs or queues. While any request waits, a loop queries the number of each key,
-    such as the number of a job's last event.
+    """Requests that wait for keys. A key is the id of a job, or the name of a queue. While any request waits, a loop
+    queries the number of each key, such as the number of a job's last event.
 
     Each request has a mark, such as the last number that the client knows. `_ready` compares the marks of a key's
     requests with the key's number, and chooses the requests that go on. A subclass says what the numbers are.
@@ -38,7 +38,7 @@ class _Watch(ABC, Generic[_Key]):
         self._interval = interval
         self._waiters: defaultdict[_Key, dict[asyncio.Future[bool], int]] = defaultdict(dict)
         self._loop: asyncio.Task[None] | None = None
-        self._released = False
+        self._released = False  # by `release_all`
 
     @abstractmethod
     async def _read_numbers(self) -> Mapping[_Key, int]:
@@ -52,6 +52,7 @@ class _Watch(ABC, Generic[_Key]):
 
     @property
     def waiting(self) -> int:
+        """The number of requests that wait."""
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
@@ -155,8 +156,8 @@ class QueueWatch(_Watch[str]):
         self._pool = pool
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
-        """Wait until one of the queues has a claimable task for this request. Requests that have waited longer get the
-        first tasks. False: as in `_wait`.
+        """Wait until one of the queues has a claimable task for this request. If a queue has fewer tasks than requests,
+        those that have waited longest go on. False: as in `_wait`.
 
         Another worker may claim the task first. Then the caller claims nothing, and waits again.
         """

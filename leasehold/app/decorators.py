@@ -23,7 +23,8 @@ T = TypeVar("T")
 class TaskDecorator(Protocol):
     """The type of the decorator that `@app.task(...)` with options returns."""
 
-    # `...`: a function whose parameters all have defaults matches `Callable[[], T]`, too, and takes arguments.
+    # The first two overloads are for functions that can be called without arguments. They give `KeywordTask[..., T]`,
+    # not `[[], T]`: a function whose parameters all have defaults matches `Callable[[], T]`, too, and takes arguments.
     @overload
     def __call__(
         self, function: Callable[[], Coroutine[Any, Any, T]], /

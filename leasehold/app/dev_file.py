@@ -11,12 +11,15 @@ from pathlib import Path
 #: The file holds secrets of throw-away servers: only its owner may read it, and git ignores its folder.
 FOLDER = ".leasehold"
 NAME = "dev.env"
+#: The first line of the file, before the id of the process that wrote it.
 _HEAD = "# of the process "
 
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file."""
+    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file: so
+    the first deletes it at its end only if it still is its own.
+    """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
@@ -54,7 +57,7 @@ def living_dev_file() -> Path | None:
 
 
 def dev_variables() -> dict[str, str]:
-    """The variables in the file of the running `leasehold dev`; empty if none runs here."""
+    """The variables in the file of the `leasehold dev` that runs in the current folder; empty: none runs here."""
     path = living_dev_file()
     try:
         lines = [] if path is None else path.read_text().splitlines()[1:]

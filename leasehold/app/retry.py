@@ -17,7 +17,7 @@ MAX_FACTOR = 100
 class Retry:
     """`times`: how often a failed attempt is tried again; 0: never, so the first failure is the last.
 
-    The first delay is `delay`; each further one is `factor` times as long, and none is longer than `longest`. The
+    The first delay is `delay`. Each further delay is `factor` times as long, and none is longer than `longest`. The
     worker shortens each delay at random, by up to half, so that tasks which failed together are not tried again
     together. `never`: exceptions after which no attempt follows. With `StepTimeout` among them, an attempt that
     exceeds its time limit is the last.
@@ -41,7 +41,7 @@ class Retry:
 
     @property
     def ladder(self) -> tuple[timedelta, ...]:
-        """The delays in order; the last one repeats."""
+        """The delays before the tries, in order. The last one holds for all further tries, too."""
         delays: list[timedelta] = []
         delay = min(self.delay, self.longest)
         while len(delays) < max(self.times, 1):

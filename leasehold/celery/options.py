@@ -1,4 +1,6 @@
-"""Reads the options of Celery's `@app.task(...)`. Each has Celery's meaning, or an error says what to do instead."""
+"""Reads the options of Celery's `@app.task(...)`. An option has Celery's meaning, or changes nothing (IGNORED), or
+raises an error that says what to do instead (REFUSED).
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,14 @@ REFUSED = {
     "task_always_eager": "use leasehold's pytest plugin, or task.local(...)",
     "include": "import the modules, or call autodiscover_tasks([...])",
 }
-#: Settings of Celery that are accepted and not read: LEASEHOLD_* variables replace them, or they are always on.
+#: Settings of Celery that are accepted and not read: a LEASEHOLD_* variable replaces the setting, or Leasehold always
+#: works as if it were on.
 SETTINGS = {
     "broker_url", "broker", "result_backend", "backend", "timezone", "enable_utc", "result_expires",
     "broker_connection_retry_on_startup", "worker_prefetch_multiplier", "worker_concurrency", "task_acks_late",
     "task_track_started", "task_ignore_result", "task_reject_on_worker_lost", "result_extended",
 }  # fmt: skip
+#: Settings of the serializer, with the values that are accepted.
 _JSON = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_content": (["json"], ("json",))}
 _RATE = re.compile(r"(\d+)/([smh])")
 
@@ -61,7 +65,7 @@ def not_supported(name: str) -> NotSupported:
 
 
 def check_setting(name: str, value: Any) -> None:
-    """Raises NotSupported for a setting that would mean nothing here."""
+    """Raises NotSupported for a setting that leasehold.celery does not have."""
     if name in _JSON and value in _JSON[name]:
         return
     if name not in SETTINGS and name != "task_default_queue":
@@ -109,7 +113,7 @@ def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOp
     )
     if unread_options.get("serializer") == "json":
         del unread_options["serializer"]
-    for name in unread_options:
+    for name in unread_options:  # an option that is left: the first one is enough for the error
         raise not_supported(name)
     return options
 

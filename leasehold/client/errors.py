@@ -14,8 +14,8 @@ class ClientError(LeaseholdError):
 
 
 class ApiError(ClientError):
-    """The API refused the request. `status`: the HTTP status. `code`: stable, for programs. `errors`: the places in the
-    request that are wrong, if the API names them. `key`: the request's idempotency key, if it had one.
+    """The API refused the request. `status`: the HTTP status. `code`: stable, for programs. `errors`: what is
+    wrong at which place of the request, if the API names places. `key`: the request's idempotency key, if it had one.
     """
 
     def __init__(self, status: int, problem: Mapping[str, Any], key: str | None = None) -> None:
@@ -30,8 +30,8 @@ class ApiError(ClientError):
 
 
 class Unavailable(ClientError):
-    """The API did not answer within the client's `timeout`, or the answer to a request that must not be repeated was
-    lost.
+    """The API did not answer within the client's `timeout`. Or an answer was lost, and the client must not repeat the
+    request.
 
     `key`: the idempotency key. With the same key, the API does the request only once. None: a request that only reads
     is safe to repeat; for any other, check first whether it was done.

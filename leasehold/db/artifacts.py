@@ -15,7 +15,7 @@ from leasehold.db.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A committed output. `name` is unique within its step."""
+    """A committed output. `name` is unique within its step. `key`: of its object in the store. `size`: in bytes."""
 
     step: str
     name: str

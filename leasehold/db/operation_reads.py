@@ -1,5 +1,5 @@
 """Reads bulk operations, for the API and the console. A bulk operation is a job of the pipeline `bulk_operation`, and
-the note of its step has its progress.
+the note of its step (a row of the table `note`) has its progress.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pi
 """
 
 # `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
-# jobs of another tenant; $4 tells whether the page has such operations, too.
+# jobs of another tenant. $4: the page has such operations, too.
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
@@ -59,8 +59,8 @@ async def existing(connection: Connection, tenant_id: str | None, operation_ids:
 async def newest(
     connection: Connection, tenant_id: str, before: UUID | None, limit: int, *, beyond_tenant: bool
 ) -> Sequence[Row]:
-    """At most `limit` operations that the tenant submitted, by descending id. `beyond_tenant`: also those on jobs of
-    other tenants.
+    """At most `limit` operations that the tenant submitted, newest first. `beyond_tenant`: also those that act on the
+    jobs of other tenants.
     """
     return await connection.fetch(LIST, tenant_id, before, limit, beyond_tenant)
 

@@ -1,5 +1,5 @@
-"""Reads runs, queues and workers, for the runs API and the console. Each read is one statement. job_reads.py reads jobs
-of any kind.
+"""Reads runs, queues and workers, for the runs API and the console. Each read is one statement. job_reads.py reads all
+jobs; a run is a job with a row in the table `run`.
 
 Every query names the tenant, except `queues`, `runnable`, `depth` and `workers`: these are for operators and for the
 platform itself, which see the whole fleet.
@@ -51,12 +51,12 @@ HEAD = f"""
 
 
 async def find_listed_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
-    """The run with the columns of `list_runs`, without steps and outputs. None: no such run, or another tenant's."""
+    """The run with the columns of `list_runs`, without steps and outputs. None: the tenant has no such run."""
     return await connection.fetchrow(HEAD, run_id, tenant_id)
 
 
 async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
-    """The run with its steps and outputs. None: no such run, or another tenant's."""
+    """The run with its steps and outputs. None: the tenant has no such run."""
     return await connection.fetchrow(FIND, run_id, tenant_id)
 
 
@@ -85,7 +85,7 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
             conditions.append(f"{column} = ${next_parameter}")
             next_parameter += 1
     by_status = ""
-    if status is not None:
+    if status is not None:  # the tenant and the page are then conditions on `j`, too, because the index is one of `job`
         by_status = (
             f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter}"
             f" {_CONDITION_OF_STATUS.get(status, _CONDITION_OF_UNFINISHED)}"

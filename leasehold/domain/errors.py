@@ -62,8 +62,8 @@ class LeaseholdError(Exception):
     """The root: catch it to catch everything the platform raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without a call of `__init__`, because its parameters differ from `args`. A process pool pickles the
-        errors that it returns.
+        """Restore a pickled error without a call of `__init__`, because its parameters differ from `args`. A process
+        pool pickles the errors that it returns.
         """
         return _restored, (type(self), self.args, vars(self))
 
@@ -208,7 +208,9 @@ class DeclarationError(LeaseholdError):
 
 
 class CodeBroken(DeclarationError):
-    """A module of the user raised an error while it was imported. `trace`: the traceback, without frames of ours."""
+    """A module of the user raised an error while it was imported. `trace`: the traceback, without the platform's own
+    frames.
+    """
 
     #: A program that meets this error exits with this status.
     exit_status = 4
@@ -222,6 +224,7 @@ class SchemaLocked(LeaseholdError):
     """A migration did not get a lock in time. Revisions that were done stay done, and the next try goes on."""
 
     def __init__(self, seconds: float, blockers: Sequence[str]) -> None:
+        # `blockers`: a sentence about each session that holds the lock.
         holders = f" In its way: {'; '.join(blockers)}." if blockers else ""
         super().__init__(
             f"The migration did not get a lock on a table within {seconds:g} s (LEASEHOLD_MIGRATE_SECONDS).{holders}"
@@ -230,7 +233,9 @@ class SchemaLocked(LeaseholdError):
 
 
 class TaskFailed(LeaseholdError):
-    """A run did not succeed. `code` is stable: the error of the step that gave up, or `cancelled` or `expired`."""
+    """A run did not succeed. `code` is stable: the error code of the step that failed for good, or `cancelled` or
+    `expired`.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
-#: RFC 3339, section 5.6. Its note allows a space in place of the T.
+#: RFC 3339, section 5.6. A note in that section allows a space in place of the T.
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 #: The largest values of PostgreSQL's `smallint` and `integer`.
 MAX_SMALLINT = 32_767

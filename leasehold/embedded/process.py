@@ -48,18 +48,20 @@ class RunAs:
         return self.gid if self.is_other_user else None
 
     def give(self, path: Path) -> Path:
-        """Make this user the owner of the path."""
+        """Make the server's user the owner of the path."""
         if self.is_other_user:
             os.chown(path, self.uid, self.gid)
         return path
 
     def make_directory(self, path: Path) -> Path:
-        """Make a directory that only this user can read, if it does not exist."""
+        """Make a directory that only the server's user can read, if it does not exist."""
         path.mkdir(mode=0o700, exist_ok=True)
         return self.give(path)
 
     def write_file(self, path: Path, text: str) -> Path:
-        """Write a file that only this user can read. If the process dies meanwhile, the old file (or none) stays."""
+        """Write a file that only the server's user can read. If this process dies meanwhile, the old file (or none)
+        stays.
+        """
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -136,7 +138,9 @@ class Server:
             raise
 
     async def stop(self, number: signal.Signals, *, grace: float) -> None:
-        """Send a signal and wait until the server has ended. After `grace` seconds kill it."""
+        """Send a signal and wait until the server has ended. After `grace` seconds kill it. The signal goes to the
+        guard as one byte, and the guard sends it to the server.
+        """
         pipe = self._process.stdin
         if self.running and pipe is not None:
             with contextlib.suppress(ConnectionError):

@@ -1,7 +1,7 @@
 """Limits the downloads of an API key over all API processes: how many at once, how often, and how many bytes.
 
-The API calls `begin` and `end` around each download, which has a row. At its start it is charged with the object's full
-size. At its end the charge is set to the bytes that were sent.
+The API calls `begin` and `end` around each download. `begin` writes a row, which charges the object's full size. `end`
+sets the charge to the bytes that were sent.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ LEFT JOIN download d ON d.key_prefix = $2 AND d.tenant_id = $1
      AND d.started_at > clock_timestamp() - make_interval(secs => time_window.seconds)
 GROUP BY time_window.seconds
 """
+# The downloads under way. If the API process of a download died, its row counts until `lapses_at`. The condition on
+# `started_at` only narrows the range of the index that PostgreSQL reads.
 _AT_ONCE = """
 -- downloads_at_once
 SELECT count(*) FROM download
@@ -55,8 +57,8 @@ class _Window:
 
 
 async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: int) -> UUID:
-    """Charge a download of `size` bytes and return its id, for `end`. `key_prefix`: that of the API key before all its
-    rotations.
+    """Charge a download of `size` bytes and return its id, for `end`. `key_prefix`: the prefix that the API key had
+    before its first rotation.
 
     Raises TooMany: `too_many_downloads` (a rate), `too_many_at_once`, or `download_quota_exceeded`.
     """

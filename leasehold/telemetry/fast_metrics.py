@@ -3,8 +3,8 @@ prometheus_client.
 
 The client library locks every value and walks through a histogram's buckets. Here a count is one addition, and an
 observation is one search and two additions, without a lock. So only one thread may write to a child. The heartbeat's
-thread writes to the children with the label `renew`, and the event loop's thread to all others. The scrape runs in
-another thread: its numbers may be from slightly different moments.
+thread writes to the children with the label value `renew`, and the event loop's thread to all others. The scrape runs
+in another thread: its numbers may be from slightly different moments.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ _Child = TypeVar("_Child", _CounterChild, _HistogramChild)
 
 
 class _Family(Collector, Generic[_Child]):
-    """The children by the values of their labels. There are at most `at_most`, because tenants choose the names of
-    templates and queues. Further combinations of labels count as `other`.
+    """A metric: its children, by the values of their labels. There are at most `at_most`, because tenants choose the
+    names of templates and queues. Further combinations of labels count as `other`.
     """
 
     at_most = 300
@@ -109,7 +109,7 @@ class FastCounter(_Family[_CounterChild]):
 
 
 class FastHistogram(_Family[_HistogramChild]):
-    """A histogram. `bounds` ascend."""
+    """A histogram. `bounds`: the upper bounds of its buckets, ascending, without infinity."""
 
     at_most = 60  # each child has a line for each bucket
 

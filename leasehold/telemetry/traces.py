@@ -60,7 +60,7 @@ class _RecordedSpan(Span):
         self._recorded.set_status(StatusCode.ERROR, code)
 
 
-#: OpenTelemetry's attribute names with more than one dot.
+#: OpenTelemetry's attribute names with more than one dot. In all other names `_dotted` makes the first `_` a dot.
 _NAMES = {"http_request_method": "http.request.method", "http_response_status_code": "http.response.status_code"}
 _NO_SPAN: AbstractContextManager[Span] = nullcontext(Span())
 _tracer: Tracer | None = None
@@ -88,7 +88,8 @@ def begin_traces(role: str) -> None:
 def span(
     name: str, kind: Kind = "INTERNAL", *, parent: Headers | None = None, **attributes: str | float
 ) -> AbstractContextManager[Span]:
-    """Measure the block. Its parent is the traceparent in the headers `parent`; without it, the span around the block.
+    """Measure the block. The parent of its span is the traceparent in the headers `parent`; without `parent`, the span
+    around the block.
 
     An attribute `messaging_system` is recorded as `messaging.system`.
     """
@@ -122,8 +123,8 @@ def _record(
 
 @contextmanager
 def publishing_spans(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
-    """Measure the publishing of messages with these headers: one span for each message. Yields the headers to send:
-    their `traceparent` names the message's span as the parent.
+    """Measure the publishing of messages with these headers: one span for each message. Yields the headers to send. In
+    them the `traceparent` names the message's span, so that the receiver's span becomes its child.
     """
     if _tracer is None:
         yield list(headers)

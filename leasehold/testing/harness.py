@@ -175,8 +175,8 @@ class TestApp:
     # --- what the test arranges
 
     def travel(self, **time: float) -> None:
-        """Let time pass for all that waits: `travel(hours=1)`, as `timedelta` takes it. Nobody sleeps. A schedule fires
-        at most once per `travel`, even if it was due several times in that span.
+        """Let time pass for all that waits: `travel(hours=1)`, as `timedelta` takes it. The due times in the database
+        move; nobody sleeps. A schedule fires at most once per `travel`, even if it was due several times in that span.
         """
 
         async def travel(connection: Connection) -> None:
@@ -241,6 +241,7 @@ def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(task.arguments.names, positional, strict=False)) | named
 
 
+#: The errors after which a task is never retried.
 _Never = tuple[type[Exception], ...]
 
 

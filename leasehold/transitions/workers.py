@@ -16,10 +16,10 @@ MAX_HANDLERS = 1000
 _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
-# SQL: the incarnation of the PostgreSQL server, as a time: the server's last start, or its last recovery from a crash
-# of one session. Such a crash ends all sessions and resets the statistics; `stats_reset` shows when. An incarnation
-# ends with all its sessions and their presence locks. A failover changes the incarnation, because the standby started
-# at another time than the primary.
+# SQL: the incarnation of the PostgreSQL server, named by the time at which it began: the server's last start, or its
+# last recovery from a crash of one session. Such a crash ends all sessions and resets the statistics; `stats_reset`
+# shows when. With an incarnation end all its sessions and their presence locks. A failover changes the incarnation,
+# because the standby started at another time than the primary.
 _INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 
@@ -79,10 +79,12 @@ WHERE t.id = kept.id
 
 
 async def keep_leases(connection: Connection, worker: UUID, lease_seconds: float) -> None:
-    """Give the worker the time of a lease for each of its tasks, if it has not been on this incarnation of the server.
+    """If the worker has not been on this incarnation of the server, extend each of its leases to `lease_seconds` from
+    now.
 
-    Call it before `appear` and `record_alive`. Those end the time for which LEASE_HAS_PASSED spares the leases of the
-    worker. Then it still needs a moment: it renews a lease, and the tasks that it lost meanwhile it releases.
+    Call it before `appear` and `record_alive`: they end the ten seconds for which LEASE_HAS_PASSED spares the leases of
+    the worker. But the worker still needs a moment, to renew the leases of its tasks, and to release the tasks that it
+    does not hold any more.
     """
     await connection.execute(_KEEP_LEASES, worker, timedelta(seconds=lease_seconds))
 
@@ -168,7 +170,7 @@ LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
 
 
 def owner_is_dead(owners: str) -> str:
-    """SQL: the owner of task `t`'s lease is in the array `owners`, and still has no session.
+    """SQL: the owner of task `t`'s lease is in the array `owners` (an SQL expression), and still has no session.
 
     The caller has read a moment ago that these owners are dead. Since then an owner may have come back over a slow
     link, and may have claimed the task again.
@@ -179,8 +181,8 @@ def owner_is_dead(owners: str) -> str:
 
 
 async def dead(connection: Connection) -> list[UUID]:
-    """Workers that were present and whose session has ended. If the answer is wrong, no harm is done: the epoch fences
-    a lost lease.
+    """Workers that were present and whose session has ended. If a worker on the list lives, no harm is done: its epoch
+    is old by then, and a write with an old epoch changes nothing.
     """
     return [row["id"] for row in await connection.fetch(DEAD)]
 

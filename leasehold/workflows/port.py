@@ -1,4 +1,4 @@
-"""`Port`: the methods that a driver needs from the worker that runs it."""
+"""`Port`: the methods that a driver (it runs a workflow's code, see driver.py) needs from the worker that runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ class Port(Protocol):
     """One attempt's access to the journal. Each method raises LeaseLost when the lease is lost."""
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        """The journal, or only the rows at these places."""
+        """The journal, or only the rows at these places. A place is the branch of a call, and its number in the
+        branch.
+        """
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run. Returns False, and writes
@@ -23,8 +25,8 @@ class Port(Protocol):
         """
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
-        """Write the run and its row of the journal: both or none. False: the workflow is being cancelled, and the run
-        is not a detached one.
+        """Write the run that `ctx.start` begins, and its row of the journal: both or none. False: the workflow is
+        being cancelled, and the run is not a detached one.
         """
 
     async def fetch(self, task_id: UUID, output: str) -> bytes:

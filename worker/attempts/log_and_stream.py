@@ -55,8 +55,8 @@ class LogAndStreamWriters:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.lock = Lock()  # for the making of buffers, in all attempts
-        self._buffer_lock = Lock()  # for the contents of buffers, in all attempts
+        self.lock = Lock()  # held while an attempt makes its buffers; one lock for all attempts
+        self._buffer_lock = Lock()  # held while the contents of a buffer change; one lock for all attempts
         self.logs: ChunkWriter[Recorder, LogChunk] = ChunkWriter(settings, "logs", _log_chunk, logs.append)
         self.streams: ChunkWriter[Emissions, StreamChunk] = ChunkWriter(
             settings, "streams", _stream_chunk, streams.append

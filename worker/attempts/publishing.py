@@ -32,7 +32,8 @@ from leasehold.worker.leases.held_lease import HeldLease
 _DIGEST = "work"
 _WRITER = "writer"
 _MANIFEST = "manifest"
-#: S3 allows 2 KB of user metadata in all. A longer manifest is left out; then a later attempt repeats the work.
+#: The longest manifest, because S3 allows 2 KB of user metadata in all. A longer one is left out; then a later attempt
+#: repeats the work.
 _MANIFEST_BYTES = 1500
 
 
@@ -42,15 +43,16 @@ def writer_of(lease: Lease) -> dict[str, str]:
 
 
 def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
-    """The rule by which the store decides whether this attempt may replace an object that exists under its key.
+    """The rule by which the store decides whether this attempt may replace an object that exists under the output's
+    key.
 
     The attempt may replace the object of an earlier attempt. It may not replace the object of a newer attempt, nor any
     object while its lease is not trusted. Trust alone is not enough: after an early takeover (the owner's presence
     ended) the old owner still trusts its lease for a moment, and could overwrite the new owner's output. If the store
     drops metadata, no object names its writer, and only trust decides.
 
-    After an asynchronous failover, PostgreSQL may give the same epoch to a second owner. Only the owner that PostgreSQL
-    confirms may replace the other owner's object.
+    After a failover that lost the last commits, PostgreSQL may give the same epoch to a second owner. Only the owner
+    that PostgreSQL confirms may replace the other owner's object.
     """
 
     def may_replace(existing: Stored) -> bool:

@@ -1,4 +1,6 @@
-"""Hands each hint to the slot pool of its queue. Hints come from the broker, and from this worker's own commits."""
+"""Hands each hint (the message that a task may be due) to the slot pool of its queue. Hints come from the broker, and
+from this worker's own commits.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ class Children:
         self._running: set[ChildProcess] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger()
-        #: The fences around the children: "seccomp+landlock", "seccomp", "netns..." or "limits only...".
+        #: The fences around the children (mechanisms of the kernel): "seccomp+landlock", "seccomp", "netns..." or
+        #: "limits only...".
         self.isolation = "not started"
 
     @property
@@ -86,6 +87,7 @@ class Children:
         except BaseException:
             await self.close()
             raise
+        # By length: a name with fewer mechanisms is shorter.
         self.isolation = min((spares.isolation for spares in self._spares.values()), key=len, default="no children")
         if "landlock" not in self.isolation:
             fences.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
@@ -198,7 +200,7 @@ class Children:
 
 
 def _error_of(answer: frames.Failed) -> StepError:
-    """The error that the handler raised."""
+    """The error that the handler raised, made again from the child's answer."""
     if answer.error == "permanent":
         return Permanent(answer.code, answer.message)
     if answer.error == "unforeseen":

@@ -14,9 +14,9 @@ _DECAY = 0.9
 
 
 class BatchSize:
-    """The size of the next batch, in jobs. It follows the slowest of the last batches. Each faster batch makes the slow
-    batch count a little less. If the size followed only the last batch, one fast batch would double the next batch,
-    even during a checkpoint of PostgreSQL, when most batches are slow.
+    """The size of the next batch (`jobs`). It follows the slowest of the last batches, by the seconds for each job.
+    Each faster batch after it lowers that estimate a little. If the size followed only the last batch, one fast batch
+    would double the next batch, even during a checkpoint of PostgreSQL, when most batches are slow.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class BatchSize:
         self.jobs = max(1, min(self._jobs_in_time(), 2 * self.jobs, MAX_BATCH))
 
     def _jobs_in_time(self) -> int:
-        """How many jobs a batch may have to take no longer than it should."""
+        """How many jobs a batch may have, to take at most BATCH_SECONDS, or SMALL_BATCH_SECONDS if it is small."""
         if not self._seconds_of_job:
             return MAX_BATCH
         jobs = int(BATCH_SECONDS / self._seconds_of_job)

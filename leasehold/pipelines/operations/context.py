@@ -1,4 +1,6 @@
-"""The context that all bulk operations of a worker share: the actions on jobs, and the limits of tenants."""
+"""The context that all bulk operations of a worker share: the actions on jobs (`actions`), and the limits of tenants
+(`admission`).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class OperationContext:
 async def open_operation_context(settings: Settings, pipelines: Pipelines) -> AsyncIterator[OperationContext]:
     kinds = kinds_of(pipelines)
     job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
-    # The hooks that operations call before deletions change only rows, so the store is never opened.
+    # HousekeepingContext needs a store, but nobody opens it: operations call only the hooks before deletions, and these
+    # hooks change only rows.
     store = ObjectStore.from_settings(settings)
     context = HousekeepingContext(settings, lambda: connected(settings, "worker operations"), store)
     async with AsyncExitStack() as stack:

@@ -32,8 +32,8 @@ webhooks.opens(open_delivery_context)
 
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """Send the message. After an answer 2xx the message is delivered. After 410 the delivery has failed for good, and a
-    webhook is disabled. After any other answer, also a redirect, the step is retried.
+    """Send the message. After an answer 2xx the message is delivered. After 410 the delivery has failed for good, and
+    the webhook, if it went to one, is disabled. After any other answer, also a redirect, the step is retried.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
@@ -63,11 +63,14 @@ class _Destination:
 
 
 async def _destination(delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery) -> _Destination | None:
-    """Read the destination. None: the webhook is deleted or disabled."""
+    """Read the destination: of a webhook, or (without `webhook_id`) of a callback URL. None: the webhook is deleted or
+    disabled.
+    """
     async with attempt.connection() as connection:
         if delivery.webhook_id is None:
             assert delivery.url is not None
             sealing = delivery_context.sealing
+            # The secrets of all callback URLs of the tenant. The function makes the first one if there is none yet.
             sealed_secrets = await callbacks.secrets(connection, attempt.tenant_id, lambda: sealing.seal(new_secret()))
             return _Destination(delivery.url, sealed_secrets)
         row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)
@@ -97,6 +100,7 @@ async def _snoozed(attempt: Attempt) -> Snooze:
 
 
 async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination: _Destination, body: bytes) -> Answer:
+    # `message`: the id of the first delivery, if this one repeats it; None: this is the first.
     message_id, timestamp = f"msg_{attempt.params.message or attempt.job_id}", int(time())
     secrets = [delivery_context.sealing.open(secret) for secret in destination.sealed_secrets]
     headers = {

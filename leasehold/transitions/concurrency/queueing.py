@@ -1,4 +1,9 @@
-"""Writes and deletes the rows of concurrency limits (`gate`), and of the jobs that wait at them (`gate_job`)."""
+"""Writes and deletes the rows of concurrency limits (table `gate`), and of the jobs that wait at them or were admitted
+(table `gate_job`).
+
+A limit is either declared by an operator, or comes with the jobs that name it. A limit of a job may follow a declared
+one: it then has the bounds of the declared limit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,8 @@ class LimitedJob(Protocol):
     def not_before(self) -> datetime | None: ...
 
 
-# $1 tenants, $2 keys, $3 and $4 bounds. A limit that an operator declared keeps the operator's bounds.
+# $1 tenants, $2 keys, $3 and $4 bounds: `at_most` jobs at once, `per_minute` admissions. A limit that an operator
+# declared keeps the operator's bounds.
 _WRITE_LIMITS = """
 -- gates_known
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
@@ -49,6 +55,7 @@ ORDER BY g.tenant_id, g.key
 FOR SHARE OF g
 """
 
+# `tenant_id` and `key` name the limit; `owner` is the job's tenant.
 _QUEUE_UP = """
 -- gates_queue_up
 INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at, owner)
@@ -99,8 +106,8 @@ async def _write_limits(connection: Connection, limits: Iterable[ConcurrencyLimi
 
 
 async def forget_admission(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
-    """Forget that a finished job was admitted, because the job will wait at `limits` again. The limits are locked
-    first, as in every admission. From now on a rate does not count the earlier admission.
+    """Forget that a finished job was admitted, because the job will be retried and wait at `limits` again. The limits
+    are locked first, as in every admission. From now on `per_minute` does not count the earlier admission.
     """
     if limits:
         await _write_limits(connection, limits)
@@ -108,7 +115,7 @@ async def forget_admission(connection: Connection, job_id: UUID, limits: Sequenc
 
 
 async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[ConcurrencyLimitName]:
-    """The limits of these jobs. The limits may have room once the jobs have ended."""
+    """The limits that these jobs count in. When the jobs have ended, the caller admits others there."""
     rows = await connection.fetch(
         "SELECT DISTINCT tenant_id, key FROM gate_job WHERE job_id = ANY($1::uuid[])", list(job_ids)
     )

@@ -9,12 +9,13 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
 
-_MAX_COPIED_BYTES = 64 * 1024 * 1024  # of properties and metadata; bytes that two items name count twice
+#: The most bytes of properties and metadata. Bytes that two items name count twice: a decoder copies them twice.
+_MAX_COPIED_BYTES = 64 * 1024 * 1024
 #: The reference of a metadata item to the items that it describes ("content describes").
 _DESCRIBES = b"cdsc"
 #: Where the width and the height stand in a size property: after the version and the flags.
 _SIZE_OFFSET = 4
-_LONG_SIZES = 0x01
+_LONG_SIZES = 0x01  # the flag of a grid whose width and height have 32 bits each, not 16
 _MAX_AUXILIARIES = 16  # transparency, depth, portrait and gain maps of one picture
 
 
@@ -30,7 +31,7 @@ def check_copies(items: Items) -> None:
 
 
 def declared_size(item: Item, data: bytes) -> Size:
-    """The size in the item's properties. Raises Permanent if there is none."""
+    """The size in the item's properties. Raises Permanent `corrupt_image` if there is none."""
     size_property = item.property(b"ispe")
     if size_property is None:
         raise corrupt_image("an item has no size")
@@ -40,10 +41,10 @@ def declared_size(item: Item, data: bytes) -> Size:
 
 
 def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
-    """Check a grid, and return its size. Each tile must be a still that the grid uses once. No row or column of tiles
-    may lie outside the grid.
+    """Check a grid (a picture that is made of tiles), and return its size. Each tile must be a still image that the
+    grid uses once. No row or column of tiles may lie outside the grid. Raises Permanent `corrupt_image`.
 
-    `sizes`: the number of an item -> its size, for the file's stills.
+    `sizes`: the number of an item -> its size, for the still images of the file.
     """
     content = item.bytes_of(data)
     _, flags, rows, columns = struct.unpack_from(">4B", content, 0)
