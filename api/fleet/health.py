@@ -85,11 +85,11 @@ class _SharedRun(Generic[_Result]):
 
 
 class Readiness:
-    """Runs the checks of one process, and the self-check that `leasehold doctor` runs, too."""
+    """Runs the checks of one API process, and the self-check that `leasehold doctor` runs, too."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._id = new_id()
+        self._id = new_id()  # of this process, for PROVE_WRITES
         self._schemas = schemas_of(services.kinds)
         self._checks = _SharedRun(self._run_checks, _SHARED_SECONDS)
         self._self_check = _SharedRun(self._run_self_check, _FINDINGS_SECONDS)
@@ -165,7 +165,7 @@ def _prefix(schema: str) -> str:
 
 
 class _NotReady(Exception):
-    """A check failed. Its text is public."""
+    """A check failed. Its text is public: `/readyz` shows it without a key."""
 
 
 async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required: bool) -> Check:

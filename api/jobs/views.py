@@ -1,5 +1,5 @@
-"""/v1/views: filters of jobs that people of a tenant have saved by a name. The console shows them beside
-its own views.
+"""/v1/views: filters of jobs that people of a tenant have saved under a name. The console shows them beside the views
+that it always has.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def save_view(request: Request, body: NewView, caller: Operator) -> Respon
     try:
         parse(body.filter, datetime.now(UTC))
     except InvalidFilter as error:
-        error.pointer = "#/filter"
+        error.pointer = "#/filter"  # where the filter stands in the body: the problem of the answer names it
         raise
     async with services.pool.acquire() as connection, connection.transaction():
         if not await saved_views.exists(connection, caller.tenant_id, body.name):

@@ -30,8 +30,8 @@ _ROWS_PER_READ = 1000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: the object's tenant; `*`: several tenants
-    share the object, or no tenant owns it.
+    """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: the object's tenant. SHARED_CHAIN (`*`):
+    several tenants share the object, or no tenant owns it.
     """
 
     kind: str
@@ -53,8 +53,8 @@ def _text_of_uuid(value: object) -> str:
 async def record(connection: Connection, actor: Actor, action: str, target: Target, **details: Any) -> None:
     """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name.
 
-    A transaction must record acts for one tenant only. Two transactions that write to the same two chains in opposite
-    order could deadlock.
+    All acts of one transaction must be of one tenant, because a row locks the chain of its tenant: two transactions
+    that write to the same two chains in opposite order could deadlock.
     """
     details_with_values = {name: value for name, value in details.items() if value is not None}
     await connection.execute(
@@ -144,7 +144,9 @@ async def read_part(connection: Connection, head: Mapping[str, Any], after: int)
 
 
 async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow | None:
-    """Recompute the hashes of a chain up to the head. Returns the first row that is not as it was written."""
+    """Recompute the hashes of a chain up to the head. Returns the first row that is not as it was written; None: all
+    rows are.
+    """
     return await _check(connection, head, Chain.from_head(head))
 
 
@@ -152,7 +154,7 @@ async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most
     """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. The row before the
     first of these rows is not read, so the hash that the first row has of it is taken as true.
     """
-    after = head["seq"] - at_most
+    after = head["seq"] - at_most  # the number of the row before the first that is checked
     if after < head["first_seq"]:
         return await verify(connection, head)
     first_rows = await read_part(connection, {**head, "seq": after + 1}, after)  # one row, or none if it is missing

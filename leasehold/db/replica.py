@@ -1,9 +1,9 @@
 """Lends connections to a standby of PostgreSQL, and computes how old reads from the standby can be at most.
 
-A standby replays the log of the primary. Every second the process makes a note: the length of the primary's log, and
-the time. When the standby has replayed that length, its reads have everything that was committed before the note. So a
-read is at most as old as the newest note that the standby has reached. The process needs no other clock than its own
-for this bound. The bound also holds while the primary is idle, and while replication stands still.
+A standby replays the log (WAL) of the primary. Every second the process makes a note: the length of the primary's WAL,
+and the time. When the standby has replayed that length, its reads have everything that was committed before the note.
+So a read is at most as old as the newest note that the standby has reached. The process needs no other clock than its
+own for this bound. The bound also holds while the primary is idle, and while replication stands still.
 
 Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
 that is not a standby.
@@ -45,7 +45,7 @@ READS = counter(
 #: The label `part` of the API's requests, and of the exporter.
 REQUESTS, EXPORTER = "requests", "exporter"
 
-# The end of the primary's log (`position`, in bytes), and its timeline, which each promotion raises. Both are NULL if
+# The end of the primary's WAL (`position`, in bytes), and its timeline, which each promotion raises. Both are NULL if
 # this server is a standby. The system identifier is the same on a primary and on its standbys.
 _PRIMARY_POSITION = """
 -- replica_primary_place
@@ -55,7 +55,7 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bi
 FROM pg_control_system()
 """
 
-# How much of the log the standby has replayed (`position`, in bytes; NULL: this server is not a standby). Also the
+# How much of the WAL the standby has replayed (`position`, in bytes; NULL: this server is not a standby). Also the
 # newest timeline that the standby is known to have reached. The row of its receiver names the timeline, but only some
 # roles may see that row. The last restart point names it, too.
 _STANDBY_POSITION = """
@@ -71,7 +71,7 @@ FROM pg_control_system()
 
 
 class _LogPosition(NamedTuple):
-    """How far a server is in the log: the answer to one of the statements above."""
+    """How far a server is in the WAL: the answer to one of the statements above."""
 
     position: int | None
     system_identifier: int
@@ -79,7 +79,7 @@ class _LogPosition(NamedTuple):
 
     @property
     def history(self) -> tuple[int, int | None]:
-        """Servers with the same history write or replay the same log. A promotion begins another history."""
+        """Servers with the same history write or replay the same WAL. A promotion begins another history."""
         return self.system_identifier, self.timeline
 
 
@@ -102,7 +102,7 @@ class Replica:
         self._pool, self._primary = pool, primary
         self._max_lag = settings.database_replica_max_lag
         self._host_timeout = settings.database_host_timeout
-        self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's log in bytes)
+        self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's WAL in bytes)
         self._history: tuple[int, int | None] | None = None  # the primary's
         self._as_of = monotonic()  # the standby had every commit before this instant when it was last compared
         self._problem = "it was not read yet"
@@ -113,7 +113,7 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        """Whether reads go to the standby: the last note found it usable, and no read from it has failed since."""
+        """Whether reads go to the standby: the last `note` found it usable, and no read from it has failed since."""
         return not self._problem
 
     @property
@@ -187,13 +187,13 @@ class Replica:
 
     def _remember(self, now: float, length: int) -> None:
         if self._notes and length < self._notes[-1][1]:
-            self._notes.clear()  # a new primary, which lacks the end of the old primary's log
+            self._notes.clear()  # a new primary, which lacks the end of the old primary's WAL
         self._notes.append((now, length))
         while self._notes[0][0] < now - self._max_lag:
             self._notes.popleft()
 
     def _instant_of(self, standby: _LogPosition, length: int | None = None) -> float:
-        """The instant up to which the standby has every commit. `length`: the length of the primary's log, read after
+        """The instant up to which the standby has every commit. `length`: the length of the primary's WAL, read after
         `standby`; None: not known. Raises ReplicaUnusable.
         """
         position = standby.position

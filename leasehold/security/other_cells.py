@@ -1,4 +1,5 @@
-"""Asks the other cells about their load, and which of them has a job or a tenant. All cells are asked at once.
+"""Asks the other cells of the installation about their load, and which of them has a job or a tenant. All cells are
+asked at once.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
 the address of that cell: redirects are not followed, and no proxy of the environment is used. This module checks the
@@ -99,7 +100,9 @@ class CellAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job or a tenant in a cell. `tenant` is None if only the map was read."""
+    """A cell that has the job or the tenant, or in which the map places the tenant. `tenant`: that of the job, or the
+    tenant that was looked for. `console`: the path of the cell's console; None: it has none, or it is not known.
+    """
 
     cell: str
     address: str
@@ -109,8 +112,8 @@ class Found:
 
 
 class CellKeys:
-    """The keys with which this cell asks the others. A changed file is read again. If it has no valid keys, the last
-    keys stay in force.
+    """The keys with which this cell asks the others. If the setting names a file and the file changes, it is read
+    again. If it then has no valid keys, the last keys stay in force.
     """
 
     def __init__(self, secret: SecretStr) -> None:
@@ -162,8 +165,8 @@ async def open_http() -> AsyncIterator[httpx2.AsyncClient]:
 async def ask(
     http: httpx2.AsyncClient, cell: str, address: str, key: str | None, seconds: float = LIMIT_SECONDS
 ) -> CellAnswer:
-    """Ask a cell whether it is ready and, with a key, what its load is. A cell that is silent or answers nonsense
-    raises no error.
+    """Ask a cell whether it is ready and, with a key, what its load is. If a cell is silent or answers nonsense, the
+    answer says so: nothing is raised.
     """
     began = monotonic()
     readiness, response = await asyncio.gather(
@@ -178,7 +181,7 @@ async def ask(
     return CellAnswer(cell, address, "ready" if is_ready else "not_ready", load, because, seconds)
 
 
-#: Status and body, or None: no whole answer came in time.
+#: The HTTP status and the body. None: no whole answer came in time.
 _Response: TypeAlias = tuple[int, bytes] | None
 
 

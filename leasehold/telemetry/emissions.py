@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-#: The escape of NUL in JSON. An even number of backslashes before it are escaped backslashes.
+#: The escape of a NUL character in JSON: `\u0000`. Backslashes before it, if their number is even, escape each other.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CUT = b'{"cut":true}'
 
@@ -18,8 +18,8 @@ _CUT = b'{"cut":true}'
 class Emissions:
     """The chunks of one attempt. Any thread may emit.
 
-    `on_first`: called when a chunk arrives and no other chunk is unwritten. After `max_chunks` or `max_bytes` the
-    stream is cut: its last chunk says so, and later chunks are dropped.
+    `on_first`: called when a chunk arrives and all chunks before it have been taken (`take`). After `max_chunks` or
+    `max_bytes` the stream is cut: its last chunk says so, and later chunks are dropped.
     """
 
     __slots__ = ("_bytes", "_chunks", "_closed", "_cut", "_lock", "_max_bytes", "_max_chunks", "_written", "on_first")

@@ -29,7 +29,7 @@ def leasehold_server() -> Iterator[TestServer]:
 
 @pytest.fixture
 def leasehold_apps(leasehold_server: TestServer) -> Iterator[Callable[[App], TestApp]]:
-    """`leasehold_apps(app)`: the app on a database of the test's own."""
+    """A function: `leasehold_apps(app)` gives the app on a database of the test's own."""
     from leasehold.testing.harness import TestApp  # noqa: PLC0415 - see above
 
     with ExitStack() as opened:

@@ -1,4 +1,6 @@
-"""Finds the adapter of the user's connection. It imports no driver: the user's program has loaded it already."""
+"""Finds the adapter of the user's connection: the object that submits runs through it. This module imports no driver,
+because the user's program has already loaded the driver of its connection.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def adapter_of(connection: Any) -> Adapter:
         if connection_class is not None and isinstance(unwrapped, connection_class):
             adapter: Adapter = adapter_class(unwrapped)
             if isinstance(adapter, Psycopg) and unwrapped is not connection:
-                adapter.wrapper = connection
+                adapter.wrapper = connection  # Django's own object, whose hooks run after the commit
             return adapter
     below = "" if unwrapped is connection else f" over {name_of_type(unwrapped)}"
     raise TypeError(f"{name_of_type(connection)}{below} is not a connection to submit in: give {_SUPPORTED}")

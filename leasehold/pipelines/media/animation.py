@@ -1,5 +1,5 @@
-"""An animation for the media steps and the encoder. It renders one frame at a time, so that memory never holds all
-frames.
+"""`Animation`: the picture that a media step gives to Pillow's encoder. It renders one frame at a time, so that memory
+never holds all frames.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ Render = Callable[[int], tuple[Image.Image, int]]
 
 
 class Animation(Image.Image):
-    """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it.
+    """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it. `plays`: how often
+    the animation is shown; 0: for ever.
 
-    Each frame that is rendered adds its milliseconds to `durations`. Pillow reads the entry of a frame after the frame.
+    Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before
+    the encoding, and reads the entry of a frame after the frame.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:

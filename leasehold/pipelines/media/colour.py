@@ -9,6 +9,7 @@ from PIL import Image, ImageChops, ImageCms
 
 MAX_PROFILE_BYTES = 4 * 1024 * 1024  # the press profiles of large packages have 2.7 MB
 
+# How colours that sRGB does not have are moved into it.
 _INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC
 _FLAGS = ImageCms.Flags.BLACKPOINTCOMPENSATION
 _OUTPUT_MODE = "RGB"
@@ -58,8 +59,8 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _parse(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
-    """The profile and its colour space. None and "": the profile cannot be used. Its fields may have any content, and
-    may not even be text.
+    """The profile and its colour space. None and "": the profile cannot be used. A field of the profile may have any
+    content, and need not be text.
     """
     if not icc or len(icc) > MAX_PROFILE_BYTES:
         return None, ""
@@ -85,8 +86,8 @@ def _build(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.Imag
 
 
 def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether the transform changes no sample colour by more than 1: most profiles are sRGB under another name. The
-    samples have 16 values of each channel in every combination.
+    """Whether the transform changes no channel (0 to 255) of any sample by more than 1: most profiles are sRGB under
+    another name. The samples are all combinations of 16 values of each channel.
     """
     if mode == "CMYK":
         return False
