@@ -25,6 +25,7 @@ router = APIRouter()
 Admin = Annotated[Caller, Depends(SignedIn(PEOPLE_WRITE))]
 #: The number of people on the page. It is small, because each row has several forms.
 _SHOWN = 25
+#: What an admin may set: a role, or `provider`, which lets the provider's groups decide again.
 _ROLES = (*NAMES, "provider")
 
 

@@ -1,5 +1,5 @@
-"""The rates of the last hour, for the Overview. They come from PostgreSQL alone. The hour has twelve parts of five
-minutes. Of each part only the newest jobs are read: the sample.
+"""The rates of the last hour, for the Overview: how many jobs were created, how many of them failed, and how long they
+waited and ran. The hour has twelve parts of five minutes. Of each part only the newest jobs are read: the sample.
 
 If a part has more jobs than SAMPLE, their number is estimated from the time that the sample covers. So the page reads
 the same number of rows among ten million jobs as among ten thousand.
@@ -22,10 +22,11 @@ from leasehold.db.job_lists import Listing, Page
 from leasehold.domain.job_filter import JobFilter
 from leasehold.domain.states import JobState
 
+#: The parts of the hour, and the most jobs in the sample of a part.
 PARTS, SAMPLE = 12, 80
 _LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
-#: The largest number of rows that a part may read. A list counts three rows for each job, and some jobs of the sample
-#: may be past their retention.
+#: The largest number of rows that the query of a part may read. A list counts three rows for each job, and the query
+#: also reads, and leaves out, jobs that are past their retention.
 _MAX_READ = 480
 
 

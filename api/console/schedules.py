@@ -30,7 +30,9 @@ from leasehold.domain.job_filter import JobFilter
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
+#: The schedules on a page, and the runs on the page of a schedule.
 _PAGE, _RUNS = 50, 20
+#: A tick in the schedule's own time zone.
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
 #: A backfill without an end ends this long ago, because the schedulers have fired all ticks before that time.
 _FIRED_AFTER = timedelta(minutes=1)
@@ -94,6 +96,7 @@ async def run_now(request: Request, schedule_id: UUID, caller: Writer, form: Fie
     return go_to(request, to, "The schedule has started this run.")
 
 
+#: A time as a person types it.
 Typed = Annotated[str, Query(max_length=40)]
 
 

@@ -15,7 +15,9 @@ from leasehold.api.http.problems import Problem, problem_of_status
 
 
 class Methods:
-    """The methods of each address, over all routes of an app."""
+    """The methods of each address, over all routes of an app. An address is a literal path or, if it has parameters, a
+    pattern.
+    """
 
     def __init__(self, routes: Iterable[APIRoute]) -> None:
         self._literal: defaultdict[str, set[str]] = defaultdict(set)

@@ -1,4 +1,5 @@
-"""Submits bulk operations and previews them. The endpoints and the console call `submit` and `preview`.
+"""Submits bulk operations (`cancel`, `retry` or `delete` of all jobs that a filter finds), and previews them. The
+endpoints and the console call `submit` and `preview`.
 
 An operation acts only on jobs that exist at its submission, and only on the kinds that the key's scopes allow then.
 """
@@ -40,7 +41,7 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The answer with the operation's JSON, and the RateLimit headers."""
+    """The answer with the operation's JSON, and the RateLimit headers. A repeated answer has no such headers."""
 
     answer: Answer
     limit_headers: dict[str, str]
@@ -89,7 +90,7 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
     """
     now = datetime.now(UTC)
     job_filter, scope = _filter_and_scope(services, caller, request, now)
-    bound = Bound(now, bound_of(request.action))
+    bound = Bound(now, bound_of(request.action))  # the jobs that exist now, in the state that the action needs
     rows: list[Row] = []
     async with services.pool.acquire() as connection:
         n, exact = await job_lists.count(connection, Listing(scope, job_filter, bound=bound))
@@ -113,7 +114,8 @@ async def submit(
     """Write the operation. Raises Forbidden `insufficient_scope`, InvalidFilter, Conflict `too_many_operations`, and
     the errors of every submission.
     """
-    hints: list[Announcement] = []  # these two stay empty if an earlier request with the same key has submitted it
+    # Both stay empty if an earlier request with the same idempotency key has submitted the operation.
+    hints: list[Announcement] = []
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:

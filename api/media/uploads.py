@@ -83,7 +83,7 @@ async def create_upload_url(
 
 
 async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
-    """Let the upload arrive for one more lifetime of a URL. False: the upload has ended, or the media expires within
+    """Let the upload arrive for `upload_url_seconds` from now. False: the upload has ended, or the media expires within
     this time. Then the upload gets no new URL.
     """
     async with services.pool.acquire() as connection:

@@ -19,6 +19,7 @@ from starlette.types import Message, Receive
 from leasehold.api.process.metrics import BODY_BYTES
 from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
+#: The most bytes of a body.
 MAX_BYTES = 64 * 1024
 #: The bound under /v1/, where bodies contain payloads and schemas (leasehold.domain.template bounds these).
 MAX_BYTES_OF_RUNS = 512 * 1024
@@ -31,6 +32,7 @@ _DISCARDED_BYTES = 1024 * 1024
 MAX_SECONDS = 20.0
 #: Seconds for which a request waits until the budget has room for its body.
 _PATIENCE_SECONDS = 10.0
+#: The Retry-After of a request that found no room.
 _RETRY_SECONDS = 2.0
 
 
@@ -48,7 +50,7 @@ class Bodies:
 
     @asynccontextmanager
     async def room(self, tenant_id: str, size: int) -> AsyncIterator[None]:
-        """Reserve `size` bytes of the budget for the block, but at most a tenant's whole share.
+        """Reserve `size` bytes of the budget for the block; if `size` is more than a tenant's share, only the share.
 
         Raises Unavailable `busy` if the budget has no room within _PATIENCE_SECONDS.
         """

@@ -56,7 +56,7 @@ class _LogSender(logging.Handler):
 class ProcessAttempt:
     """The attempt that `current()` reaches in this process."""
 
-    opened = None
+    opened = None  # the worker's object of the pipeline's opener cannot be sent to this process
 
     def __init__(self, call: CallOfProcess, channel: socket.socket, directory: Path) -> None:
         self.job_id = UUID(call.job_id)

@@ -32,7 +32,7 @@ from leasehold.runtime.foreign_errors import text_of
 if TYPE_CHECKING:
     from leasehold.app.task import Task
 
-#: Celery's priorities (0 to 9) that are high: from this one; and low: below this one.
+#: Celery's priorities are 0 to 9. From the first number on they are `high` here, below the second `low`.
 _HIGH_FROM, _LOW_BELOW = 7, 3
 
 
@@ -156,7 +156,7 @@ class CeleryTask:
         except Retry:
             raise
         except StepError as error:
-            # Leasehold's errors that the function raises count as retries, too.
+            # A Retryable that the function itself raises uses up `max_retries`, too.
             if isinstance(error, Retryable) and (error is bound.last_error or request.retries >= self.options.times):
                 raise Permanent(error.code, error.message) from error
             raise
@@ -175,9 +175,9 @@ class CeleryTask:
     def is_last(self, error: Exception, retries: int) -> bool:
         """Whether no attempt may follow this error. `retries`: how many came before this attempt.
 
-        The platform's rule allows a bound task 1,000 retries, because `self.retry` may allow as many. Other errors,
-        such as a store that is away or a middleware that fails, have only the task's own `max_retries`. An attempt that
-        has lost its lease decides nothing.
+        The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
+        For an error that does not come from `self.retry`, such as a store that is away or a middleware that fails, this
+        function therefore applies the task's own `max_retries`. An attempt that has lost its lease decides nothing.
         """
         if not self.options.bind or isinstance(error, Retry | LeaseLost | ObjectExists):
             return False

@@ -71,7 +71,7 @@ class AsyncClient:
         self._timeout = timeout
         url = url_of(url)
         self._http = httpx2.AsyncClient(base_url=url, auth=KeyAuth(url, key_of(key)), timeout=_REQUEST_SECONDS)
-        self._store = httpx2.AsyncClient(timeout=_REQUEST_SECONDS)  # signed URLs must not get the API key
+        self._store = httpx2.AsyncClient(timeout=_REQUEST_SECONDS)  # for signed URLs, which must not get the API key
 
     async def __aenter__(self) -> Self:
         return self

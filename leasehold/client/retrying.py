@@ -1,6 +1,6 @@
 """Decides when a client sends a request again, and when it gives up.
 
-It does no input or output, so both clients use it.
+It does no input or output, so `Client` and `AsyncClient` both use it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _CONFLICT = 409
 _WRONG_CELL = 421
 #: The answer while the API still works on an earlier try of the same request.
 _IN_FLIGHT = "idempotency_key_in_flight"
+#: Seconds: the bounds of the pause, which doubles with each try.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
 #: These errors mean that the request has not been sent.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -39,7 +40,7 @@ class Tries:
         self._has_changed_cell = False
 
     def after_error(self, error: httpx2.TransportError) -> float:
-        """Seconds until the next try. Raises Unavailable."""
+        """Seconds until the next try. Raises Unavailable if no try may follow."""
         if not (self._call.repeatable or isinstance(error, _NOT_SENT)):
             reason = str(error) or type(error).__name__
             raise Unavailable(self._url, None, reason, self._call.key, may_be_done=True) from error
@@ -49,7 +50,9 @@ class Tries:
         return pause
 
     def after_answer(self, answer: httpx2.Response) -> float | None:
-        """Seconds until the next try; None: the answer is final. Raises ApiError, Unavailable."""
+        """Seconds until the next try; None: the request has succeeded. Raises ApiError or Unavailable if no try may
+        follow.
+        """
         if not answer.is_error:
             return None
         if answer.status_code == _WRONG_CELL and self._call.files and not self._has_changed_cell:

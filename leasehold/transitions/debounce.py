@@ -23,9 +23,10 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 ) AS hashed
 """
 
-# $1 the tenant, $2 the submissions. `waiting` locks the jobs by ascending id, as all statements do. If a worker has
-# claimed the task meanwhile, the task's epoch is above 0, and `postponed` does not change the task: an UPDATE judges
-# the newest version of the row.
+# $1 the tenant, $2 the submissions. `waiting` locks the unfinished jobs with these keys by ascending id, as all
+# statements do. If a worker has claimed the task meanwhile, the task's epoch is above 0, and `postponed` does not
+# change it: an UPDATE checks its conditions on the newest version of the row. `at_limits`: a job that waits at its
+# concurrency limits is not admitted before its new start.
 POSTPONE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
@@ -73,7 +74,7 @@ class Debounced:
 
 
 async def postpone(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
-    """waiting -> waiting, due later and with other arguments. No two submissions may have the same key.
+    """waiting -> waiting, due later and with other arguments. No two of `submissions` may have the same key.
 
     Returns for each submission the run that took its arguments; None: there is no such run. Call this in a transaction,
     and write a run for each None in the same transaction. Until it ends, no other transaction can write a run with one

@@ -1,8 +1,8 @@
-"""`wake_known`: a worker makes the tasks due whose code it has, and that a worker without their code has put off.
+"""`wake_known`: a worker wakes tasks that another worker has put off, because that worker lacked their code.
 
-A worker that lacks a task's code records the task in `unknown_task` (settlements.snoozing). Each time adds two events
-to the job's history. So if no worker has the code, the task is put off for long, and a worker that gets the code wakes
-it.
+A worker that claims a task and lacks its code puts the task off, and records it in `unknown_task`
+(settlements.snoozing). Each time adds two events to the job's history. So the task is put off for long, and a worker
+that has the code does not wait: it makes the task due.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ class _RowLostError(Exception):
 
 
 class Heartbeat:
-    """Create it in the main loop, where the heartbeat calls both callbacks: `on_failure` when an error ends the
-    heartbeat's thread, `on_drain` when an operator asks this worker to drain. Each renewal of the worker's row also
-    writes the counts of `starts`.
+    """Create it in the worker's main loop, where the heartbeat calls both callbacks: `on_failure` when an error ends
+    the heartbeat's thread, `on_drain` when an operator asks this worker to drain. Each renewal of the worker's row also
+    writes how many attempts have started (`starts`).
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Heartbeat:
         In three cases the returned lease is already lost, and no attempt may run under it:
         - The answer to the claim came too late.
         - This worker has a newer claim of the same task.
-        - This worker holds the task with the same epoch, because an asynchronous failover has lost the earlier claim.
+        - This worker holds the task with the same epoch, because a failover has lost the commit of the earlier claim.
           Through the new claim, the attempt that already runs owns the task again. A second attempt with the same owner
           and epoch could overwrite what the first attempt settles.
         """

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import orjson
 
-#: Finds a parameter with the cast to JSON that may follow it, or a character that some drivers need escaped.
+#: Finds a parameter (with the cast `::jsonb` that may follow it), or a character that some drivers need escaped.
 _TOKEN = re.compile(r"\$(\d+)(::jsonb(?!\[))?|[:%\\]")
 #: The names of all JSON columns in the rows of these statements. Some drivers return them as text.
 _JSON = frozenset({"headers", "limits"})

@@ -18,7 +18,8 @@ from pamqp import decode
 from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD
 
 _TAG = struct.Struct(">Q?")  # delivery tag, redelivered
-_DELIVER = b"\x00\x3c\x00\x3c"
+_DELIVER = b"\x00\x3c\x00\x3c"  # the class basic (60) and its method deliver (60)
+#: The flags of the properties that a message has.
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 1 << 15, 1 << 14, 1 << 13
 
 

@@ -2,7 +2,7 @@
 artifacts there.
 
 copying.py uses these classes. `create` writes an object only if the key holds none, and `replace` overwrites the object
-there. `call_id`: the id of the call of the promote endpoint that writes the object (ownership.PromoteCall).
+there. `call_id`: the id of the PromoteCall (ownership.py), one call of the promote endpoint, that writes the object.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Target(Protocol):
         """
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
-        """Copy the object `source` over the object at the key."""
+        """Copy the object `source` of the installation's store over the object at the key."""
 
     async def back_up(self, key: str, backup: str) -> None:
         """Copy the object at the key to the key `backup` of the installation's store."""

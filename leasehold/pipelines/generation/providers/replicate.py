@@ -1,5 +1,5 @@
-"""The provider Replicate, through its predictions. Replicate honours no idempotency token. Links to files expire after
-an hour.
+"""The provider Replicate, through its predictions (its orders). Replicate honours no idempotency token. Its links to
+files expire after an hour.
 
 https://replicate.com/docs/reference/http; for Cancel-After
 https://replicate.com/changelog/2025-10-16-prediction-deadlines; for webhooks (https only)
@@ -27,6 +27,7 @@ from leasehold.pipelines.generation.providers.requests import (
 
 #: The shortest Cancel-After that Replicate accepts, in seconds.
 _MIN_CANCEL_AFTER = 5
+#: A status of Replicate that ends a prediction without a picture -> the platform's error code.
 _CODES = {"failed": "provider_failed", "canceled": "provider_cancelled", "aborted": "provider_expired"}
 
 
@@ -107,6 +108,7 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
     }
     if order.callback and order.callback.startswith("https://"):
         request |= {"webhook": order.callback, "webhook_events_filter": ["completed"]}
+    # `owner/name` has an endpoint of its own. `owner/name:version`, or a version alone, is named in the body.
     owner, slash, name = order.model.partition("/")
     if slash and ":" not in name:
         return f"/v1/models/{quote(owner, safe='')}/{quote(name, safe='')}/predictions", request

@@ -1,4 +1,5 @@
-"""Reads the header of an AVIF file: the size of its largest item or track, and the number of samples of a sequence.
+"""Reads the header of an AVIF file: the size of its largest item or track, and the number of frames. An item is a still
+image, a track an animation, whose frames the format calls samples.
 
 The items and tracks of a file declare sizes. Their AV1 streams have sizes of their own, and a decoder allocates memory
 by those. So a file is refused if a stream has a larger frame than its item or track declares. Exception: an item with
@@ -64,7 +65,7 @@ def _still_size(item: Item, data: bytes, streams: _Streams) -> av1.Size:
 
 
 def _checked(coded: av1.Size, declared: av1.Size) -> av1.Size:
-    """The declared size. Raises Permanent if a coded frame is larger."""
+    """The declared size. Raises Permanent `corrupt_image` if a coded frame is larger."""
     if coded[0] > declared[0] or coded[1] > declared[1]:
         raise corrupt_image("its header and its content disagree")
     return declared

@@ -13,7 +13,7 @@ MIN_BLOCK_BYTES = 64  # encoders write blocks of 255 bytes
 
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
 _COMMENT, _APPLICATION = 0xFE, 0xFF
-_LOOP = b"NETSCAPE2.0"
+_LOOP = b"NETSCAPE2.0"  # the name of the extension with the loop count
 
 
 def read(data: bytes) -> Header:
@@ -51,9 +51,9 @@ def _table_bytes(flags: int) -> int:
 def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_before_first_frame: bool) -> tuple[int, int]:
     """Skip an extension exactly as the decoder (Pillow) does. Otherwise a file could hide frames from this reader.
 
-    By the standard, an extension ends at its first empty block. Pillow reads one block, and then a chain of blocks that
-    ends at an empty block: even if the first block is empty. There are two exceptions. A comment is only a chain.
-    Before the first frame, an extension with the loop count has one more block before its chain.
+    By the standard, an extension ends at its first empty block. Pillow reads one block, which may be empty, and then a
+    chain of blocks that ends at an empty block. There are two exceptions. A comment is only a chain. Before the first
+    frame, an extension with the loop count has one more block before its chain.
 
     Returns the position after the extension, and the number of its blocks.
     """
