@@ -70,6 +70,7 @@ async def create(request: Request, caller: Operator, form: Fields) -> Response:
     fields["rate"] = whole_number(form, "rate")
     response = await endpoints.create_operation(request, _body_of(fields), caller, form.get("once") or None)
     assert response.status_code == HTTPStatus.ACCEPTED
+    # The page of the operation needs the scope `jobs:read`, which this caller may lack.
     to = f"/operations/{content_of(response)['id']}" if JOBS_READ in caller.scopes else "/"
     return go_to(request, to, "Workers have the operation.")
 

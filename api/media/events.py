@@ -55,7 +55,7 @@ async def stream_media_events(
     media = await find_media(services, caller, media_id)
     if media.job_id is None:
         raise Conflict("not_submitted", "This media has no job yet: complete its upload first.")
-    if media.job_status in JOB_TERMINAL and media.job_seq <= after:
+    if media.job_status in JOB_TERMINAL and media.job_seq <= after:  # the client has the last event
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
         stream(services, caller.tenant_id, media.job_id, after, _status_fields),

@@ -57,7 +57,7 @@ async def create_runs(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
-    created: list[tuple[int, CreatedRuns]] = []
+    created: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and its effects; empty: none
     limit_headers: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)
     new_runs = await _checked_runs(services, caller, body, identity_of(request).trace)
@@ -95,10 +95,10 @@ async def create_runs(
 
 
 async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
-    """Look up the dedupe keys. Returns the ids of unfinished runs that have one of the keys (key -> id), and the runs
-    that must be written.
+    """Look up the dedupe keys. Returns the ids of unfinished runs that have one of the keys already (key -> id), and
+    those of `new_runs` that must be written.
 
-    If several runs of the batch have the same key, only the first of them must be written.
+    If several new runs have the same key, only the first of them must be written.
     """
     keys = {run.dedupe_key for run in new_runs if run.dedupe_key is not None}
     if not keys:

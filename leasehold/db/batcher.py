@@ -23,7 +23,7 @@ class Batcher(Generic[_In, _Out]):
     """Runs one batched statement on one connection.
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
-    `repeated`: PostgreSQL may have committed these items before: the answer to an earlier try was lost, or a larger
+    `repeated`: an earlier try of these items may have been committed, because its answer was lost, or because a larger
     batch with these items failed. So the statement must be safe to repeat.
     `name`: the batcher's name in the log. `at_most`: items in one statement. `pause`: seconds between two tries.
     `patience`: seconds without an answer after which callers get the error.

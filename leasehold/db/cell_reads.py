@@ -1,4 +1,5 @@
-"""Reads the load of this cell, and which tenants and jobs it has. The API answers operators of other cells with this.
+"""Reads the load of this cell (one installation of several), and which tenants and jobs it has. The API answers the
+operators of this cell and of other cells with it.
 
 Each statement reads a bounded number of rows, however many jobs there are.
 """
@@ -99,8 +100,8 @@ LEFT JOIN tenant_move m ON m.tenant_id = holder.tenant_id AND m.direction = 'out
 
 
 async def holder_of_job(connection: Connection, job_id: UUID) -> Row | None:
-    """Which tenant has the job, and where it is. `tenant_id`: the job's tenant. `moved_to`: the cell to which the
-    tenant has moved; None: it has not moved. A deleted job has an answer while its tombstone is kept. Returns None if
+    """The tenant of the job (`tenant_id`), and the cell to which this tenant has moved (`moved_to`; None: it has not
+    moved). A deleted job has an answer while its tombstone is kept. Returns None if
     this cell does not know the job.
     """
     return await connection.fetchrow(_JOB, job_id)

@@ -75,7 +75,7 @@ def _uuid_text(value: object) -> str:
 
 
 async def _encode_json(connection: Connection) -> None:
-    """Let statements pass and return jsonb as Python values."""
+    """Convert jsonb: statements take and return it as Python values. The byte 1 is the version of jsonb's format."""
     await connection.set_type_codec(
         "jsonb",
         schema="pg_catalog",
@@ -231,8 +231,8 @@ async def in_index_order(connection: Connection) -> AsyncIterator[None]:
     """For the statements in the block, make PostgreSQL read rows in the order of an index, and stop when the page is
     full.
 
-    Otherwise, if the index has a few thousand matching jobs, the planner reads and sorts them all, although fifty are
-    enough. The planner treats later statements of an outer transaction as usual.
+    Otherwise, if the index has a few thousand matching jobs, PostgreSQL would read and sort them all, although a page
+    has fifty. Statements after the block, in an outer transaction, are planned as usual.
     """
     is_nested = connection.is_in_transaction()
     async with connection.transaction():

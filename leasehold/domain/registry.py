@@ -47,9 +47,9 @@ class Pipelines:
     def __init__(self, *declared: Pipeline | Kind) -> None:
         self._by_name: dict[str, Pipeline] = {}
         self._kinds: dict[str, Kind] = {}
-        #: The schedules of each app, by its name. When a worker starts, it writes these schedules to the database, and
-        #: pauses the app's other schedules there. An app that declares no schedules any more has an empty tuple, so
-        #: that its earlier schedules are paused.
+        #: The schedules of each app, by the app's name. When a worker starts, it writes these schedules to the
+        #: database, and pauses the app's other schedules there. An app that declares no schedules any more has an empty
+        #: tuple, so that its earlier schedules are paused.
         self.schedules: dict[str, tuple[DeclaredSchedule, ...]] = {}
         for pipeline_or_kind in declared:
             self.add(pipeline_or_kind)
@@ -99,7 +99,7 @@ class Pipelines:
         """Import the module with the pipeline's handlers. Every step must have one, except external steps.
 
         Raises DeclarationError: it names the steps without a handler, or the extra of Leasehold that is not installed.
-        Raises ImportError if Python cannot import a module of yours.
+        Raises ImportError if Python cannot import a module that does not ship with the platform.
         """
         declared = self[pipeline]
         try:

@@ -27,7 +27,7 @@ SLACK_SECONDS = 2.0
 
 
 class PollWindow:
-    """The window of one series of polls: of one slot pool, or of the relay."""
+    """The window of one series of polls: of one slot pool, or of the relay (which publishes the rows of the outbox)."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:
         self._clock = clock
@@ -50,5 +50,5 @@ class PollWindow:
         self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:
-        """Make the next poll read everything, because this poll could not take all rows."""
+        """Make the next poll read everything. Call this if a poll could not take all rows that it found."""
         self._read_from = None

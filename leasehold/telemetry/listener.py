@@ -52,7 +52,7 @@ class Health:
         self._turned_at = monotonic()
 
     def is_alive(self) -> bool:
-        """Whether the main loop turned lately. A process that still starts is alive."""
+        """Whether the main loop has turned within DEAD_SECONDS. A process that still starts is alive."""
         return self._turned_at is None or monotonic() - self._turned_at < DEAD_SECONDS
 
 

@@ -19,8 +19,9 @@ class Branch(Pending[Any]):
     """A coroutine, and how far it has come. A branch is also a Pending: its result is what the coroutine returns or
     raises.
 
-    `number`: the number of the last call. `now`: the time of the newest result. `patches`: the answers of `ctx.patched`
-    so far. `waits_for`: the Pending that the coroutine awaits. `cancelled`: Cancelled was raised in the coroutine.
+    `path`: the branch's name, which makes its place in the journal. `number`: the number of the last call. `now`: the
+    time of the newest result. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending that the
+    coroutine awaits. `cancelled`: Cancelled was raised in the coroutine.
     """
 
     __slots__ = (

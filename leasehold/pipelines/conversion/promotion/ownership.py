@@ -22,14 +22,15 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 
-#: Seconds after which a call counts as dead. A live call ends earlier: it undoes the copies of dead calls, copies, and
-#: perhaps undoes its own copies. That takes at most 2 * UNDO_SECONDS + COPY_SECONDS.
+#: Seconds after which a call counts as dead. A live call ends earlier: it undoes the copies of dead calls, makes its
+#: own copies, and perhaps undoes these. That takes at most 2 * UNDO_SECONDS + COPY_SECONDS.
 LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
 #: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes them. More than
 #: UNDO_SECONDS.
 _UNDO_LEASE_SECONDS = 300
+#: The most keys of dead calls that the leading worker undoes at once.
 _MAX_DEAD_KEYS = 20
 
 _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -109,6 +110,7 @@ _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
 """
+#: The columns of a key that no call has claimed.
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
 _FINISH_KEYS = f"""
 -- promotion_finish_keys
