@@ -257,4 +257,4 @@ def _stopped(transaction: Iterable[PlannedStatement]) -> set[str]:
 
 
 def _stops(step: PlannedStatement) -> bool:
-    return bool(step.held_during) and any(lock.stops for lock in step.effect.locks)
+    return bool(step.scanned_under_locks) and any(lock.stops for lock in step.effect.locks)
