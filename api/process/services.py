@@ -80,7 +80,7 @@ class Services:
     job_kinds: JobKinds
     opened: Mapping[str, Any]  # name of a kind of work -> what its hook `opens` has opened for its endpoints
     files: Files
-    actions: Actions
+    actions: Actions  # what leasehold.actions needs of this process to cancel, retry and delete jobs
     openid: OpenId | None  # None: people sign in only with API keys
     replica_reads: ReplicaReads | None  # None: all requests read from the primary
     other_cells: OtherCells | None  # None: the installation is not one of several cells

@@ -268,7 +268,7 @@ task = Table(
     Index("task_running", "id", postgresql_where=text("status = 'running'")),
     Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
     # Half of each page stays free, as in `job`: a claim's new version of a row mostly fits into the same page, and
-    # PostgreSQL's log then has only what changed.
+    # the WAL then has only what changed.
     postgresql_with={
         "fillfactor": "50",
         "autovacuum_vacuum_scale_factor": "0.01",

@@ -110,6 +110,7 @@ withdrawal = Pipeline(
     "generation_withdrawal",
     params=Withdrawal,
     module="leasehold.pipelines.generation.withdraw",
+    # `offered`: clients start no withdrawals through /v1/runs. `unlimited`: no concurrency limit makes one wait.
     terms=RunTerms(title="Withdrawing an order from a provider", offered=False, unlimited=True),
     steps=[
         Step("withdraw", queue=QUEUE, max_attempts=6, retry_ladder=_RETRY_LADDER, timeout=timedelta(minutes=2)),

@@ -50,6 +50,7 @@ webhooks = Pipeline(
             timeout=timedelta(seconds=60),
         )
     ],
+    # `offered`: clients start no deliveries through /v1/runs. `unlimited`: no concurrency limit makes a delivery wait.
     terms=RunTerms(offered=False, unlimited=True),
     slots="webhook_slots",
 )

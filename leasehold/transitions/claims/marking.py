@@ -51,7 +51,7 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "found.was = 'running'") ->
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 
 
-# No earlier part of the statement locks the rows of `task`: each lock would be one more record in PostgreSQL's log. The
+# No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. The
 # UPDATE waits until a renewal or a note has released a row, and then judges the newest version of the row. So its
 # condition must test the row `t` itself: `found` has the row as it was when the statement began.
 #

@@ -25,7 +25,7 @@ WITH lease_batch AS MATERIALIZED (
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
-    -- not, because each such lock is one more record in PostgreSQL's log. If its first claim completes a job's single
+    -- not, because each such lock is one more record in the WAL. If its first claim completes a job's single
     -- task, and thereby the job, this statement writes no event: the view `history` derives it, and the claim's.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),

@@ -13,7 +13,7 @@ _FIRST_CHUNK = 8  # its position: behind the signature
 
 
 def read(data: bytes) -> Header:
-    """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`; struct.error if the file ends too early."""
     if data[8:16] != b"\x00\x00\x00\x0dIHDR":
         raise corrupt_image("the file does not start with its header")
     width, height = struct.unpack_from(">II", data, 16)
