@@ -1,5 +1,5 @@
-"""The page of the audit: who did what to which object, when and from where, and whether a row of the chain was changed
-since it was written.
+"""The page of the audit: who did what to which object, when and from where. Each row has the hash of the row before it
+(a chain), so the page also shows whether a row was changed since it was written.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def show_audit(
         caller,
         tenant or None,
         actor.strip() or None,
-        action.strip()[:63] or None,
+        action.strip()[:63] or None,  # the endpoint's longest
         target.strip() or None,
         typed_instant(since),
         typed_instant(until),
@@ -100,19 +100,20 @@ async def export_audit(
 async def _check_chain(services: Services, shared: Shared[CheckedChain], tenant_id: str) -> CheckedChain | None:
     """Check the newest rows of the tenant's chain, unless `shared` has their result. None: the chain has no rows."""
     async with services.pool.acquire() as connection:
-        heads = await audit.heads(connection, tenant_id)
-    if not heads:
+        summaries = await audit.heads(connection, tenant_id)
+    if not summaries:
         return None
-    (head,) = heads
-    return await shared.get((tenant_id, head["seq"], head["hash"]), lambda: _check_newest_rows(services, head))
+    (summary,) = summaries
+    key = (tenant_id, summary["seq"], summary["hash"])
+    return await shared.get(key, lambda: _check_newest_rows(services, summary))
 
 
-async def _check_newest_rows(services: Services, head: Mapping[str, Any]) -> CheckedChain:
-    """`head`: the summary of the chain, as `audit.heads` returns it."""
+async def _check_newest_rows(services: Services, summary: Mapping[str, Any]) -> CheckedChain:
+    """`summary`: of the chain, as `audit.heads` returns it."""
     async with services.pool.acquire() as connection:
-        broken = await audit.verify_newest(connection, head, MAX_CHECKED)
-    rows = head["seq"] - head["first_seq"] + 1
-    return CheckedChain(head["tenant_id"], rows, min(rows, MAX_CHECKED), head["hash"], broken)
+        broken = await audit.verify_newest(connection, summary, MAX_CHECKED)
+    rows = summary["seq"] - summary["first_seq"] + 1
+    return CheckedChain(summary["tenant_id"], rows, min(rows, MAX_CHECKED), summary["hash"], broken)
 
 
 #: The console's page for each kind of target.

@@ -37,6 +37,7 @@ _ROUTE = {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`",
     }) | ANSWERS,
 }  # fmt: skip
+#: The states of the step `submit` for which a query answers "processing".
 _PROCESSING = frozenset({TaskState.RUNNING, TaskState.RETRY, TaskState.WAITING})
 
 

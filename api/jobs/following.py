@@ -51,7 +51,7 @@ Item: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How to read and encode one sort of items. `member`: the member of the JSON answer that has the items.
+    """How to read and encode one sort of items. `member`: the JSON member of a page with the items.
     `read_page`: reads a page. `read_last_numbers`: reads the number of the last item of each job; ENDED: the job has
     ended. `encode_events`: encodes an item as server-sent events.
     """
@@ -64,8 +64,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ItemQuery:
-    """The items that a request asks for. `follow`: send them as server-sent events, and further items as they are
-    written.
+    """The items that a request asks for: at most `limit` with numbers above `after`. `follow`: send them as server-sent
+    events, without a limit, and further items as they are written.
     """
 
     after: int
@@ -82,7 +82,7 @@ def _query_of(
     last_event_id: LastEventId = None,
     accept: _Accept = None,
 ) -> ItemQuery:
-    """The query of a request. Raises Invalid."""
+    """The query of a request. Raises Invalid for a `Last-Event-ID` that is no number."""
     return ItemQuery(
         event_number(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or "")
     )

@@ -15,7 +15,7 @@ from leasehold.db.database import Connection
 
 
 class Deadline:
-    """The rest of the time that a request may wait for PostgreSQL. Other waits (a body, a long poll, the store) do not
+    """The time that a request may still wait for PostgreSQL. Other waits (a body, a long poll, the store) do not
     count.
     """
 
@@ -51,7 +51,8 @@ class Deadline:
     @asynccontextmanager
     async def using(self, connection: Connection) -> AsyncIterator[None]:
         """Count the time of the block, which uses `connection`. When no time is left, break the connection. Then the
-        statement in the block ends immediately, and so does the rollback after it: the block raises one of TRY_AGAIN.
+        statement in the block ends immediately, and so does the rollback after it: the block raises one of TRY_AGAIN
+        (runtime/transient.py).
         """
         if self._seconds_left is None:
             yield
@@ -84,7 +85,7 @@ class Deadline:
 @asynccontextmanager
 async def acquired_in_time(acquiring: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
     """Acquire a connection for the block. Acquiring and the block count for the deadline of the current request. Raises
-    one of TRY_AGAIN.
+    one of TRY_AGAIN (runtime/transient.py) when no time is left.
     """
     request_deadline = current()
     async with AsyncExitStack() as stack:

@@ -41,7 +41,7 @@ class TenantPool:
     async def acquire(self) -> AsyncIterator[Connection]:
         """Lend a connection for the block, until the request's deadline. If the request reads from the standby
         (replica_reads.py), it is a connection to the standby. Raises Unavailable `busy` if no connection becomes free
-        within `patience` seconds, or one of TRY_AGAIN.
+        within `patience` seconds, or one of TRY_AGAIN (runtime/transient.py): PostgreSQL does not answer now.
         """
         reading = replica_reads.current()
         lending = deadline.acquired_in_time(self._lend()) if reading is None else reading.lend(_tenant.get())

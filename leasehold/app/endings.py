@@ -30,8 +30,8 @@ class Endings:
         self._pause = _SHORTEST_PAUSE
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds`; None: wait for as long as it takes. The caller has checked that the
-        run belongs to the caller's tenant.
+        """Whether the run ended within `seconds` (None: without a limit). Check before that the run belongs to the
+        tenant.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)

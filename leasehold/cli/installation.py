@@ -43,7 +43,7 @@ _STOP_SECONDS, _RESTART_SECONDS = 40.0, 5.0
 _HEAD_START_SECONDS = 3.0
 _TICKET_SECONDS = 86_400
 
-
+#: `upgrade(settings, revision)` of Alembic.
 Upgrade: TypeAlias = Callable[[Settings, str], Awaitable[object]]
 
 
@@ -119,7 +119,7 @@ class Installation:
         self._tenant = settings.tenant if "tenant" in set_by_user else TENANT
         environment["LEASEHOLD_TENANT"] = self._tenant
         defaults = {
-            "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
+            "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",  # short, because no hints come at first
             "pipelines": "leasehold.pipelines:with_demonstrations",
             "isolation": self.isolation,
             "sealing_keys": _stored_sealing_key(self._stack.directory),
@@ -151,7 +151,7 @@ class Installation:
 
     @property
     def fences(self) -> str:
-        """The isolation of isolated steps, as text for the terminal."""
+        """The fences (what the kernel offers to isolate a step), as text for the terminal."""
         fences = isolation.of_this_kernel()
         absent = isolation.missing(fences)
         if not absent:
@@ -168,7 +168,8 @@ class Installation:
         settings = Settings().model_copy(update={"sealing_keys": sealing_keys})
         if settings.console_path is None:
             return None
-        ticket = tickets.ticket(settings, self.api_key.split("_")[1], _TICKET_SECONDS)
+        key_id = self.api_key.split("_")[1]
+        ticket = tickets.ticket(settings, key_id, _TICKET_SECONDS)
         query = urlencode({"ticket": ticket, "following": following})
         return f"{self.api_url}{settings.console_path}/enter?{query}"
 

@@ -31,9 +31,9 @@ class Scopes:
 class Objects:
     """The objects that a kind stores beside the outputs of its jobs, for `leasehold doctor --reconcile`.
 
-    `prefix`: their keys are `{prefix}ID/...`, with the UUIDv7 of a row. `owners`: an SQL query that returns those `id`s
-    of the array `$1` that have a row. `keys`: an SQL query that returns `id, key` of objects that must exist: at most
-    `$2` rows, ordered by `id`, from the first id above `$1`.
+    `prefix`: their keys are `{prefix}ID/...`, with the UUIDv7 of a row, which tells their age. `owners`: an SQL query
+    that returns those `id`s of the array `$1` that have a row. `keys`: an SQL query that returns `id, key` of objects
+    that must exist: at most `$2` rows, ordered by `id`, from the first id above `$1`.
     """
 
     prefix: str
@@ -43,7 +43,7 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """As Objects, for objects whose whole key stands in a row. Their age is the store's time of the last change.
+    """As Objects, for objects whose whole key stands in a row. Their age counts from the last change in the store.
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
     `owners`: an SQL query that returns as `id` those keys of the text array `$1` that a row names. `keys`: an SQL query
@@ -78,7 +78,7 @@ class Kind:
     `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees them
     there.
     `redacted`: the names of parameters that /v1/jobs never shows.
-    `parents`: pipeline -> JSON pointer to the id of the causing job, in the parameters of that pipeline's jobs.
+    `parents`: pipeline -> JSON pointer to the id of the job that caused it, in the parameters of that pipeline's jobs.
     `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints do, for example because they
     count downloads.
     `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.job_kinds).

@@ -50,7 +50,7 @@ async def serve(options: argparse.Namespace) -> int:
     )
     stopped = stop_signals()  # from now on a signal only sets this event; then the block below stops the servers
     async with stack:
-        if stopped.is_set():
+        if stopped.is_set():  # a signal came while the servers started
             return 128 + signal.SIGINT
         if options.command:
             return await run_command(options.command, stack.environment, stopped)
@@ -70,8 +70,8 @@ def stop_signals() -> asyncio.Event:
 
 
 async def run_command(command: list[str], environment: dict[str, str], stopped: asyncio.Event) -> int:
-    """Run a command to its end. Returns its exit code, as a shell does. After SIGINT or SIGTERM the command gets
-    SIGTERM, and SIGKILL if it still runs after STOP_SECONDS.
+    """Run a command to its end. Returns its exit code, or 128 + N if signal N ended it. After SIGINT or SIGTERM to
+    this program the command gets SIGTERM, and SIGKILL if it still runs after STOP_SECONDS.
     """
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
     ended = asyncio.create_task(process.wait())
@@ -97,7 +97,7 @@ def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
 def main() -> int:
     try:
         return asyncio.run(serve(parse(sys.argv[1:])))
-    except (EmbeddedError, FileNotFoundError) as error:  # of a server, or of a command that does not exist
+    except (EmbeddedError, FileNotFoundError) as error:  # a server failed, or the command does not exist
         print(error, file=sys.stderr)  # noqa: T201
         return 1
 

@@ -63,7 +63,7 @@ class SentOrder:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOrders:
-    """How people settle jobs of a kind that have failed because nobody knows whether another system accepted an order.
+    """How people settle failed jobs with an unknown order: nobody knows whether the other system accepted it.
 
     `step`: the step that orders. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)` returns the
     order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds.
@@ -122,12 +122,15 @@ def reported_jobs_of(kinds: Iterable[Kind]) -> ReportedJobs:
     pipelines are the platform's own (`own`): webhooks send nothing about their jobs.
     """
     named_pipelines = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
+    # `unlimited`: exempt from declared concurrency limits, because the pipeline does the platform's own work.
     own = frozenset(pipeline.name for _, pipeline in named_pipelines if pipeline.terms.unlimited)
     return ReportedJobs({pipeline.name: name for name, pipeline in named_pipelines}, own)
 
 
 class JobKinds:
-    """All kinds of jobs of an installation. `unowned`: the pipelines of the registry that belong to no kind."""
+    """All kinds of jobs of an installation. `runs`: the scopes for runs. `unowned`: the pipelines of the registry that
+    belong to no kind.
+    """
 
     def __init__(self, kinds: Sequence[Kind], pipelines: Pipelines, runs: Scopes) -> None:
         self._by_name = {RUN: JobKind(RUN, scopes=runs)}

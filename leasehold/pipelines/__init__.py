@@ -17,8 +17,8 @@ from leasehold.pipelines.media.pipeline import MEDIA
 from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
-#: The shipped kinds with tables. Every database has these tables, so every process serves and tidies them, even if the
-#: process does not have the pipelines.
+#: The shipped kinds with tables. Every database has these tables, so every process serves these kinds and tidies their
+#: tables, even if it does not have the pipelines.
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
@@ -67,7 +67,7 @@ def with_deliveries(*declared: Pipeline | Kind) -> Pipelines:
 def kinds_of(pipelines: Pipelines) -> tuple[Kind, ...]:
     """The kinds of a process with these pipelines: the shipped kinds, then the other kinds in `pipelines`.
 
-    Raises DeclarationError for another kind with the name of a shipped one.
+    Raises DeclarationError if another kind has the name of a shipped kind.
     """
     kinds = {kind.name: kind for kind in (*SHIPPED, WEBHOOK, OPERATION)}
     for kind in pipelines.kinds:

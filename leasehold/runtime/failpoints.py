@@ -1,10 +1,10 @@
 """Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
 `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API operation or a
-connection: that point lies after each of its commits (leasehold/db/commit_points.py). `act` is kill (SIGKILL to
-itself), stop (SIGSTOP: when the process continues, its leases are lost), sleep (blocks the thread for a minute) or
-raise. The act happens once, the `n`-th time that the process reaches the point. `n` is at least 1, which is the
-default. Without the setting a point costs one comparison.
+connection: then the point lies after each commit of that operation or connection (leasehold/db/commit_points.py).
+`act` is kill (SIGKILL to itself), stop (SIGSTOP: when the process continues, its leases are lost), sleep (blocks the
+thread for a minute) or raise. The act happens once, the `n`-th time that the process reaches the point. `n` is at least
+1, which is the default. Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POINTS = {
     "after_purchase": "worker: the provider took the order, nothing is committed",
     "after_download": "worker: the inputs are on disk",
     "mid_process": "worker: the child was given the work",
-    "mid_upload": "worker: some outputs are stored, the primary is not",
+    "mid_upload": "worker: some outputs are stored, the primary output is not",
     "after_upload": "worker: all outputs are stored, nothing is committed",
     "after_commit": "worker: the settlement is committed, the hint not acknowledged",
     "mid_batch": "worker: a batch of a bulk operation has acted on its jobs, nothing of that is committed",
@@ -118,5 +118,5 @@ def _reach(name: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "sleep":
             time.sleep(_SLEEP_SECONDS)
-        case _:
+        case _:  # "raise"
             raise FailpointReached(name)

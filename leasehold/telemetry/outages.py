@@ -1,5 +1,5 @@
 """Logs outages: one line when an outage begins, one when it ends, and one a minute in between. The number of lines does
-not depend on how many parts of the process notice the outage.
+not depend on how many tasks of the process notice the outage.
 
 A process has one `Outage` for the database, one for the broker and one for the store. Code that meets an error calls
 `record_error` and logs nothing itself. Code that gets an answer calls `record_answer`, which costs one comparison while
@@ -20,18 +20,18 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between two log lines while an outage lasts.
 REMINDER = 60.0
-#: An answer ends the outage when no part has had an error for this many seconds: parts that return one after another
-#: share one outage.
+#: An answer ends the outage when the process has met no error for this many seconds. So it is one outage if the tasks
+#: of the process get answers again one after another.
 SETTLED = 1.0
 
 
 class Outage:
-    """Whether the database, the broker or the store is away. Any thread may call the methods."""
+    """Whether one server (the database, the broker or the store) is away. Any thread may call the methods."""
 
-    def __init__(self, part: str, *, clock: Callable[[], float] = monotonic) -> None:
-        self._begin_message = f"the {part} is away; trying again until it is back"
-        self._reminder = f"the {part} is still away"
-        self._end_message = f"the {part} is back"
+    def __init__(self, server: str, *, clock: Callable[[], float] = monotonic) -> None:
+        self._begin_message = f"the {server} is away; trying again until it is back"
+        self._reminder = f"the {server} is still away"
+        self._end_message = f"the {server} is back"
         self._clock = clock
         self._lock = threading.Lock()
         self._since: float | None = None
@@ -40,11 +40,11 @@ class Outage:
         self._ending: asyncio.TimerHandle | None = None
         self._logged_at = 0.0
         self._errors = 0
-        self._noticed: set[str] = set()
+        self._noticed_by: set[str] = set()
 
     @property
     def lasts(self) -> bool:
-        """Whether the part is away now."""
+        """Whether the server is away now."""
         return self._since is not None
 
     def record_error(self, error: BaseException, noticed_by: str, **facts: object) -> None:
@@ -57,7 +57,7 @@ class Outage:
             self._since = now if self._since is None else self._since
             self._error_at = now
             self._errors += 1
-            self._noticed.add(noticed_by)
+            self._noticed_by.add(noticed_by)
             is_reminder = not is_first and now - self._logged_at >= REMINDER
             if is_first or is_reminder:
                 self._logged_at = now
@@ -70,7 +70,8 @@ class Outage:
         elif is_reminder:
             log.warning(
                 self._reminder,
-                away_seconds=seconds, errors=self._errors, noticed_by=sorted(self._noticed), error=type(error).__name__,
+                away_seconds=seconds, errors=self._errors, noticed_by=sorted(self._noticed_by),
+                error=type(error).__name__,
             )  # fmt: skip
 
     def record_answer(self) -> None:
@@ -96,11 +97,11 @@ class Outage:
             facts = {
                 "away_seconds": round(self._error_at - self._since, 1),
                 "errors": self._errors,
-                "noticed_by": sorted(self._noticed),
+                "noticed_by": sorted(self._noticed_by),
             }
             self._since = None
             self._errors = 0
-            self._noticed.clear()
+            self._noticed_by.clear()
         log.info(self._end_message, **facts)
 
 

@@ -12,12 +12,12 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
-#: The number of spare children of a pipeline. They let a picture's next two steps start immediately: a fork would take
-#: a few milliseconds.
+#: The number of spare children of a pipeline: so a picture's step and the two after it start immediately. To fork a
+#: child first would take a few milliseconds.
 SPARE_CHILDREN = 3
 #: Seconds for which the next fork waits while a spare child is left: the run that has just begun needs the cores.
 _FORK_PAUSE_SECONDS = 0.1
-_FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failing attempts to start a zygote, or to fork
+_FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failed attempts to start a zygote, or to fork
 
 
 class Spares:
@@ -32,7 +32,7 @@ class Spares:
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(pipeline=recipe.pipeline)
-        self.isolation = ""
+        self.isolation = ""  # as the zygote reports it
 
     @property
     def pids(self) -> frozenset[int]:
@@ -69,7 +69,7 @@ class Spares:
                 delay = _FIRST_DELAY  # the zygote started, and died later
             except (LeaseholdError, OSError) as error:
                 if not started.done():
-                    started.set_exception(_as_declaration(error))
+                    started.set_exception(_as_declaration_error(error))
                     return
                 self._log.error("the zygote does not start", reason=str(error), retry_seconds=delay)
             await asyncio.sleep(delay)
@@ -132,7 +132,7 @@ class Spares:
         self._missing.release()
 
 
-def _as_declaration(error: LeaseholdError | OSError) -> DeclarationError:
+def _as_declaration_error(error: LeaseholdError | OSError) -> DeclarationError:
     if isinstance(error, DeclarationError):
         return error
     return DeclarationError(f"no child process could be started: {error}")

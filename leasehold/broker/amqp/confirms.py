@@ -4,9 +4,9 @@ once.
 The publisher uses this module instead of the AMQP client's own publishing. For each message, the client makes objects
 of three frames, starts a task, and waits for the write: that took 0.1 ms of CPU a message.
 
-Source of the layout: AMQP 0-9-1, sections 1.8.3.7 (basic.publish), 1.8.3.10 (basic.return), 1.8.3.12 (basic.ack), and
-RabbitMQ's extension basic.nack. Source of the order (a message is returned before it is confirmed): RabbitMQ's guide to
-publisher confirms.
+Source of the frames' layout: AMQP 0-9-1, sections 1.8.3.7 (basic.publish), 1.8.3.10 (basic.return), 1.8.3.12
+(basic.ack), and RabbitMQ's extension basic.nack. Source of the order (a message is returned before it is confirmed):
+RabbitMQ's guide to publisher confirms.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from pamqp import encode
 
 from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD, frame
 
-_BASIC = 60
+_BASIC = 60  # the class of all these methods
+#: A method's id: its class in the upper two bytes, its number in the lower two.
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
-_METHOD = struct.Struct(">I")
+_METHOD_ID = struct.Struct(">I")
 _TAG = struct.Struct(">QB")  # delivery tag; bits, of which the first is `multiple`: all tags up to it
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1
+#: The flags of the properties that a content header has.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
-_JSON = b"\x10application/json"
-_PERSISTENT = 2
+_JSON = b"\x10application/json"  # after its length
+_PERSISTENT = 2  # the delivery mode
 #: The largest payload of a frame that every broker must accept: section 1.4.2.6 (frame-max). Hints have about 200
 #: bytes.
 _MAX_BYTES = 4096 - 8
@@ -113,20 +115,20 @@ class Confirms:
         if kind != METHOD:  # on a channel that only publishes, only returned messages have content
             self._take_content(kind, payload)
             return True
-        (method,) = _METHOD.unpack_from(payload)
+        (method,) = _METHOD_ID.unpack_from(payload)
         if method == _RETURN:
             self._arriving_return = _Return(_queue_of(payload))
         elif method in (_ACK, _NACK):
-            tag, bits = _TAG.unpack_from(payload, _METHOD.size)
+            tag, bits = _TAG.unpack_from(payload, _METHOD_ID.size)
             self._take_confirm(tag, multiple=bool(bits & 1), ok=method == _ACK)
         else:
             return False
         return True
 
     def _take_confirm(self, tag: int, *, multiple: bool, ok: bool) -> None:
-        confirmed_tags = list(takewhile(lambda sent_tag: sent_tag <= tag, self._waiting)) if multiple else [tag]
-        for confirmed_tag in confirmed_tags:
-            window_and_index = self._waiting.pop(confirmed_tag, None)
+        settled_tags = list(takewhile(lambda sent_tag: sent_tag <= tag, self._waiting)) if multiple else [tag]
+        for settled_tag in settled_tags:
+            window_and_index = self._waiting.pop(settled_tag, None)
             if window_and_index is not None:
                 window, index = window_and_index
                 window.settle(index, ok=ok)
@@ -151,8 +153,8 @@ class Confirms:
 
 
 def _queue_of(returned: bytes) -> str:
-    """The routing key of a basic.return. It follows the code, the text and the exchange."""
-    offset = _METHOD.size + 2
+    """The routing key of a basic.return: the queue's name. It follows the code, the text and the exchange."""
+    offset = _METHOD_ID.size + 2
     for _ in ("text", "exchange"):
         offset += 1 + returned[offset]
     return returned[offset + 1 : offset + 1 + returned[offset]].decode()

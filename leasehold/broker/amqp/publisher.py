@@ -83,8 +83,8 @@ class Publisher:
         return self._session is not None
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """For each hint, whether the broker confirmed it. Raises only this task's own cancellation."""
-        check_nothing_held("the broker")
+        """For each hint, whether the broker confirmed it. Raises only CancelledError, if this task is cancelled."""
+        check_nothing_held("the broker")  # that is, no database connection
         confirmed: list[bool] = []
         for start in range(0, len(hints), WINDOW):
             confirmed += await self._publish_window(hints[start : start + WINDOW])
@@ -148,14 +148,14 @@ class Publisher:
             session.declared.add(name)
 
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
-        ladder = Ladder()
+        ladder = Ladder()  # the growing waits before another channel is opened
         while True:
             async with guarded(RPC_SECONDS):
                 channel: AbstractChannel = await connection.channel(publisher_confirms=True)
             ladder.record_opened()
             confirms = Confirms(self._on_return)
             self._session = _Session(connection, channel, wire, confirms)
-            wire.sieve.attach(channel.number, confirms)
+            wire.sieve.attach(channel.number, confirms)  # it gives the channel's frames to `confirms` first
             try:
                 await until_closed(channel)
             finally:

@@ -1,5 +1,5 @@
-"""Reads a picture with its job, steps and outputs, for GET. One statement reads all of them: in one round trip and one
-snapshot.
+"""Reads a picture (a row of `media`) with its job, steps and outputs, for GET. One statement reads all of them: in one
+round trip and one snapshot.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FIND_MEDIA = """
 -- media_find
 SELECT m.id, m.status, m.original_key, m.content_type, m.size, m.error, m.created_at, m.updated_at, m.job_id,
     j.status AS job_status, j.event_seq AS job_seq, j.error AS job_error, j.output_prefix,
-    (SELECT max(e.at) FROM history e WHERE e.job_id = j.id) AS changed_at,
+    (SELECT max(e.at) FROM history e WHERE e.job_id = j.id) AS job_changed_at,
     (SELECT jsonb_agg(jsonb_build_object(
         'name', t.step, 'status', t.status, 'attempt', t.attempt, 'started_at', t.started_at,
         'finished_at', t.finished_at,
@@ -113,7 +113,7 @@ async def find_media(connection: Connection, tenant_id: str, media_id: UUID) -> 
         job_seq=row["job_seq"] or 0,
         job_error=row["job_error"],
         output_prefix=row["output_prefix"],
-        changed_at=max(row["updated_at"], row["changed_at"] or row["updated_at"]),
+        changed_at=max(row["updated_at"], row["job_changed_at"] or row["updated_at"]),
         steps=[_step(step) for step in row["steps"] or []],
         outputs={output["key"]: OutputView(**output) for output in row["outputs"] or []},
     )

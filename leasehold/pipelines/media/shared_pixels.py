@@ -1,7 +1,7 @@
 """Lets another library read a picture's pixels in Pillow's own memory, without a copy.
 
-`pixels` calls it for libvips. Pillow's `tobytes` would make two copies: 72 MB for twelve megapixels. In a new process
-the kernel would first have to provide all these pages.
+The module `pixels` gives the memory to libvips. Pillow's `tobytes` would make two copies: 72 MB for twelve megapixels,
+and in a new process the kernel would first have to provide their pages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 
 from PIL import Image, _imaging
 
-#: In Pillow's memory. The fourth byte of RGB is padding.
+#: Pillow keeps a pixel in four bytes. The fourth byte of an RGB pixel is padding.
 BYTES_PER_PIXEL = 4
 _MODES = {"RGB", "CMYK"}
 
@@ -46,9 +46,10 @@ def pixels_of(image: Image.Image) -> ctypes.Array[ctypes.c_ubyte] | None:
         _, capsule = image.__arrow_c_array__()
     except ValueError:  # the picture has several blocks
         return None
-    pixels = _ArrowArray.from_address(_pointer_of(capsule, b"arrow_array"))
-    channels = _ArrowArray.from_address(pixels.children[0])
+    # The capsule has an Arrow array of pixels. Its child is the array of the bytes of all pixels.
+    pixel_array = _ArrowArray.from_address(_pointer_of(capsule, b"arrow_array"))
+    byte_array = _ArrowArray.from_address(pixel_array.children[0])
     size = image.width * image.height * BYTES_PER_PIXEL
-    if (pixels.offset, channels.offset, channels.length) != (0, 0, size):
+    if (pixel_array.offset, byte_array.offset, byte_array.length) != (0, 0, size):
         return None
-    return (ctypes.c_ubyte * size).from_address(channels.buffers[1])
+    return (ctypes.c_ubyte * size).from_address(byte_array.buffers[1])  # buffer 0 would tell which bytes are null

@@ -25,8 +25,8 @@ FOR UPDATE
 REQUEST_CANCEL = f"""
 -- cancel
 WITH resumed AS (
-    -- A workflow that has called something is due now: its code sees the cancel, and may undo what it did. The job
-    -- counts it as leased until it has ended.
+    -- A workflow that has called something (`journaled`) is due now: its code sees the cancel, and may undo what it
+    -- did. The job counts it as leased until it has ended.
     UPDATE task t
     SET wake_at = NULL, available_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.journaled AND {unindexed("t.status IN ('pending', 'retry', 'waiting')")}
@@ -62,6 +62,7 @@ WITH resumed AS (
            CASE WHEN stopped_count = 0 THEN status ELSE 'cancel_requested' END, $2::jsonb
     FROM advanced
 ), events AS (
+    -- One for each stopped step, numbered by `nth`. Only the last one has the job's new status.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch
@@ -103,12 +104,12 @@ async def request_cancel(
 ) -> Cancels:
     """Unfinished -> cancelled if no step of the job is leased, else -> cancel_requested. No step starts any more.
 
-    Exception: a workflow that waits becomes due now, and its job cancel_requested, so that its code sees the cancel
-    within the grace.
+    Exception: a workflow that waits becomes due now, and its job becomes cancel_requested. So the workflow's code sees
+    the cancel, and has the grace to react.
 
-    The answer leaves out a job that has ended, is being cancelled already, belongs to another tenant, or is not
-    cancelable (unless `forced`). The job's history shows `reason`, `by`, which says who cancels, and `operation_id`,
-    the bulk operation that does it for them.
+    The result leaves out a job that has ended, is being cancelled already, belongs to another tenant, or is not
+    cancelable (unless `forced`). The job's history shows `reason`, `by` (who cancels) and `operation_id` (the
+    bulk operation that cancels for them).
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]

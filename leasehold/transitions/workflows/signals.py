@@ -35,7 +35,8 @@ WITH stored AS (
     WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS kept) < $5
     RETURNING id
 ), woken AS (
-    -- A workflow that runs finds the news when it suspends. A workflow that waits for this signal is due now.
+    -- Count the signal in `news`: a workflow that runs sees the higher count when it suspends. A workflow that waits
+    -- for this signal is due now. The steps that a workflow has started are `contained`.
     UPDATE task t
     SET news = t.news + 1,
         wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,
@@ -96,7 +97,8 @@ async def send(
     commit.
 
     Raises NotFound `run_not_found`; Conflict `run_ended`; Invalid `invalid_payload` when the run waits for the signal
-    now, and the payload does not fit the model of the wait; and TooMany `too_many_signals` when `at_most` wait already.
+    now, and the payload does not fit the schema of the wait; and TooMany `too_many_signals` when the run already has
+    `at_most` signals that it has not consumed.
     """
     job = await connection.fetchrow(_LOCK, run_id, tenant_id)
     if job is None:

@@ -38,6 +38,7 @@ def read(data: bytes) -> Header:
     grids = {number: item for number, item in items.all.items() if item.kind == b"grid"}
     sizes |= {number: heif_checks.check_grid(item, data, sizes) for number, item in grids.items()}
     heif_checks.check_auxiliaries(items, sizes)
+    # A decoder allocates memory for each still and grid: the largest sides count.
     width, height = (max(sides) for sides in zip(*sizes.values(), strict=True))
     quarter_turns = sum(data[start] & 1 for kind, start, _ in items.primary.properties if kind == b"irot")
     return Header(height, width) if quarter_turns % 2 else Header(width, height)
@@ -47,7 +48,7 @@ def _check_chains(items: Items) -> None:
     """Refuse chains of references: if A refers to B, then B may not refer to another item. So references form no
     circle.
     """
-    for kind in (b"auxl", b"thmb"):
+    for kind in (b"auxl", b"thmb"):  # the references of auxiliary images and of thumbnails
         for item in items.all.values():
             for target in item.references.get(kind, []):
                 if target not in items.all or items.all[target].references.get(kind):
@@ -60,6 +61,7 @@ def _still_size(item: Item, data: bytes) -> hevc.Size:
     configuration = item.property(b"hvcC")
     if configuration is None:
         raise corrupt_image("an item has no decoder parameters")
+    # `length_size`: the number of bytes of the length before each unit of the content.
     length_size, sizes = hevc.parameter_sizes(data, *configuration[1:])
     sizes += hevc.coded_sizes(item.bytes_of(data), length_size)
     for coded_width, coded_height in sizes:
