@@ -123,7 +123,7 @@ def holds_secrets(annotation: object) -> bool:
 
 
 def _secrets_of(file: FileSecret) -> Any:
-    """The mapping in the file; its texts follow the file. The settings refuse other values. Raises JSONDecodeError."""
+    """The mapping in the file, with a secret for each text. Settings refuse other values. Raises JSONDecodeError."""
     mapping = json.loads(file.get_secret_value())
     if not isinstance(mapping, dict):
         return mapping

@@ -37,9 +37,8 @@ class ServedQueues:
 
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
-        """The queues that the settings name; if they name none, all queues that the pipelines declare. In addition, for
-        each of these queues, the queues that are pinned to a label of this worker: only workers with that label serve
-        them.
+        """The queues that the settings name; if they name none, all queues that the pipelines declare. The worker also
+        serves these queues pinned to its labels (`queue@label`): only workers with a label serve its queues.
         """
         declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
         named = frozenset(settings.queues or declared)
@@ -50,10 +49,15 @@ class ServedQueues:
         return cls(
             every=every,
             isolated=frozenset(queue for queue in every if unpinned_queue(queue) in isolated_queues),
-            isolated_pipelines=tuple(pipe.name for pipe in served if any(step.isolated for step in pipe.steps)),
-            inline_pipelines=tuple(pipe.name for pipe in served if not all(step.isolated for step in pipe.steps)),
+            isolated_pipelines=_names(served, isolated=True),
+            inline_pipelines=_names(served, isolated=False),
             slots={queue: _slots(settings, served, isolated_queues, unpinned_queue(queue)) for queue in every},
         )
+
+
+def _names(pipelines: Iterable[Pipeline], *, isolated: bool) -> tuple[str, ...]:
+    """The names of the pipelines with a step that is isolated or, with `isolated` False, inline."""
+    return tuple(pipeline.name for pipeline in pipelines if any(step.isolated == isolated for step in pipeline.steps))
 
 
 def _slots(settings: Settings, served: Iterable[Pipeline], isolated: Collection[str], queue: str) -> int:

@@ -36,7 +36,7 @@ _MAX_EXPLAINED = 5
 _LONG_WAIT = timedelta(minutes=1)
 #: A transaction that is open for longer keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` says the same.
 _LONG_SNAPSHOT = timedelta(minutes=1)
-#: Reasons for which a job waits on purpose. They are not findings.
+#: Reasons of a job that waits on purpose, or that runs. They are not findings.
 _CHOSEN_REASONS = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
 )
@@ -55,7 +55,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """The numbers beside the findings. None: the caller may not see this number. `live`: counts of the tenant's
-    unfinished jobs. `queues` and `workers` are of all tenants.
+    unfinished jobs, and the ids of its late jobs (`late`). `queues` and `workers` are of all tenants.
     """
 
     live: Row | None
@@ -227,7 +227,7 @@ def _disabled(row: Row) -> Finding:
 
 
 async def _findings_about_oldest(services: Services, caller: Caller, late: Sequence[UUID]) -> list[Finding]:
-    """Explain why the oldest late job waits that does not wait on purpose. `late`: ids, the longest wait first."""
+    """Of the late jobs that do not wait on purpose, explain why the oldest waits. `late`: ids, the oldest first."""
     async with services.pool.acquire() as connection:
         rows = {row["id"]: row for row in await job_reads.find_listed(connection, caller.tenant_id, late)}
     jobs = [rows[job_id] for job_id in late if job_id in rows and _may_read(services, caller, rows[job_id])]

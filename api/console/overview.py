@@ -56,7 +56,7 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
     return page(
         request,
         "overview.html",
-        made_of=(state, last_hour),
+        made_of=(state, last_hour),  # while they are the same, a refresh renders nothing
         refresh_seconds=REFRESH_SECONDS,
         refresh_url=request.url.path,
         state=state,

@@ -22,7 +22,7 @@ from leasehold.domain.states import JOB_TERMINAL
 
 #: Seconds between comments on an idle stream. They keep proxies from closing it.
 KEEP_ALIVE = 15.0
-HEADERS = {"X-Accel-Buffering": "no"}
+HEADERS = {"X-Accel-Buffering": "no"}  # nginx passes each event on immediately
 #: The value of a route's `responses`, for a route that answers with events.
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The stream", "content": {"text/event-stream": {}}},
@@ -32,7 +32,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 _BATCH = 500
 #: The longest stream. A client resumes it with its key, so a revoked key listens no longer than this.
 MAX_SECONDS = 600.0
-_MAX_NUMBER = 2**31 - 1
+_MAX_NUMBER = 2**31 - 1  # the largest `integer` of PostgreSQL, the type of the column
 LastEventId: TypeAlias = Annotated[
     Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^[0-9]{0,20}$"})] | None, Header()
 ]
@@ -41,7 +41,7 @@ _SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "op
 
 
 def event_number(last_event_id: str | None) -> int:
-    """The number of the last event that the client had; 0 for none. Raises Invalid."""
+    """The number of the last event that the client had; 0 for none. Raises Invalid if the id is no such number."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= _MAX_NUMBER):

@@ -1,6 +1,7 @@
 """Decides which jobs a request may name: jobs of the caller's tenant, of the kinds for which the caller has a scope.
 
-A caller with `fleet:operate` may name jobs of all tenants. Such a caller acts for the job's tenant, which is charged.
+A caller with `fleet:operate` may name jobs of all tenants. Such a caller acts for the job's tenant, and the request is
+charged to that tenant.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, with its kind. `caller`: the caller of the request, acting for the job's tenant.
-    (An operator may name jobs of every tenant.)
+    """A job that the caller may name, with its kind. `caller`: the caller of the request, acting for the job's tenant,
+    which may be another tenant than the caller's own (`own_tenant`).
     """
 
     row: Row
@@ -45,7 +46,7 @@ class JobAccess:
     def target(self) -> Target:
         """The job, for the functions of `leasehold.actions`."""
         steps = self.row["steps"]
-        return Target(self.row, self.kind, steps[0]["queue"] if steps else "")
+        return Target(self.row, self.kind, steps[0]["queue"] if steps else "")  # the first step's
 
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:

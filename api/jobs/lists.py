@@ -87,7 +87,7 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
-    if page.ended_at is None:
+    if page.ended_at is None:  # the page ended before the bound on the rows that it reads
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
     if not job_filter.positions.keys().isdisjoint(_SEARCH_TERMS):
         # The job at which the page ended was not searched. The next page begins with it: with the first id below this.

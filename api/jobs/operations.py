@@ -54,7 +54,7 @@ async def create_operation(
 ) -> Response:
     services = services_of(request)
     if body.dry_run:
-        check_key(idempotency_key)  # a preview does not use it
+        check_key(idempotency_key)  # refuse an invalid key, although a preview does not use it
         return json_response(await preview(services, caller, body))
     submitted = await submit(services, caller, body, idempotency_key, identity_of(request).trace)
     return json_response(submitted.answer.body, submitted.answer.status_code, submitted.limit_headers)

@@ -27,14 +27,14 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     """Settle the job, and return the RateLimit headers. Raises the problems that the endpoint `settleJob` documents."""
     orders = access.kind.operations.unknown_orders  # how people settle the orders of this kind
     if orders is None:
-        raise _not_unsettled(access)
+        raise _nothing_to_settle(access)
     effects: CreatedRun | None = None
     limit_headers: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
         step = await _write_settlement(services, connection, access, orders, body)
         if body.action != "give_up":
-            # `queues`: the depth of the queue is checked now. `add_queues_of` counts only runnable tasks, and a job
-            # that waits at a limit has no runnable task.
+            # With `queues`, the depth of the step's queue is checked now. `add_queues_of` would not check it for a job
+            # that waits at a limit: it counts only runnable tasks.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
@@ -66,7 +66,7 @@ async def _write_settlement(
             return step
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
     if settlement is None:
-        raise _not_unsettled(access)
+        raise _nothing_to_settle(access)
     decision = _DECISIONS[settlement["action"]].format(ref=settlement["ref"])
     actor, at = settlement["actor"], to_the_second(settlement["at"])
     raise Conflict("already_settled", f"{actor} {decision} at {at}.")
@@ -83,7 +83,7 @@ def _system_of_adopted_order(services: Services, access: JobAccess, orders: Unkn
     return orders.sent(access.row["params"], step.note, access.id).system
 
 
-def _not_unsettled(access: JobAccess) -> Conflict:
+def _nothing_to_settle(access: JobAccess) -> Conflict:
     return Conflict(
         "resource_invalid_state", f"The job is {access.row['status']}: it has no order whose outcome is unknown."
     )
@@ -103,5 +103,5 @@ async def _adopt_or_repeat(
         value = orders.adopted(body.ref, step.note)
         await resolve(connection, access.id, access.caller.tenant_id, orders.step, value, access.caller.client_id)
     else:
-        await resolving.forget_note(connection, step)
-    return await revive(services.actions, connection, access.target, None)
+        await resolving.forget_note(connection, step)  # without the note, the step orders again
+    return await revive(services.actions, connection, access.target, None)  # no template: the job is not a run

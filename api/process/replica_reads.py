@@ -43,7 +43,7 @@ class Reading:
     @asynccontextmanager
     async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
         """Lend a connection to the standby, as TenantPool.acquire does to the primary. Raises ReplicaUnusable, or one
-        of TRY_AGAIN.
+        of TRY_AGAIN (runtime/transient.py): the primary then answers the request.
         """
         request_deadline, reading_deadline = deadline.current(), self._deadline
         async with AsyncExitStack() as stack:
@@ -60,7 +60,7 @@ class Reading:
             yield connection
 
     def include(self, other: Reading) -> None:
-        """Call this if the answer also has rows that another request has read."""
+        """Let `lag` count rows that another request has read (`other`). Call this if the answer also has such rows."""
         if other._as_of is not None:
             self._include(other._as_of)
 
@@ -93,13 +93,14 @@ def current_lag() -> float | None:
 
 
 class ReplicaReads:
-    """The standby, for requests. It has one `Reading` for each request."""
+    """The standby, for requests. Each request gets a `Reading` of its own."""
 
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica
-        #: After this time, an answer from the standby has the writes of now.
+        #: So many seconds after a write, every answer from the standby has it.
         self.fresh_after_seconds = settings.database_replica_max_lag
-        # One connection of the pool stays free for `Replica.note`. Without it, a busy standby would seem to be away.
+        # One connection of the pool stays free for `Replica.note`, which checks the standby. Without it, a busy
+        # standby would seem to be away.
         self._turns = Turnstile(at_most=size - 1, per_tenant=max(1, size - 2), patience=patience, refusal=_busy)
         # The other half of the request's time is for the primary, which answers if the standby fails.
         self._seconds = settings.database_timeout / 2

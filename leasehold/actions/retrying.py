@@ -56,6 +56,7 @@ async def revive_together(
     hints: list[Announcement] = []
     for target in targets:
         if target.row["notify"]:
+            # Write the webhook deliveries of the failure first, as `revive` does.
             hints += await actions.dispatch(connection, target.id)
     with_on_failure_run = [pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None]
     return hints + await jobs.replay_together(

@@ -74,7 +74,7 @@ class Client:
         self._timeout = timeout
         url = url_of(url)
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key_of(key)), timeout=_REQUEST_SECONDS)
-        self._store = httpx2.Client(timeout=_REQUEST_SECONDS)  # signed URLs must not get the API key
+        self._store = httpx2.Client(timeout=_REQUEST_SECONDS)  # for signed URLs: the store must not get the API key
 
     def __enter__(self) -> Self:
         return self

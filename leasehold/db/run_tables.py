@@ -45,12 +45,13 @@ progress = Table(
     postgresql_with={"fillfactor": "70"},
 )
 
-#: The parts of steps that fanned out: one task for each item, with the value that the task handles.
+#: The parts of steps that fanned out: one task for each item, with the value that the task handles. Also the steps that
+#: a workflow has started, with their arguments.
 item = Table(
     "item",
     metadata,
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
-    Column("parent_id", Uuid, nullable=False),  # the task that fanned out
+    Column("parent_id", Uuid, nullable=False),  # the task that fanned out, or the workflow's
     Column("number", Integer, nullable=False),
     Column("value", JSONB, nullable=False),
     Index("item_parent", "parent_id", "number"),

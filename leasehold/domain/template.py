@@ -130,7 +130,7 @@ class Template(_Declared):
         return Pipeline(
             self.type,
             version=self.version,
-            module="",
+            module="",  # each step names the code that runs it (`handler`)
             steps=[self._step(number) for number in range(len(self.steps))],
             terms=RunTerms(
                 title=self.name,
@@ -207,7 +207,7 @@ def template_of_pipeline(pipeline: Pipeline) -> Template:
                 ),
             )
             for step in pipeline.steps
-            if not step.part
+            if not step.part  # a part belongs to a step that fans out
         ),
         concurrency_policy=terms.concurrency,
         dedupe_keys=terms.dedupe_keys,

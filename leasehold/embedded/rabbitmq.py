@@ -20,7 +20,7 @@ STOP_SECONDS = 30.0
 FLUSH_BYTES = 16 * 1024  # the write cache of the node's definitions (see flush_definitions)
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
-DISK, MEMORY = "50MB", "512MB"
+DISK, MEMORY = "50MB", "512MB"  # the limits at which the node raises an alarm
 
 # Two schedulers, and none of them spins while it waits: on a small machine spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
@@ -81,7 +81,7 @@ class RabbitMQ:
         self._distribution_port = free_port()
         self._epmd_port = epmd_port or free_port()
         self._erlang = erlang
-        self._program = program
+        self._installed = program
         self._run_as = unprivileged()
         self._password = ""
         self._server: Server | None = None
@@ -131,7 +131,7 @@ class RabbitMQ:
         self.configure()
         self._server = await Server.start(
             "RabbitMQ",
-            [self._program.program],
+            [self._installed.program],
             log=self.directory / "rabbitmq.log",
             env=self._environment(),
             cwd=self.directory,
@@ -172,7 +172,7 @@ class RabbitMQ:
         Raises:
             EmbeddedError: the program failed.
         """
-        program = self._program.program.with_name(name)
+        program = self._installed.program.with_name(name)
         process = await asyncio.create_subprocess_exec(
             program, *arguments, env=self._environment(), cwd=self.directory, user=self._run_as.user,
             group=self._run_as.group, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -241,10 +241,10 @@ class RabbitMQ:
     def _environment(self) -> dict[str, str]:
         home = self.directory
         environment = {
-            "PATH": self._program.search_path,
+            "PATH": self._installed.search_path,
             "LANG": "C.UTF-8",
             "HOME": str(home / "home"),  # for the Erlang cookie
-            "RUNNING_UNDER_SYSTEMD": "true",  # the start script then runs the node in its own place, which gets SIGTERM
+            "RUNNING_UNDER_SYSTEMD": "true",  # the start script then execs the node, so the node gets SIGTERM
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
@@ -265,13 +265,13 @@ class RabbitMQ:
                 f"-kernel inet_dist_use_interface {{127,0,0,1}} {ERLANG_FLAGS} {self._erlang}"
             ),
         }
-        if self._program.library_path:
-            environment["LD_LIBRARY_PATH"] = self._program.library_path
+        if self._installed.library_path:
+            environment["LD_LIBRARY_PATH"] = self._installed.library_path
         return environment
 
     @property
     def _node_name(self) -> str:
-        """The node's name. It is part of the data, so it stays the same as long as the data exists."""
+        """The name without the host. The data depends on it, so it stays the same as long as the data exists."""
         path = self.directory / "node-name"
         if not path.exists():
             self._run_as.write_file(path, f"leasehold-{secrets.token_hex(4)}")

@@ -34,8 +34,8 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class TenantRules:
-    """The rules for a tenant's new jobs. `limits`: the rows of the declared limits of the tenant and of EVERYBODY.
-    `watched`: the tenant has a webhook.
+    """The rules for a tenant's new jobs. `limits`: the rows (of `gate`) of the declared limits of the tenant and of
+    EVERYBODY. `watched`: the tenant has a webhook.
     """
 
     limits: Sequence[Any]
@@ -104,6 +104,7 @@ def applicable_limits(
             continue
         if key == "tenant":
             owner = tenant_id  # the limit of EVERYBODY counts each tenant separately
+        # `limit`: the declared limit, whose bounds this one has.
         by_name[owner, key] = ConcurrencyLimit(
             owner, key, row["at_most"], row["per_minute"], limit=(row["tenant_id"], row["key"])
         )

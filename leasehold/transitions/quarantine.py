@@ -2,8 +2,8 @@
 other units.
 
 A duty handles a batch of units in one transaction. If the batch fails, the duty handles each unit by itself. If a unit
-then fails, a row records its error and the time of its next try. The next try comes after seconds at first, and after
-an hour in the end. The statements that select units leave out the units that are set aside (`not_in`). If a unit
+then fails, a row records its error and the time of its next try. The pause before a try grows with each failure, from
+seconds to an hour. The statements that select units leave out the units that are set aside (`not_in`). If a unit
 succeeds at a later try, its row has no more effect, because `retry_at` has passed. `forget` deletes such rows.
 """
 
@@ -103,8 +103,8 @@ async def run_unit(
 ) -> _T | None:
     """Run `work` in a transaction of its own. Returns its result; None: it failed, and the unit is set aside now.
 
-    `failed`: called with the error and the failures in a row, in the transaction that records the failure. Raises an
-    error only if the database is away.
+    `failed`: called with the error and the failures in a row, in the transaction that records the failure. `run_unit`
+    raises the error only if the database is away.
     """
     try:
         async with connection.transaction():
@@ -129,8 +129,8 @@ async def run_units(
     """Run `work` on all units that `take(None)` returns, in one transaction. If that fails, run `work` on each unit by
     itself. Returns the results.
 
-    `take(None)` locks and returns the units that are due. `take(key)` does so for the unit of that key, if it is still
-    due.
+    `take(None)` locks and returns the units that are due. `take(unit_key)` does so for one unit, if it is still due.
+    `key(unit)`: the key of a unit.
     """
     units: Sequence[_U] = ()
     try:

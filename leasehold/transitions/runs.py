@@ -1,6 +1,6 @@
-"""Creates and revives runs. A run is a job of a template. Each run has a scope. The template's concurrency policy says
-whether a run excludes, replaces or waits for other runs of its scope. A run also waits at the concurrency limits that
-apply to it.
+"""Creates and revives runs. A run is a job of a template. Each run has a scope, for example one user. The template's
+concurrency policy says whether a run excludes, replaces or waits for other runs of its scope. A run also waits at the
+concurrency limits that apply to it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NewRun:
     priority: int = 1
     scheduled_at: datetime | None = None
     schedule_id: UUID | None = None
-    tick: datetime | None = None
+    tick: datetime | None = None  # the time for which the schedule creates the run
     rerun_of: UUID | None = None
     trace: Mapping[str, str] | None = None
     keep_seconds: int | None = None
@@ -113,8 +113,8 @@ async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tup
     unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]
     if not any(unlimited):
         return unlimited, []
-    written = [run for run, is_unlimited in zip(new, unlimited, strict=True) if is_unlimited]
-    created = await _create_independent(connection, written, by_tenant)
+    to_write = [run for run, is_unlimited in zip(new, unlimited, strict=True) if is_unlimited]
+    created = await _create_independent(connection, to_write, by_tenant)
     return unlimited, created.hints
 
 
@@ -300,8 +300,8 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
 
 
 def _scope_digest(new: NewRun) -> str:
-    """A digest that is equal for all runs of a scope. Its length is fixed, because a long payload would make a key too
-    long for an index.
+    """A digest that is equal for all runs of a scope. The template's `dedupe_keys` name parameters that belong to the
+    scope. The digest's length is fixed, because long parameters would make a key too long for an index.
     """
     scope = [
         new.scope,

@@ -70,6 +70,7 @@ class Speculation:
 
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
         """Whether this speculation does exactly the work of the attempt: the same parameters and inputs."""
+        # A speculation runs the pipeline's own code with its own limits, before the first claim of the step.
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None
@@ -86,9 +87,9 @@ class Speculation:
         """Give the speculation to the attempt: the attempt's log gets the lines that the speculation has logged so far,
         and `on_progress` gets its progress from now on.
         """
-        recorder = current()
-        if self.recorder is not None and recorder is not None:
-            self.recorder.hand_over(recorder)
+        recorder_of_attempt = current()
+        if self.recorder is not None and recorder_of_attempt is not None:
+            self.recorder.hand_over(recorder_of_attempt)
         self.owner_task = self.bound_to = claimed.lease.task_id
         self._on_progress = on_progress
 

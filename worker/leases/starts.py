@@ -31,7 +31,7 @@ class _Window:
     def total(self, second: int) -> int:
         """The starts in the minute that ends with `second`."""
         window_start = second - _WINDOW_SECONDS
-        return sum(count for count, counted in zip(self.counts, self.seconds, strict=True) if counted > window_start)
+        return sum(count for count, when in zip(self.counts, self.seconds, strict=True) if when > window_start)
 
 
 class Starts:

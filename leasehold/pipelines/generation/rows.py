@@ -27,6 +27,8 @@ MAX_COUNTED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class NewGeneration:
+    """`task_id`: the client's own id of the order. `request_hash`: equal for a repetition of the same order."""
+
     job: NewJob
     task_id: str
     kind: str
@@ -36,8 +38,8 @@ class NewGeneration:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawnGeneration:
-    """The facts of a generation that its withdrawal needs. `submitted`: the value of the submit step, once that step
-    has succeeded.
+    """The facts of a generation that its withdrawal from the provider needs. `submitted`: the value of the submit step,
+    once that step has succeeded.
     """
 
     job_status: str
@@ -200,7 +202,9 @@ async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Ma
 
 
 async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
-    """The keys of expired source images. The duty deletes their objects first, then calls `forget_sources`."""
+    """The keys of expired source images, without those in quarantine and those of a tenant that moves to another cell.
+    The duty deletes their objects first, then calls `forget_sources`.
+    """
     rows = await connection.fetch(
         "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"
         f" AND {not_in(SOURCES, 'key', 'text')} AND {tenant_stays('source_image.tenant_id')}"

@@ -37,7 +37,7 @@ SMALL_JPEG: Settings = {
 }
 # The lossless files of `resize`, from which `webp` starts.
 LOSSLESS_PNG: Settings = {"format": "PNG", "compress_level": 1}
-LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}
+LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}  # quality: effort
 # The final file, and the variants.
 WEBP: Settings = {"format": "WEBP", "quality": 80, "method": 4, "alpha_quality": 100}
 WEBP_ANIMATION: Settings = {**WEBP, "method": 2}  # hundreds of frames: time counts more

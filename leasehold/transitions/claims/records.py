@@ -21,8 +21,8 @@ class Claimed:
     step: str
     queue: str
     priority: int
-    errors: int
-    crashes: int
+    errors: int  # attempts that failed or timed out
+    crashes: int  # attempts whose child process died
     previous_state: str  # the task's state before the claim: `running` means taken over, `waiting` means snoozed
     waited: float  # seconds for which the task has been due; without meaning for a task that was taken over
     params: dict[str, Any]

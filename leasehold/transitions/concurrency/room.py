@@ -1,5 +1,5 @@
-"""Counts how many more jobs each concurrency limit may admit (`Room`). `rooms_of` locks the limits' rows until the
-caller's transaction ends.
+"""Counts how many more jobs each concurrency limit may admit (`Room`). `rooms_of` locks the limits' rows (the table
+`gate`) until the caller's transaction ends. `gate_job` has the jobs that wait at a limit or were admitted by it.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Room:
             return False
         if self.admitted is None or self.places is None or not self.admitted[tenant_id]:
             return True
+        # A tenant with admitted jobs takes another place only while it has fewer than GREED times the free places.
         if self.places > self.reserved and self.admitted[tenant_id] < GREED * self.places:
             return True
         self.refused_share = True

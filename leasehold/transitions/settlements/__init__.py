@@ -2,7 +2,8 @@
 
 A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the shared guard: if
 a lease's owner or epoch does not match the task, or the task is not running, the settlement changes nothing. A
-settlement may be repeated when its answer was lost: a task that was settled under the same epoch is `settled` again.
+settlement may be repeated when its answer was lost: a task that was settled under the same epoch gets the verdict
+`settled` again.
 """
 
 from leasehold.transitions.settlements.cancellation import acknowledge_cancel

@@ -1,4 +1,4 @@
-"""The SQL that writes calls to a journal. Two statements contain it: `record_calls` and `suspend`."""
+"""The SQL that writes a workflow's calls to its journal. Two statements contain it: `record_calls` and `suspend`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ _IS_TAKEN = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.extern
 
 
 def write_calls(*, claims: bool) -> str:
-    """SQL to append to a statement that has a CTE `held` of settlements.guard. $4: for each lease a JSON object
-    {"of": [...]} with the records of its calls (records.Call.record).
+    """SQL to append to a statement that has a CTE `held` of settlements.guard: the leases that are still valid, and the
+    place `nth` of each in the arrays. $4: for each lease a JSON object {"of": [...]} with the records of its calls
+    (records.Call.record).
 
     A repeated statement writes nothing twice: a place in the journal has one row, and a step has one task. With
     `claims`, the statement also claims one step for each lease: $8 has the step's id (or NULL), and $9 is the duration
@@ -24,7 +25,7 @@ def write_calls(*, claims: bool) -> str:
     else:
         taken, columns, status = "false", "status", "'pending'"
     return f""", written AS MATERIALIZED (
-    -- The calls of the leases that are still valid.
+    -- The calls of the workflows in `held`.
     SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
            {taken} AS taken
     FROM held JOIN task t ON t.id = held.id

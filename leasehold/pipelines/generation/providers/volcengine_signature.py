@@ -43,7 +43,7 @@ def signed_headers(
             "/",
             canonical_query(query),
             *(f"{name}:{headers[name]}" for name in _SIGNED_HEADERS.split(";")),
-            "",
+            "",  # an empty line ends the headers
             _SIGNED_HEADERS,
             digest,
         )

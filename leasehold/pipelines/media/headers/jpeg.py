@@ -18,9 +18,9 @@ MAX_SEGMENTS = 4096  # a file of 32 MiB has 512 metadata segments of the largest
 # a run of 0xFF, the search would take quadratic time on a file full of them.
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01  # start and end of the image, start of a scan, temporary
-_FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # without the tables (DHT, DAC) and a reserved marker
 _SEQUENTIAL = {0xC0, 0xC1}
-_DECODABLE = _SEQUENTIAL | {0xC2}
+_DECODABLE = _SEQUENTIAL | {0xC2}  # and progressive
 _LENGTH_BYTES = 2
 _PRECISION_BITS = 8
 
@@ -33,17 +33,17 @@ def read(data: bytes) -> Header:
     """
     header: Header | None = None
     components, is_sequential, scans = 0, False, 0
-    for marker, body in _segments(data):
+    for marker, content_at in _segments(data):
         if marker in _FRAME_HEADERS:
             if header is not None:
                 raise corrupt_image("the file has two frame headers")
-            header, components = _frame(marker, data, body)
+            header, components = _frame(marker, data, content_at)
             is_sequential = marker in _SEQUENTIAL
         elif marker == _SOS:
             scans += 1
             if scans > MAX_SCANS:
                 raise too_many_scans(MAX_SCANS)
-            if is_sequential and data[body] == components:
+            if is_sequential and data[content_at] == components:
                 break  # the scan has all components: the decoder stops after it, so the check can stop, too
     if header is None or not scans:
         raise corrupt_image("the file ends before its pixels")
@@ -51,8 +51,8 @@ def read(data: bytes) -> Header:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """The marker of each segment and the start of its content, up to the end of the first picture."""
-    position, count = 2, 0
+    """The marker of each segment and the position of its content, up to the end of the first picture."""
+    position, count = 2, 0  # after the SOI of the file
     while match := _MARKER.search(data, position):
         marker, position = match[1][0], match.end()
         count += 1
@@ -69,9 +69,9 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
         position += length
 
 
-def _frame(marker: int, data: bytes, body: int) -> tuple[Header, int]:
+def _frame(marker: int, data: bytes, content_at: int) -> tuple[Header, int]:
     """The header, and the number of colour components. Raises Permanent `unsupported_format`."""
-    precision, height, width, components = struct.unpack_from(">BHHB", data, body)
+    precision, height, width, components = struct.unpack_from(">BHHB", data, content_at)
     if marker not in _DECODABLE or precision != _PRECISION_BITS or components not in {1, 3, 4}:
         raise unsupported_format("JPEG of a rare coding process is not accepted")
     return Header(width, height), components
