@@ -1,7 +1,7 @@
 """The frames (messages) between a worker and the processes of its `process=True` tasks. A frame has a kind, a length
 and a body.
 
-processes.py sends and reads them in the worker, and process_child.py in the process.
+processes.py sends and reads them in the worker. process_child.py does so in the process, by `send` and `receive`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CallOfProcess(BaseModel):
     job_id: str
     task_id: str
     tenant: str
-    number: int
+    number: int  # of the attempt
     result_limits: ResultLimits
     log_level: int = 30  # the lowest level of `logging` that the process sends
 

@@ -2,7 +2,7 @@
 rest.
 
 A hint is a row of `outbox`. Several hints of one submission are a row of `outbox_batch`, which is deleted once the
-broker has confirmed all of them. If that does not happen in time, the relay makes rows of `outbox` of it.
+broker has confirmed all of them. If that does not happen in time, the relay turns it into rows of `outbox`.
 
 Order and duplicates do not matter, so the relay needs no cursor: it takes rows by time, publishes them, and deletes
 them once the broker has confirmed.
@@ -47,7 +47,7 @@ class Announcement:
 
     @classmethod
     def from_row(cls, row: Any, batch: HintBatch | None = None) -> Announcement:
-        # Headers of another type are not sent.
+        # Headers that are not an object are not sent.
         headers = row["headers"] if isinstance(row["headers"], dict) else {}
         tenant = headers.pop(TENANT, "")
         tenant = tenant if isinstance(tenant, str) else ""
@@ -67,8 +67,8 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
-# Make rows of `outbox`, due at once, of due rows of `outbox_batch`. A task that was claimed since needs no hint: the
-# commit that makes it runnable again writes one. The ids are an array, as in TAKE.
+# Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed since needs no
+# hint: the commit that makes it runnable again writes one. The ids are an array, as in TAKE.
 SPLIT = f"""
 -- relay_split
 WITH split AS MATERIALIZED (
@@ -82,7 +82,7 @@ WITH split AS MATERIALIZED (
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, created_at, relay_at)
     SELECT t.id, t.job_id, t.queue, t.priority, j.trace, s.created_at, clock_timestamp()
-    FROM split s CROSS JOIN unnest(s.task_ids) AS hinted(id) JOIN task t ON t.id = hinted.id
+    FROM split s CROSS JOIN unnest(s.task_ids) AS batched(id) JOIN task t ON t.id = batched.id
     JOIN job j ON j.id = t.job_id
     WHERE {unindexed("t.status = 'pending'")}
 )
@@ -110,7 +110,7 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
 
 
 async def split(connection: Connection, limit: int, back: float | None = None) -> int:
-    """Make rows of `outbox` of up to `limit` batches that were not published in time, and return how many batches.
+    """Turn up to `limit` batches that were not published in time into rows of `outbox`. Returns how many batches.
     `back`: as in `take`.
     """
     batches: int = await connection.fetchval(SPLIT, limit, window_interval(back))

@@ -7,7 +7,7 @@ goes on from there:
 - copy: the old cell refuses each change of the tenant. The command copies the rows of one moment and the objects, and
   compares them.
 - switch: one transaction makes the copies the tenant's rows in the new cell.
-- moved: the old cell refuses further, until `clean` deletes the tenant's rows and objects there.
+- moved: the old cell goes on refusing, until `clean` deletes the tenant's rows and objects there.
 
 The old cell's row has the direction `out`. From the switch on the new cell has a row, too: direction `in`, stage
 `live`.
@@ -63,7 +63,7 @@ from leasehold.storage.s3 import PutRefused
 #: The longest that one statement of a move may take, in seconds: a large tenant has large tables.
 _STATEMENT_SECONDS = 24 * 3600.0
 _POLL_SECONDS = 0.5
-_AT_ONCE = 16
+_AT_ONCE = 16  # objects that are copied at the same time
 # Settings of the sessions. The platform's own planner settings are for statements that find few rows.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
@@ -140,8 +140,8 @@ def target_settings(path: Path) -> Settings:
 
 @contextmanager
 def _environment_of(variables: dict[str, str]) -> Iterator[None]:
-    """Inside the block, these variables are set. This cell's values of the same settings are not: neither as the
-    variable nor in its other form, NAME_FILE. Nor is any setting of this cell's database.
+    """Set these variables for the block. Inside it, this cell's own values of the same settings are missing (NAME and
+    NAME_FILE are two forms of one setting), and so are all settings of this cell's database.
     """
     before = dict(os.environ)
     try:
@@ -161,7 +161,7 @@ async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncI
     """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if the two do not fit."""
     _check_cell_names(settings, other, move)
     settings, other = (
-        cell.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for cell in (settings, other)
+        each.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for each in (settings, other)
     )
     await refuse_shared_sessions(settings)
     await refuse_shared_sessions(other)
@@ -336,7 +336,7 @@ async def _switch(cells: _Cells, move: Move) -> None:
 
 
 async def _is_live(cells: _Cells, move: Move) -> bool:
-    """Whether the new cell has the tenant's rows."""
+    """Whether the switch is done: the tenant lives in the new cell."""
     row = await _move_row(cells.target, move.tenant)
     return row is not None and row["direction"] == "in" and row["from_cell"] == cells.own
 

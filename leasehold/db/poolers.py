@@ -16,7 +16,7 @@ from leasehold.db.database import PLANNER_SETTINGS, Connection, connected, is_di
 from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
-_NAME, _DIRECT = "LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_DIRECT_URL"
+_URL, _DIRECT_URL = "LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_DIRECT_URL"
 _KEEPS_NO_STATEMENTS = (
     "a pooler in transaction mode stands before PostgreSQL, and does not keep prepared statements. Set"
     " max_prepared_statements = 1000 in PgBouncer 1.21 or later, or pool_mode = session, or connect directly"
@@ -42,10 +42,10 @@ async def check_pooler(settings: Settings) -> None:
     try:
         keeps_statements = await _inspect(settings)
     except _STATEMENTS_LOST:
-        raise BadSetting(_NAME, _KEEPS_NO_STATEMENTS) from None
+        raise BadSetting(_URL, _KEEPS_NO_STATEMENTS) from None
     if keeps_statements and not settings.database_direct_url.get_secret_value():
         raise BadSetting(
-            _DIRECT,
+            _DIRECT_URL,
             "a pooler in transaction mode stands before PostgreSQL. Set this URL, which leads to PostgreSQL itself, "
             "for what needs a session: the presence of workers, LISTEN, and `leasehold migrate`",
         )
@@ -64,7 +64,7 @@ async def refuse_shared_sessions(settings: Settings) -> None:
         is_shared = True
     if is_shared:
         raise BadSetting(
-            _DIRECT,
+            _DIRECT_URL,
             "migrations need a session of their own, and a pooler in transaction mode stands before PostgreSQL. Set "
             "this URL, which leads to PostgreSQL itself",
         )
@@ -78,12 +78,12 @@ async def _inspect(settings: Settings) -> bool:
         keeps_statements = await _keeps_statements(connection)
         async with connected(settings, "pooler check") as other:
             if not keeps_statements and await _shares_sessions(connection, other):
-                raise BadSetting(_NAME, _KEEPS_NO_STATEMENTS)
+                raise BadSetting(_URL, _KEEPS_NO_STATEMENTS)
         rows = await connection.fetch(_DROPPED_SETTINGS, list(PLANNER_SETTINGS), list(PLANNER_SETTINGS.values()))
     if rows:
         commands = "; ".join(f"ALTER ROLE ... SET {row['name']} = '{row['value']}'" for row in rows)
         raise BadSetting(
-            _NAME,
+            _URL,
             "a pooler stands before PostgreSQL and drops the settings of the session. Give them to the role: "
             f"{commands}",
         )

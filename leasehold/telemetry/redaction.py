@@ -62,6 +62,7 @@ def redact(text: str) -> str:
             text = text.replace(word, REDACTED)
     if not any(mark in text for mark in _MARKS):
         return text
+    # The named group of a form is the text before the secret, which stays.
     return _by_form.sub(lambda match: f"{match[match.lastgroup or 0]}{REDACTED}", text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from leasehold.pipelines.generation.files import UnusableFile, kind_of
+from leasehold.pipelines.generation.files import UnusableFile, file_type_of
 from leasehold.worker.worker import Worker
 from tests.generation.conftest import Client
 from tests.generation.simulator.server import Simulator
@@ -64,7 +64,7 @@ async def test_a_provider_that_is_done_without_files_has_failed(
     ],
 )
 def test_a_file_is_known_by_its_first_bytes(kind: str, head: bytes, extension: str) -> None:
-    assert kind_of(kind, head)[0] == extension  # type: ignore[arg-type]  # of the table
+    assert file_type_of(kind, head)[0] == extension  # type: ignore[arg-type]  # of the table
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_a_file_is_known_by_its_first_bytes(kind: str, head: bytes, extension: s
 )
 def test_what_a_file_claims_to_be_does_not_count(kind: str, head: bytes) -> None:
     with pytest.raises(UnusableFile):
-        kind_of(kind, head)  # type: ignore[arg-type]  # of the table
+        file_type_of(kind, head)  # type: ignore[arg-type]  # of the table

@@ -84,7 +84,7 @@ def traceback_of(error: BaseException) -> str:
     if any(handler_stacks):
         for part, stack in zip(chain, handler_stacks, strict=True):
             part.stack = stack
-    return "".join(formatter.format())
+    return "".join(formatter.format())  # of the error and of the whole chain
 
 
 def _from_handler_on(part: TracebackException) -> StackSummary:

@@ -27,7 +27,9 @@ class Polls:
     async def claim(
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
     ) -> Polled:
-        """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does."""
+        """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does. `overdue`: a `pending` task is
+        left to its hint until it has been due for this many seconds.
+        """
         started_at, seconds_back = monotonic(), self._window.seconds_back()
         polled = await claims.poll(
             connection,

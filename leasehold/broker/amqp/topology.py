@@ -1,4 +1,4 @@
-"""The queues on RabbitMQ: one durable queue for each queue and band, and one for hints that RabbitMQ gives up on.
+"""The queues on RabbitMQ: a durable queue for each queue and priority band, and one for hints that RabbitMQ sets aside.
 
 Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
 `mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
@@ -20,7 +20,7 @@ from leasehold.broker.base import BANDS
 #: attempts.
 DELIVERY_LIMIT = 20
 #: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because polls find the tasks.
-PARKED_MAX = 10_000
+SET_ASIDE_MAX = 10_000
 #: A declare of a quorum queue without a leader hangs for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
 
@@ -37,6 +37,7 @@ class Topology:
 
     @property
     def set_aside(self) -> str:
+        """The name of the queue of hints that were set aside."""
         return f"{self.prefix}.parked"
 
     def name_of(self, queue: str, band: int) -> str:
@@ -58,11 +59,11 @@ class Topology:
             try:
                 await channel.queue_declare(name, durable=True, arguments=arguments)
             except ChannelPreconditionFailed as conflict:
-                self._report(name, conflict)
+                self._log_conflict(name, conflict)
             finally:
                 await channel.close()
 
-    def _report(self, name: str, conflict: ChannelPreconditionFailed) -> None:
+    def _log_conflict(self, name: str, conflict: ChannelPreconditionFailed) -> None:
         if name in self._conflicts:
             return
         self._conflicts.add(name)
@@ -76,7 +77,7 @@ class Topology:
     def _arguments(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {
             "x-queue-type": self.queue_type,
-            "x-dead-letter-exchange": "",
+            "x-dead-letter-exchange": "",  # the default exchange
             "x-dead-letter-routing-key": self.set_aside,
         }
         if self.queue_type == "quorum":
@@ -84,4 +85,4 @@ class Topology:
         return arguments
 
     def _set_aside_arguments(self) -> dict[str, Any]:
-        return {"x-queue-type": self.queue_type, "x-max-length": PARKED_MAX, "x-overflow": "drop-head"}
+        return {"x-queue-type": self.queue_type, "x-max-length": SET_ASIDE_MAX, "x-overflow": "drop-head"}

@@ -1,5 +1,5 @@
-"""Downloads a provider's files for the `store` step. Addresses are guarded and sizes are bounded. The first bytes of a
-file decide its type: the Content-Type that the provider sends does not count.
+"""Downloads a provider's files for the `store` step. Private addresses are refused, and sizes are bounded. The
+first bytes of a file decide its type: the Content-Type that the provider sends does not count.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ async def download(egress: Egress, settings: Settings, kind: Kind, url: str, pat
         raise UnusableFile("file_gone", f"The provider's file answered {answer.status}.")
     if answer.size == 0:
         raise UnusableFile("file_empty", "The provider's file is empty.")
-    return kind_of(kind, answer.head)
+    return file_type_of(kind, answer.head)
 
 
-def kind_of(kind: Kind, head: bytes) -> tuple[str, str]:
+def file_type_of(kind: Kind, head: bytes) -> tuple[str, str]:
     """Extension and content type by the first bytes. Raises UnusableFile `not_an_image` or `not_a_video`."""
     for magic, position, extension, content_type in _IMAGES if kind == "image" else _VIDEOS:
         if head[position : position + len(magic)] == magic and (magic != b"WEBP" or head.startswith(b"RIFF")):
