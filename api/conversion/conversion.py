@@ -323,7 +323,7 @@ async def cancel_conversion(
     rate_fields = await check_rate(services, caller, "posts")
     await find(services, caller, job_id)  # a job of another kind answers 404
     async with services.pool.acquire() as connection:
-        limit_ids = await concurrency.limits_of(connection, [job_id])
+        limit_names = await concurrency.limits_of(connection, [job_id])
         reason = body.reason if body is not None else ""
         async with connection.transaction():
             cancellation = await jobs.request_cancel(
@@ -332,9 +332,9 @@ async def cancel_conversion(
             if cancellation.states:
                 await record_act(connection, caller, "job.cancelled", job_id, kind="conversion", reason=reason or None)
     count_ended_jobs(cancellation.ended)
-    status = cancellation.states.get(job_id)
+    status = cancellation.states.get(job_id)  # None: this request has not cancelled the job
     if status in JOB_TERMINAL:
-        await publish_and_admit(services, [], limit_ids, [job_id])
+        await publish_and_admit(services, [], limit_names, [job_id])
     row = await find(services, caller, job_id)
     if status is None and row["status"] != JobState.CANCEL_REQUESTED:
         raise Conflict("resource_invalid_state", f"The conversion is {record(row)['status']}: it cannot be cancelled.")

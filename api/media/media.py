@@ -1,5 +1,5 @@
-"""/media/{media_id}: reads the state of a picture, or deletes the picture. `uploads` registers a picture and starts its
-job.
+"""/media/{media_id}: reads the state of a picture, or deletes the picture. uploads.py registers a picture and starts
+its job.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-#: When an app is closed, announcements of commits have this many seconds to find the installation.
+#: When an app is closed, the announcements of commits get this many seconds to end.
 _ANNOUNCE_SECONDS = 1.0
 
 
@@ -56,7 +56,9 @@ def settings_of_folder() -> Settings:
 
 @dataclass(slots=True)
 class _Opened:
-    """A portal (an event loop in a thread), and the link that was opened in its loop. `stack` closes the link."""
+    """A portal (an event loop in a thread), and the link to the installation. `link`: the task in the portal's loop
+    that opens the link. `stack` closes it.
+    """
 
     portal: Portal
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)

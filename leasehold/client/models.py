@@ -48,7 +48,7 @@ class Accepted(Answer):
 
 
 class Batch(Answer):
-    """`existing`: those among `ids` that an earlier request had started with the same dedupe key."""
+    """The runs of one request. `existing`: those that an earlier request had started with the same dedupe key."""
 
     ids: list[UUID]
     existing: list[UUID]
@@ -203,14 +203,14 @@ class LogLine(Answer):
 
 
 class EventPage(Answer):
-    """`next_after`: for the next page; None: there are no further events yet."""
+    """`next_after`: the number after which the next page begins; None: there are no further events yet."""
 
     events: list[Event]
     next_after: int | None
 
 
 class LogPage(Answer):
-    """`next_after`: for the next page; None: there are no further lines yet."""
+    """`next_after`: the number after which the next page begins; None: there are no further lines yet."""
 
     lines: list[LogLine]
     next_after: int | None

@@ -116,7 +116,7 @@ def request(operation: str, key: str) -> Iterator[None]:
     """The block around one request to the store. It measures the request, and raises errors of botocore and of the
     network as StoreErrors. Their messages contain the key and the store's code, and never a signed URL.
     """
-    check_nothing_held("the object store")
+    check_nothing_held("the object store")  # that is, no database connection
     started, outcome = perf_counter(), "ok"
     try:
         yield

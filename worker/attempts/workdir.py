@@ -16,7 +16,9 @@ _LOCK = "owner.lock"
 
 
 class WorkDir:
-    """`with WorkDir(root, worker) as path`. A living worker holds a lock on the lock file in its directory."""
+    """`with WorkDir(root, worker) as path`: the folder for attempts in the worker's directory. A living worker holds a
+    lock on the lock file in its directory.
+    """
 
     def __init__(self, root: Path, worker: UUID) -> None:
         self._root = root

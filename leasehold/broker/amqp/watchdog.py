@@ -16,8 +16,8 @@ from leasehold.runtime.gather import cancel_and_wait
 
 
 async def watch(connection: AbstractConnection, wire: Wire, seconds: float) -> None:
-    """End the connection and raise BrokerUnavailable when RabbitMQ has sent nothing for `seconds`: a request after half
-    of them had no answer. Never returns.
+    """Watch the connection until RabbitMQ has sent nothing for `seconds`. Then end it, and raise BrokerUnavailable.
+    After half of the seconds, send a request that a living node would answer.
     """
     patience = seconds / 2
     probe = _Probe(connection)

@@ -105,8 +105,11 @@ def quantise(work: Work) -> Done:
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
     report_progress(work, 0, "reading the reference images")
-    inputs = facts_of(load(source, params.limits))["inputs"]
-    inputs_to_run, origin = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
+    declared = facts_of(load(source, params.limits))["inputs"]
+    # `origin`: "reference images" or "generated".
+    inputs_to_run, origin = samples(
+        work.files["references"], declared, params.preprocessing, params.limits, params.seed
+    )
     report_progress(work, 5, "running the float model")
     float_answers, float_time = _run(source, inputs_to_run, timed=params.enable_evaluate)
 
