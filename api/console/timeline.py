@@ -1,4 +1,4 @@
-"""The timeline of a job: for each step, bars for its waits and attempts. `job` shows it."""
+"""The timeline of a job: for each step, bars for its waits and attempts. The job's page (job.py) shows it."""
 
 from __future__ import annotations
 

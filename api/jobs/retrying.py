@@ -20,11 +20,12 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     `retryJob` documents.
     """
     check_retry(access)
-    caller, params = access.caller, None
+    caller = access.caller
+    params = None  # the run keeps its payload
     if body.payload is not None:
         if not access.row["is_run"]:
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
-        await refuse_early(services, caller, {})  # before the payload is checked, which costs more
+        await refuse_early(services, caller, {})  # before the payload is checked, which costs more; {}: no queues
     async with services.pool.acquire() as connection:
         template_version = await template_of(services.actions, connection, access.target)
     if body.payload is not None:
@@ -38,7 +39,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
         effects = await revive(services.actions, connection, access.target, template_version, params, body.from_step)
         if effects is None:
             raise invalid_state(await state_now(connection, access))  # the job is not failed, or not any more
-        has_other_payload = None if params is None else True
+        has_other_payload = None if params is None else True  # None is left out of the audit's row
         await record(connection, access, "job.retried", from_step=body.from_step, other_payload=has_other_payload)
         await services.admission.add_queues_of(connection, charge, access.id)
         status = await jobs.state_of(connection, access.id)

@@ -187,7 +187,7 @@ class _Session:
         self._lost.set()
 
     async def _run(self) -> None:
-        ladder = Ladder()
+        ladder = Ladder()  # the growing waits between connections
         while True:
             try:
                 await self._connect_and_serve(ladder)
@@ -203,7 +203,7 @@ class _Session:
             timeout=CONNECT_SECONDS,
             host_timeout=CONNECT_SECONDS / 4,
             server_settings={"application_name": f"leasehold {self._role}"},
-            statement_cache_size=0,  # a pooler may stand between, and the session repeats a single statement
+            statement_cache_size=0,  # a pooler may not keep prepared statements, and there is only one to keep
         )
         try:
             self._lost.clear()

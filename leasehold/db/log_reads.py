@@ -31,6 +31,7 @@ WHERE job_id = $1 AND tenant_id = $2 AND last > $3
 ORDER BY last LIMIT $6
 """
 
+# The table `tail` has the last numbers of each job.
 LOG_NUMBERS = """
 -- log_numbers
 SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(tail.log_seq, 0) ELSE $2::bigint END AS number

@@ -17,7 +17,7 @@ class BrokerMetrics(Collector):
         self._broker = broker
 
     def describe(self) -> list[Metric]:
-        return []
+        return []  # with an answer of its own, the registry does not call `collect` at the registration
 
     def collect(self) -> Iterator[Metric]:
         counts = self._broker.describe()
@@ -29,7 +29,7 @@ class BrokerMetrics(Collector):
         connects = CounterMetricFamily(
             "leasehold_broker_connects", "Connections to the broker, with all reconnections", labels=["end"]
         )
-        for end, count in counts["connects"].items():
+        for end, count in counts["connects"].items():  # "publish" and "consume"
             connects.add_metric([end], count)
         yield connects
         garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that are not valid hints", labels=["kind"])

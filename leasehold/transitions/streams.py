@@ -1,4 +1,4 @@
-"""Writes the chunks that attempts emit to the table `job_stream`. Only the holder of the lease may write. No job or
+"""Writes to the table `job_stream` the chunks that attempts emit. Only the holder of the lease may write. No job or
 task changes its state.
 
 A step that runs again begins its stream again. The first chunk of such an attempt has `restarts`: readers then drop the
@@ -19,8 +19,8 @@ from leasehold.transitions.numbering import insert_numbered
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """`chunks`: JSON, one object each. `first`: the first chunk's number among those of its attempt, from 1.
-    `restarts`: the chunks of earlier attempts of the step are void.
+    """Successive chunks of one attempt. `chunks`: JSON, one object each. `first`: the first chunk's number among those
+    of its attempt, from 1. `restarts`: the chunks of earlier attempts of the step are void.
     """
 
     lease: Lease

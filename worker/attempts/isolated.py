@@ -82,7 +82,7 @@ class IsolatedAttempts:
             fetched = await self._inputs(claimed, step, sources, speculation)
             failpoints.reach("after_download")
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()})
-            if claimed.lease.epoch > 1:
+            if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
                 published = await find_published(self._store, claimed.output_prefix, step, digest, held)
                 if published is not None:
                     metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
@@ -98,8 +98,8 @@ class IsolatedAttempts:
             await self._run_finisher(pipeline, step, done)
             started = self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []
             completion = await self._publish(claimed, pipeline, step, done, digest, held)
-            for next_step in started:
-                next_step.complete_digests({output.name: output.sha256 for output in completion.outputs})
+            for started_speculation in started:
+                started_speculation.complete_digests({output.name: output.sha256 for output in completion.outputs})
             failpoints.reach("after_upload")
             return completion
         finally:
@@ -108,12 +108,12 @@ class IsolatedAttempts:
                 speculation.running.cancel()
             await self._directories.remove(claimed.lease)
 
-    def discard_speculations(self, claimed: Claimed, next_step: Claimed | None) -> None:
+    def discard_speculations(self, claimed: Claimed, next_claimed: Claimed | None) -> None:
         """Call this when the attempt has ended. Discards the speculation that the attempt used, and the speculations
         that it started and that no other attempt has taken.
 
-        Exception: if this worker goes on with `next_step` of the job, the started speculations stay. From then on they
-        belong to the attempt at `next_step`.
+        Exception: if this worker goes on with `next_claimed`, the job's next step, the started speculations stay. From
+        then on they belong to the attempt at that step.
         """
         if not self._speculations:
             return
@@ -124,10 +124,10 @@ class IsolatedAttempts:
             if speculation.bound_to == claimed.lease.task_id and key != used
         ]
         for key in started:
-            if next_step is None:
+            if next_claimed is None:
                 self._discard(key)
             else:
-                self._speculations[key].bound_to = next_step.lease.task_id
+                self._speculations[key].bound_to = next_claimed.lease.task_id
         self._discard(used)
 
     # --- the steps of `perform`

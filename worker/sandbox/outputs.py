@@ -23,8 +23,8 @@ MAX_VALUE_BYTES = 64 * 1024
 
 
 def checked(finished: frames.Finished, directory: Path, result_bytes: int = 0) -> Done:
-    """The child's answer as a verdict. The paths in the answer are relative to `directory`. `result_bytes`: the most
-    bytes of a result of an app's task, which the value may have besides its other bytes.
+    """The child's answer as a verdict. The paths in the answer are relative to `directory`. `result_bytes`: how many
+    bytes more the value may have, for the result of an app's task.
 
     Raises Permanent("bad_output") when a name, a path, a content type or the value is not allowed.
     """
