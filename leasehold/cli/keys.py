@@ -26,7 +26,7 @@ async def create_one(
 
 
 async def list_some(settings: Settings, tenant: str | None, *, ended: bool) -> list[dict[str, Any]]:
-    """The keys of a tenant; None: of all tenants. `ended`: as for `list_keys`."""
+    """The keys of a tenant; None: of all tenants. `ended`: also expired and revoked keys."""
     async with connected(settings, "keys") as connection:
         return await list_keys(connection, tenant, ended=ended)
 

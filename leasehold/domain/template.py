@@ -130,7 +130,7 @@ class Template(_Declared):
         return Pipeline(
             self.type,
             version=self.version,
-            module="",  # each step names the code that runs it (`handler`)
+            module="",  # a step names its code itself (`handler`)
             steps=[self._step(number) for number in range(len(self.steps))],
             terms=RunTerms(
                 title=self.name,
