@@ -1,7 +1,7 @@
 -- cancel
 WITH resumed AS (
-    -- A workflow that has called something is due now: its code sees the cancel, and may undo what it did. The job
-    -- counts it as leased until it has ended.
+    -- A workflow that has called something (`journaled`) is due now: its code sees the cancel, and may undo what it
+    -- did. The job counts it as leased until it has ended.
     UPDATE task t
     SET wake_at = NULL, available_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.journaled AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END
@@ -37,6 +37,7 @@ WITH resumed AS (
            CASE WHEN stopped_count = 0 THEN status ELSE 'cancel_requested' END, $2::jsonb
     FROM advanced
 ), events AS (
+    -- One for each stopped step, numbered by `nth`. Only the last one has the job's new status.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch

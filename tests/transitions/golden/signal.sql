@@ -5,7 +5,8 @@ WITH stored AS (
     WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS kept) < $5
     RETURNING id
 ), woken AS (
-    -- A workflow that runs finds the news when it suspends. A workflow that waits for this signal is due now.
+    -- Count the signal in `news`: a workflow that runs sees the higher count when it suspends. A workflow that waits
+    -- for this signal is due now. The steps that a workflow has started are `contained`.
     UPDATE task t
     SET news = t.news + 1,
         wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,

@@ -27,7 +27,7 @@ WITH lease_batch AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t
 ), written AS MATERIALIZED (
-    -- The calls of the leases that are still valid.
+    -- The calls of the workflows in `held`.
     SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
            coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
                AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue) AS taken
