@@ -36,8 +36,8 @@ async def record(
 ) -> None:
     """Add a row for the caller's act to the audit. Call this in the transaction of the act.
 
-    `action`: such as `key.create`; its first word is the kind of the target. `tenant_id`: the tenant whose chain gets
-    the row; None: the caller's tenant.
+    `action`: such as `key.create`; its first word is the kind of the target. `tenant_id`: the tenant whose hash chain
+    of audit rows gets the row; None: the caller's tenant. `details`: stored with the row.
     """
     kind = action.partition(".")[0]
     await audit_rows.record(
@@ -52,8 +52,8 @@ def log_access(event: str, request: Request, caller: Caller | None = None, **fie
 
 
 class AuditedRequire(Require):
-    """`Require` that logs every outcome: auth.success, auth.missing, auth.malformed, auth.rejected and, for a key
-    without the scope, auth.forbidden.
+    """`Require`, which checks the API key, and logs every outcome: auth.success, auth.missing, auth.malformed,
+    auth.rejected and, for a key without the scope, auth.forbidden.
     """
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:

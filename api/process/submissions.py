@@ -1,7 +1,7 @@
 """Writes runs in batches. While one batch is on its way to PostgreSQL, the runs of other requests collect for the next.
 
-POST /v1/runs calls `Submissions.create` for a run without an idempotency key, if the run excludes no other run of its
-scope.
+POST /v1/runs calls `Submissions.create` for a run without an idempotency key, if other runs of the same scope may run
+beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Submissions:
         """Write the run as pending, commit, and publish its hint. False: a concurrency limit applies to the run, and
         nothing is written.
 
-        Raises Invalid, or one of TRY_AGAIN.
+        Raises Invalid; an error of TRY_AGAIN (runtime/transient.py) if PostgreSQL does not answer.
         """
         async with deadline.current().waiting():
             return await self._batcher.ask(new)

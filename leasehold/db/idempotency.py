@@ -71,6 +71,7 @@ WHERE idempotency.expires_at <= clock_timestamp()
 RETURNING locked_until
 """
 
+# $1 tenant, $2 key, $3 request hash, $4 KEEP: an answer was stored this long before `expires_at`.
 READ = """
 -- idempotency_look
 SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() - (expires_at - $4::interval) AS age
@@ -160,7 +161,9 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 
 
 async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
-    """Store the answer. Raises Conflict when the reservation was lost: roll back the work then."""
+    """Store the answer. Raises Conflict if another request has taken over the reservation: roll back
+    the work then.
+    """
     reserved = (reservation.tenant_id, reservation.key, reservation.locked_until)
     if await connection.fetchval(STORE, *reserved, status_code, body, KEEP) is None:
         raise _in_flight_conflict()

@@ -32,7 +32,7 @@ class Ports:
     def __init__(self, candidates: range) -> None:
         # Only whole blocks are used, so the last candidates may be left out.
         self._blocks = [range(first, first + BLOCK) for first in candidates[: -BLOCK + 1 : BLOCK]]
-        random.SystemRandom().shuffle(self._blocks)  # not the module's own numbers: a test may have seeded them
+        random.SystemRandom().shuffle(self._blocks)  # not `random.shuffle`: a test may have seeded it
         self._reservations: list[int] = []
         self._block: list[int] = []
         self._owner = os.getpid()
@@ -73,7 +73,7 @@ class Ports:
 
 def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
     """The ports that no outgoing connection takes: those below the kernel's range, or those above it if they are more.
-    Servers of the machine itself use the ports below 20,000.
+    Ports below 20,000 are left to the machine's own servers.
     """
     below = range(_LOWEST, max(_LOWEST, first_outgoing))
     above = range(max(_LOWEST, last_outgoing + 1), _END)
@@ -91,7 +91,9 @@ def free_port() -> int:
 
 
 def require_free(port: int) -> None:
-    """Raises EmbeddedError if a process listens on this port of 127.0.0.1: it would answer for the new server."""
+    """Raises EmbeddedError if a process listens on this port of 127.0.0.1: that process would answer instead of the
+    new server.
+    """
     if not _is_free(port):
         raise EmbeddedError(f"port {port} is in use on this machine: choose another one with --port, or 0 for any")
 

@@ -1,7 +1,7 @@
 """Rate limits that all processes share, by the algorithm GCRA: one row for each key, one guarded statement a request.
 
-Admission and the endpoints charge these rates. Each request adds a debt to its key. The debt is a number of seconds,
-and gets smaller by one each second.
+The admission of jobs and some endpoints charge these rates. Each request adds a debt to its key. The debt is a number
+of seconds, and gets smaller by one each second.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def _remaining(debt: float, per_minute: int) -> int:
 
 
 async def _debt(connection: Connection, key: str) -> float:
+    """The key's debt in seconds. Negative: the debt has been 0 for this long."""
     debt: float | None = await connection.fetchval(
         "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1", key
     )

@@ -65,8 +65,9 @@ def formatted(error: BaseException) -> str:
 class Recorder:
     """The lines of one attempt. Any thread may add lines.
 
-    `on_first`: called when a line arrives and no other line is unwritten. Lines beyond `max_lines` or `max_bytes` are
-    counted and dropped, except those of `add_final`. `stream`: the chunks that the attempt emits.
+    `on_first`: called when a line arrives after `take` has returned all earlier ones. Lines beyond `max_lines` or
+    `max_bytes` are counted and dropped, except those of `add_final`. 0 lines: nothing is recorded. `lock`: recorders
+    may share it. `stream`: the chunks that the attempt emits.
     """
 
     __slots__ = (
@@ -104,7 +105,7 @@ class Recorder:
         self.bytes = 0
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> Recorder:  # so that a recorder is a Source, too
         return self
 
     @property
@@ -173,7 +174,7 @@ class Recorder:
 
     def hand_over(self, other: Recorder) -> None:
         """Give the lines so far, and all later lines, to `other`."""
-        self.on_first = partial(self.hand_over, other)  # each later line calls this function again
+        self.on_first = partial(self.hand_over, other)  # each later line is a first one again: `take` left none
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)
         for line in self.take()[1]:

@@ -17,7 +17,7 @@ from leasehold.embedded.directories import RunDirectory
 from leasehold.embedded.postgres import Postgres
 from leasehold.settings import Settings
 
-#: The variable of a PostgreSQL that runs already; its user may create databases.
+#: The environment variable with the URL of a PostgreSQL that runs already. The URL's user may create databases.
 VARIABLE = "LEASEHOLD_TEST_DATABASE_URL"
 #: PostgreSQL copies a database in 12 ms in memory, and in 70 ms on a disk.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a name that is free, for its user alone

@@ -154,6 +154,7 @@ def _only_self(pid: int) -> tuple[bytes, ...]:
 
 def _none_of(argument: int, *values: int) -> tuple[bytes, ...]:
     """Admit the call unless the argument has one of these values."""
+    # A match jumps over the tests that follow it and over the ALLOW, to the DENY.
     tests = [_bpf(_JUMP_EQ, value, len(values) - number, 0) for number, value in enumerate(values)]
     return _bpf(_LOAD, _low(argument)), *tests, _bpf(_RETURN, _ALLOW), _bpf(_RETURN, _DENY)
 
@@ -210,7 +211,8 @@ def supported_machine() -> Machine | None:
     if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits
         return None
     libc = ctypes.CDLL(None, use_errno=True)
-    available = libc.syscall(machine.seccomp, _GET_ACTION_AVAIL, 0, ctypes.byref(ctypes.c_uint32(_DENY & ~0xFFFF)))
+    answer_errno = ctypes.c_uint32(_DENY & ~0xFFFF)  # the action without its error number
+    available = libc.syscall(machine.seccomp, _GET_ACTION_AVAIL, 0, ctypes.byref(answer_errno))
     return machine if available == 0 else None
 
 

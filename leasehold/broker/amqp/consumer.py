@@ -1,4 +1,6 @@
-"""Consumes hints from RabbitMQ: subscribes to the three bands of every queue, and passes each hint to `on_delivery`."""
+"""Consumes hints from RabbitMQ: subscribes to the three bands (priorities) of every queue, and passes each hint to
+`on_delivery`.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +46,7 @@ class Consumer:
         self._topology = topology
         self._subscriptions: list[Subscription] = []
         self._on_delivery: Callable[[Delivery], None] | None = None
+        #: Takes the name of a queue whose hints may have been lost, so that the worker polls it.
         self._on_wake: Callable[[str], None] | None = None
         self.link = Link(settings, "consume", self._serve)
         #: Starts subscriptions on the open connection; None while there is no connection.
@@ -103,12 +106,12 @@ class Consumer:
             self._start_serving = start_serving
             try:
                 start_serving(self._subscriptions)
-                await asyncio.Event().wait()  # after a stop the connection stays open, for the ACKs
+                await asyncio.Event().wait()  # until cancelled: after `stop` the connection stays open, for the ACKs
             finally:
                 self._start_serving = None
 
     def _resumed(self, subscription: Subscription) -> None:
-        """Hints may have been lost with the queue or the broker's disk, so the worker polls the queue."""
+        """Called when consuming starts again. Hints may have been lost meanwhile, so the worker polls the queue."""
         if self._on_wake is not None:
             self._on_wake(subscription.queue)
 

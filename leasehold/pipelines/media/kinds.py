@@ -35,7 +35,7 @@ _STARTS = (
     (b"II*\0", "image/tiff"),
     (b"MM\0*", "image/tiff"),
 )
-_MIN_BMP_BYTES = 26  # with the header
+_BMP_HEADER_BYTES = 26  # the file header and the shortest header of a picture
 _AVIF_BRANDS = {b"avif", b"avis"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"}
 _HEIF_BRANDS = {b"mif1", b"msf1"}
@@ -48,7 +48,8 @@ def sniff(head: bytes) -> str | None:
             return content_type
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
-    if head.startswith(b"BM") and head[6:10] == b"\0\0\0\0" and len(head) > _MIN_BMP_BYTES:
+    has_reserved_zeros = head[6:10] == b"\0\0\0\0"  # text may begin with "BM", too
+    if head.startswith(b"BM") and has_reserved_zeros and len(head) > _BMP_HEADER_BYTES:
         return "image/bmp"
     if head[4:8] == b"ftyp":
         return _by_brand(head[:HEAD_BYTES])

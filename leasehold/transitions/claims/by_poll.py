@@ -18,8 +18,9 @@ _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
 
-#: SQL: the task `t` of `found` is still due. In a job that is being cancelled, only a workflow starts, because its code
-#: must see the cancel. `unindexed` keeps the planner from reading a partial index for a condition on a row found by id.
+#: SQL: the task `t` of `found` is still due. In a job that is being cancelled, only a workflow (`journaled`) starts,
+#: because its code must see the cancel. `unindexed` keeps the planner from reading a partial index for a condition on a
+#: row found by id.
 _IS_STILL_DUE = (
     f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT found.cancelling)"""
 )
@@ -166,7 +167,8 @@ async def poll(
     `back`: the poll window in seconds. The poll does not see tasks that have been due for longer. None: it sees all.
     `running`: how many tasks each tenant has running, which decides the order of the tenants. None: PostgreSQL counts,
     if several tenants have work.
-    `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it.
+    `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it
+    (None: any number).
     `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
     `other_overdue`: `overdue` for a tenant that is not in `shares`; a value above `overdue` has no effect. None: it is
     `overdue`.
@@ -183,7 +185,7 @@ async def poll(
         None if running is None else list(running.keys()),
         None if running is None else list(running.values()),
         list(shares.keys()),
-        [running for running, _ in shares.values()],
+        [running_here for running_here, _ in shares.values()],
         [room for _, room in shares.values()],
         other_room,
         timedelta(seconds=overdue if other_overdue is None else min(overdue, other_overdue)),

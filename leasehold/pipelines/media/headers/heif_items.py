@@ -11,7 +11,7 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 MAX_ITEMS = 1000
 MAX_BOXES = 5000
-MAX_PIECES = 20_000  # of all items; a piece may need no byte of the header, so the file's size does not bound them
+MAX_PIECES = 20_000  # of all items; a piece may take no byte in `iloc`, so the file's size does not bound their number
 _FULL = 4  # bytes of version and flags at the start of a full box
 _IN_FILE, _IN_DATA = 0, 1  # what the positions of an item's pieces count from: the file, or its `idat` box
 
@@ -51,7 +51,8 @@ def top_boxes(data: bytes) -> list[Box]:
 def read_items(data: bytes, top: list[Box], *, may_share: bool = False) -> Items:
     """Read the items. `top`: from `top_boxes`. `may_share`: several items may have the same pieces.
 
-    Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file ends too early.
+    Raises Permanent `corrupt_image` or `unsupported_format`. A file that ends inside a field that no `_Reader` reads
+    raises struct.error or IndexError.
     """
     meta = _meta(data, top)
     items = _list_items(data, meta[b"iinf"])
@@ -85,7 +86,11 @@ def _bounded(sequence: Iterator[Box]) -> list[Box]:
 
 
 def _meta(data: bytes, top: list[Box]) -> dict[bytes, Box]:
-    """The boxes in the file's only `meta` box, by kind. Each kind occurs once."""
+    """The boxes in the file's only `meta` box, by kind. Each kind occurs once.
+
+    `iinf` lists the items, `iloc` says where their bytes lie, `iprp` has their properties, `iref` their references, and
+    `pitm` the number of the primary item.
+    """
     metas = [box for box in top if box[0] == b"meta"]
     if len(metas) != 1:
         raise corrupt_image("the file has no meta box, or several")
