@@ -36,8 +36,8 @@ POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 
 class WorkerPool(BaseModel):
     """A pool of workers that is scaled by GET /v1/scaling/{pool}. `queues`: the queues that its workers serve; empty:
-    all queues that the pipelines declare. `labels`: the labels of its workers. `least`, `most`: the fewest and the most
-    workers that the endpoint may answer.
+    all queues that the pipelines declare. `labels`: the labels of its workers. `target_wait_seconds`: how long a task
+    may wait for a worker. `least`, `most`: the fewest and the most workers that the endpoint may answer.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,8 +83,8 @@ class Settings(SettingsWithFiles):
     )
     database_direct_url: SecretStr = Field(
         SecretStr(""),
-        description="URL of PostgreSQL itself, where database_url leads to a pooler: for the presence of workers, "
-        "LISTEN and `leasehold migrate`, which need a session of their own. Unset: database_url.",
+        description="URL of PostgreSQL itself, where database_url leads to a pooler: for the locks that show which "
+        "workers live, LISTEN and `leasehold migrate`, which need a session of their own. Unset: database_url.",
     )
     database_replica_url: SecretStr = Field(
         SecretStr(""),
@@ -517,7 +517,8 @@ class Settings(SettingsWithFiles):
         128,
         ge=1,
         le=4096,
-        description="Inline steps of one tenant at once in one worker; an eighth more for all tenants together.",
+        description="Inline steps (they run in the worker's own process) of one tenant at once in one worker. All "
+        "tenants together may run an eighth more.",
     )
     worker_reserve: int | None = Field(
         None,
@@ -666,7 +667,7 @@ class Settings(SettingsWithFiles):
             raise ValueError("LEASEHOLD_PROMOTE_BUCKET is LEASEHOLD_S3_BUCKET: models are promoted to another bucket")
 
     def direct(self) -> Self:
-        """These settings for connections that need a session of their own: their URL leads to PostgreSQL itself."""
+        """These settings for connections that need a session of their own: with the URL of PostgreSQL itself."""
         if not self.database_direct_url.get_secret_value():
             return self
         return self.model_copy(update={"database_url": self.database_direct_url})

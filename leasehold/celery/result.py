@@ -20,7 +20,7 @@ _STATES = {
     "running": "STARTED",
     "cancel_requested": "STARTED",
 }
-#: The code of a run that a worker reached only after its `expires`.
+#: The error code of a run that a worker reached only after its `expires`.
 EXPIRED = "task_expired"
 
 
@@ -48,7 +48,9 @@ class AsyncResult:
         return self.id
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_unused: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's
-        """Wait for the result. Raises TaskFailed (with `propagate`; else returns it), and TimeoutError."""
+        """Wait for the result. Raises TaskFailed (with `propagate`; else returns it), and TimeoutError after
+        `timeout` seconds.
+        """
         try:
             return self._run.result(timeout)
         except TaskFailed as error:

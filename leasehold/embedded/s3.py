@@ -128,7 +128,8 @@ class S3:
 
 
 async def find_rclone(run_as: RunAs) -> Path:
-    """The path of rclone: $LEASEHOLD_RCLONE; else the wheel's program beside this Python; else rclone on the PATH.
+    """The path of rclone: $LEASEHOLD_RCLONE; else the wheel's program beside this Python; else rclone on the PATH. A
+    copy, if the unprivileged user cannot run it there.
 
     Raises:
         EmbeddedError: there is no rclone.

@@ -70,7 +70,11 @@ def _confine(memory_bytes: int) -> None:
 
 
 def _answer(validators: OrderedDict[str, Draft202012Validator], questions: BinaryIO, size: int) -> dict[str, Any]:
-    """The answer to the next question, whose body has `size` bytes. {}: the schema is valid, and all payloads fit."""
+    """The answer to the next question, whose body has `size` bytes. {}: the schema is valid, and all payloads fit.
+
+    A question names its schema. It has the schema itself only if this child may not know it yet. `at_most`: the highest
+    cost that the schema may have.
+    """
     question = orjson.loads(questions.read(size))
     name = question["name"]
     if "schema" in question:

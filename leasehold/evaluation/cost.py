@@ -87,7 +87,8 @@ class _Document:
         if isinstance(value, dict):
             if isinstance(own_id := value.get("$id"), str):
                 uri = urldefrag(own_id)[0]
-                base = "" if value is self._schema else uri  # the base of the document itself is always ""
+                # The document's own base stays "", so that both "" and its `$id` name it.
+                base = "" if value is self._schema else uri
                 self._by_uri[uri] = self._by_uri[base] = value
             self._base_of[id(value)] = base
             for keyword in ("$anchor", "$dynamicAnchor"):

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 UNDECLARED = "the code does not declare it any more"
 
 # $10: the schedule's next tick. If an enabled schedule keeps its cron and its time zone, it also keeps its next tick,
-# which may be due already.
+# which may be due already. A schedule that stays paused has none.
 _WRITE = f"""
 -- schedule_declare
 INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,

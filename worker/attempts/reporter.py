@@ -12,7 +12,7 @@ from leasehold.transitions.progress import Progress, report
 from leasehold.transitions.quarantine import run_known_units
 
 EVERY_SECONDS = 0.5
-#: The duty's name.
+#: The name under which the quarantine sets refused reports aside.
 DUTY = "progress"
 
 

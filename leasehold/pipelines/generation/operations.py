@@ -33,12 +33,14 @@ def operations() -> KindOperations:
     return KindOperations(orders, after_cancel=withdraw, before_retry=retry_terms)
 
 
-#: The parameters of an order that are shown to people. The provider's token is the job's id.
+#: The parameters of an order that are shown to people.
 _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "duration", "ratio", "is_pro", "images")
 
 
 def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> SentOrder:
-    """The order of a generation, as its provider got it."""
+    """The order of a generation, as its provider got it. The job's id was its token there. `note`: the note of the
+    step that ordered.
+    """
     shown = {name: params[name] for name in _SHOWN if params.get(name) not in (None, [], False)}
     return SentOrder(params["provider"], note.get("asked_at"), {"token": str(job_id), **shown})
 
@@ -49,8 +51,8 @@ def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
-    """Whether the provider has a request for the state of an order by its id. Only a declared provider may lack this
-    request: it answers an order with the files immediately.
+    """Whether a person may give the job the id of its order: the provider must have a request for the state of an order
+    by its id. Only a declared provider may lack this request: it answers an order with the files immediately.
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None

@@ -33,7 +33,9 @@ _FINISH_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One artifact to copy: from the object `source` of the installation's store to the target's `key`."""
+    """One artifact to copy: from the object `source` of the installation's store to the target's `key`. `replace`:
+    whether it may replace an object that the tenant has promoted to the key before.
+    """
 
     key: str
     source: str
@@ -99,7 +101,9 @@ class Promoter:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, call: PromoteCall, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
-        """Copy one artifact. `backup`: where to put a replaced object. `owned`: from `ownership.claim`."""
+        """Copy one artifact. `backup`: where to put a replaced object. `owned`: for each key, whether it
+        holds an object that the tenant has promoted.
+        """
         match await self._target.existing(copy.key), owned[copy.key]:
             case Existing.NOTHING, _:
                 await self._create(call, copy, known_absent=True)
@@ -150,7 +154,7 @@ class Promoter:
     async def _undo_call(self, call: PromoteCall) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
-                # Repeated until PostgreSQL answers: a worker that undoes this call later would remove these objects.
+                # Repeated until PostgreSQL answers: else a worker that undoes this call later removes foreign objects.
                 if self._foreign:
                     await until_answered(partial(self._release_foreign, call), within=promotions.UNDO_SECONDS)
                 async with self._connections() as connection:
