@@ -26,7 +26,8 @@ _VERSION_BYTES, _NAME_BYTES = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: The cursors of lists that are sorted by ids, by instants, and by names with versions. The API documents the patterns
+#: The cursors of lists that are sorted by ids, by instants, and by names with versions. In an id's cursor, the last
+#: character has only the two bits that are left of 16 bytes. The API documents the patterns
 #: and does not enforce them: it also accepts cursors of earlier releases, and has an error code of its own for a wrong
 #: cursor.
 IdCursor: TypeAlias = Annotated[
@@ -84,6 +85,7 @@ def version_at(cursor: str | None) -> tuple[str, int] | None:
     packed = _unpacked(cursor)
     if len(packed) != _VERSION_BYTES + _NAME_BYTES:
         raise _malformed()
+    # Drops the NULs at the end, and what only an invented cursor has.
     name = "".join(letter for letter in packed[_VERSION_BYTES:].decode("ascii", "ignore") if letter.isprintable())
     return name, int.from_bytes(packed[:_VERSION_BYTES], "big")
 
@@ -118,7 +120,7 @@ def id_at(cursor: str | None) -> UUID | None:
     packed = _unpacked(cursor)
     if len(packed) == _ID_BYTES:
         return UUID(bytes=packed)
-    return _id_as_text(packed)
+    return _id_from_text(packed)
 
 
 def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
@@ -131,7 +133,7 @@ def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
         return _instant(microseconds), UUID(bytes=packed[_INSTANT_BYTES:])
     instant_text, _, id_text = packed.partition(b"\n")
     try:  # the format of earlier releases
-        instant, row_id = datetime.fromisoformat(instant_text.decode()), _id_as_text(id_text)
+        instant, row_id = datetime.fromisoformat(instant_text.decode()), _id_from_text(id_text)
     except ValueError:
         raise _malformed() from None
     if instant.tzinfo is None or not FIRST <= instant <= LAST:
@@ -139,7 +141,7 @@ def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
     return instant, row_id
 
 
-def _id_as_text(packed: bytes) -> UUID:
+def _id_from_text(packed: bytes) -> UUID:
     try:  # the format of earlier releases
         return UUID(packed.decode())
     except ValueError:
@@ -147,7 +149,7 @@ def _id_as_text(packed: bytes) -> UUID:
 
 
 def _instant(microseconds: int) -> datetime:
-    """The instant, or the nearest instant that `datetime` can hold."""
+    """The instant, or the nearest one between FIRST and LAST, in which all instants of rows lie."""
     try:
         return min(max(_EPOCH + timedelta(microseconds=microseconds), FIRST), LAST)
     except OverflowError:

@@ -32,7 +32,7 @@ _LEAST_SECONDS, _MAX_SECONDS = 0.05, 60.0
 _COMMIT_SECONDS = 2.0
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
-#: If the bound is at most this many jobs, every submission is counted exactly. With a larger bound, exact counting
+#: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, exact counting
 #: starts when the tenant has used this share of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
 #: The retry-after in seconds. It is long for stored bytes: they get fewer only by a deletion or the end of a retention.
@@ -62,10 +62,10 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 @dataclass(slots=True)
 class _RecentAdmissions:
-    """Counts the jobs admitted in the last _COMMIT_SECONDS, and some that are up to three times as old: it keeps two
-    periods, each at least that long, and drops the older one when a new one begins.
+    """Counts all jobs that were admitted in the last _COMMIT_SECONDS, and some that are older.
 
-    `current`: the jobs since `since`. `earlier`: the jobs of the period before.
+    `current`: the jobs of the current period, which began at `since`. `earlier`: the jobs of the period before. A
+    period lasts at least _COMMIT_SECONDS.
     """
 
     earlier: int = 0
@@ -89,7 +89,7 @@ class _RecentAdmissions:
 @dataclass(slots=True)
 class _Usage:
     """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted`: all
-    bytes that this process has ever admitted. `is_counting`: a submission is just counting again.
+    bytes that this process has ever admitted. `is_counting`: a submission counts again at the moment.
     """
 
     jobs: int = 0

@@ -1,8 +1,9 @@
 """`Driver`: runs the coroutines of a workflow step by step, from one wait to the next.
 
-A coroutine yields the call that it awaits. If the journal has the result, the driver sends it to the coroutine
-immediately; else the branch waits. When every branch waits, `advance` returns: the worker commits `calls` and suspends
-the workflow. The worker may keep the driver: the next `advance` goes on with the results that have come meanwhile.
+A branch is the workflow's own coroutine, or one that it gathers. It yields the call that it awaits. If the journal has
+the result, the driver sends it to the branch immediately; else the branch waits. When every branch waits, `advance`
+returns: the worker commits `calls` and suspends the workflow. The worker may keep the driver: the next `advance` goes
+on with the results that have come meanwhile.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Driver:
 
     def __init__(self, run_id: UUID, start: Callable[[Driver], Coroutine[Any, Any, Any]], max_calls: int) -> None:
         self.run_id = run_id
-        self.version = 0
+        self.version = 0  # of the workflow's code when the run was submitted
         self.calls: list[Call] = []
         self.news = 0
         self._start = start
@@ -86,7 +87,7 @@ class Driver:
         self._main: Branch | None = None
         self._active: Branch | None = None
         self._ready: deque[Branch] = deque()  # branches that can go on
-        self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by place
+        self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by branch and number
         self._waiters: dict[int, list[Branch | Gather]] = {}  # by the id() of the Pending that they wait for
         self._branches: dict[str, Branch] = {}  # by path
         self._step_counts: dict[tuple[str, str], int] = {}  # of the calls of `run`, by branch and name
@@ -242,7 +243,7 @@ class Driver:
             self._wake(call)
         elif isinstance(call, ResultCall) and (error := _error_of_run(entry)) is not None:
             self._reject(call, error)
-        elif isinstance(call, SleepCall) and entry.seconds == 0:
+        elif isinstance(call, SleepCall) and entry.seconds == 0:  # no seconds are left
             self._resolve(call, branch, entry, None)
         elif isinstance(call, LocalCall) and entry.state == "done":
             call.resolve(call.decode(orjson.dumps(entry.value["value"])))
@@ -352,7 +353,7 @@ class Driver:
     async def _run_branch(self, port: Port, branch: Branch) -> None:
         """Run the branch until it awaits a call or ends. Then issue the call, or wake what waits for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
-            branch.cancelled = True
+            branch.cancelled = True  # Cancelled is raised in it now
         self._active = branch
         try:
             awaited = branch.coroutine.send(None)
@@ -399,7 +400,7 @@ class Driver:
             self._reject(call, NotWhileUndoing(f"{call.kind} {call.name}"))
         else:
             self._reject_as_cancelled(call)
-        if self._cancelling and (call.branch, call.number) in self._waiting_calls:
+        if self._cancelling and (call.branch, call.number) in self._waiting_calls:  # it would wait after the cancel
             self._cancel_call(call)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
@@ -524,6 +525,7 @@ class Driver:
     def _cancel(self) -> None:
         """Raise Cancelled in every branch that waits. After that a branch may make only the calls of `_may_undo`."""
         self._cancelling = True
+        # A call that still waits gets a row `cancelled` instead of `open`.
         self.calls = [call for call in self.calls if call.state != "open"]
         for call in list(self._waiting_calls.values()):
             self._cancel_call(call)

@@ -50,7 +50,7 @@ from leasehold.workflows.pending import Outcome
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
 #: Seconds for which a plain handler waits for a free thread. If none becomes free, the attempt snoozes for the same
-#: time.
+#: time. So does an attempt for which its pipeline's own rule has no room.
 _THREAD_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -245,7 +245,7 @@ def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
 
 class InlineAttempts:
     """Runs all inline attempts of one worker. `opened`: pipeline -> the context that the pipeline's opener has opened.
-    `on_most_stuck`: see Threads.
+    `on_most_stuck`: called when over half of the worker's threads are stuck.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class InlineAttempts:
         if pipeline.room is None:
             return await self._call_in_middlewares(attempt, seconds, None)
         async with AsyncExitStack() as stack:
-            with attempt.slot.lent():
+            with attempt.slot.lent():  # while this attempt waits for room, another may use its slot
                 has_room = await stack.enter_async_context(pipeline.room(attempt))
             if not has_room:
                 return Snoozing(attempt.lease, _THREAD_SECONDS)

@@ -84,7 +84,7 @@ class ChildProcess:
         """
         try:
             async with asyncio.timeout(timeout):
-                fences.limit(self.pid, limits)
+                fences.limit(self.pid, limits)  # of memory and CPU time
                 self._writer.write(confinement + run)
                 await self._writer.drain()
                 while True:

@@ -50,8 +50,8 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
       `guarded` raises BrokerUnavailable instead.
     - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
       a cancellation that comes with the broker's answer. A cancellation that comes while the connection breaks ends as
-      an ordinary error. `guarded` raises CancelledError in both cases. `asyncio.timeout` cancels, too, and then turns
-      CancelledError into TimeoutError.
+      an ordinary error. `guarded` raises CancelledError in both cases. Its own timeout works by a cancellation, too:
+      `asyncio.timeout` turns that CancelledError into TimeoutError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -196,21 +196,21 @@ class Link:
         self._heartbeat = settings.amqp_heartbeat
         self._silence = settings.amqp_silence_seconds
         self._serve = serve
-        self._loop: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._drop_requested = asyncio.Event()
         self._drop_reason = ""
         self.connection: AbstractConnection | None = None
         self.connects = 0
 
     def start(self) -> None:
-        if self._loop is None:
-            self._loop = asyncio.create_task(self._run(), name=f"broker-{self._role}")
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name=f"broker-{self._role}")
 
     async def close(self) -> None:
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.wait({self._loop})
-            self._loop = None
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+            self._running = None
 
     def drop(self, reason: str) -> None:
         """Replace this connection by a new one. `reason`: for the log."""
@@ -234,8 +234,8 @@ class Link:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         broker = self._nodes.current
         url = make_url(broker.url, heartbeat=self._heartbeat)
-        # aio-pika's own Connection leaks its socket when it is cancelled just after it opened the socket.
-        wire = Wire()
+        wire = Wire()  # hands the frames of consumers and publishers past the client
+        # Not aio-pika's Connection: it leaks its socket when it is cancelled just after it opened the socket.
         connection = aiormq.Connection(
             url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
         )

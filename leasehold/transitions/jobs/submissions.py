@@ -17,6 +17,8 @@ from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
 # One round trip writes any number of jobs. The statement has no joins: the planner estimates one row for a CTE, so a
 # join would compare each task of a batch with each job of the batch.
+# A `gated` job has concurrency limits. Until they admit it, it is held, and its deadline is that of its start.
+# A queue `ext:...` gets no hints: its workers are external, and poll.
 SUBMIT = """
 -- submit
 WITH new_job AS MATERIALIZED (
@@ -67,7 +69,7 @@ WITH new_job AS MATERIALIZED (
            CASE WHEN status = 'skipped' THEN clock_timestamp() END
     FROM new_task
 ), events AS (
-    -- Of a job with a single task, the view `history` derives this event.
+    -- For a job with a single task no row is written: the view `history` derives the event.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT id, 1, tenant_id, 'submitted', status FROM new_job WHERE single_task IS NULL
 ), runnable AS MATERIALIZED (

@@ -16,7 +16,7 @@ from leasehold.transitions.runs import CreatedRuns, NewRun
 from leasehold.transitions.workflows import recording
 from leasehold.transitions.workflows.records import Call, Recording
 
-#: The duty's name.
+#: The name of the leading worker's duty that calls `wake_waiting`, `close_calls` and `cancel_orphans`.
 DUTY = "workflow_children"
 
 _LOCK = """
@@ -39,7 +39,7 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch, call.branch, call.number)
     if row is None:
         raise LeaseLost
-    if row["cancelling"] and call.state == "open":
+    if row["cancelling"] and call.state == "open":  # a detached call is written as `done`
         return None
     if row["started"]:  # by an earlier try, whose answer was lost
         return CreatedRuns([], [])
@@ -53,8 +53,9 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 _RUN_HAS_ENDED = f"""NOT EXISTS (
           SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})"""
 
-# Workflows that wait for a run that has ended. A workflow that runs now needs no wake. Either it reads that the run has
-# ended. Or it suspends while the journal's row is still open, and this statement finds it then.
+# Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`. A workflow that
+# runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
+# and this statement finds it then.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -110,7 +111,9 @@ LIMIT $1
 """
 
 
-# Closes the rows whose runs no workflow waits for any more. Rows that are `done` are not in the index of open rows.
+# Closes the rows whose runs no workflow waits for any more: all rows of a workflow that succeeded, and otherwise the
+# rows whose run has ended. A row `result` stays open until its workflow has ended, too, because the workflow reads it.
+# Rows that are `done` are not in the index of open rows.
 _CLOSE = """
 -- workflow_children_close
 UPDATE journal e SET state = 'done'

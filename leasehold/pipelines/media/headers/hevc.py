@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from leasehold.pipelines.media.headers.bits import Bits
 from leasehold.pipelines.media.refusals import corrupt_image
 
-Size = tuple[int, int]
+Size = tuple[int, int]  # width and height in pixels
 
 MAX_UNITS = 20_000  # units (slices and parameter sets) of one picture
 # Positions in an hvcC box: the size of a unit's length, and the number of arrays of units.
@@ -23,7 +23,10 @@ _MAX_HEAD_BYTES = 512  # the picture's size is within these bytes: the sub-layer
 
 
 def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]:
-    """Read an hvcC box: the number of bytes of a unit's length, and the sizes in its parameter sets."""
+    """Read an hvcC box: the number of bytes of a unit's length, and the sizes in its parameter sets.
+
+    Its arrays of units have a head of 3 bytes: the kind of the units, and their number.
+    """
     content = data[start:end]
     position, sizes = _ARRAYS_AT + 1, []
     for _ in range(content[_ARRAYS_AT]):
@@ -72,7 +75,9 @@ def _kind(unit: bytes) -> int:
 
 
 def _is_base_layer(unit: bytes) -> bool:
-    """Whether a decoder reads the unit. It ignores further layers, such as the second eye of a spatial photo."""
+    """Whether a decoder reads the unit. It ignores units whose layer id, 6 bits, is not 0: such as the second eye
+    of a spatial photo.
+    """
     return not unit[0] & 1 and not unit[1] >> 3
 
 
@@ -91,7 +96,8 @@ def _sizes(unit: bytes) -> list[Size]:
     for has_profile, has_level in has_profile_and_level:
         bits.unsigned(has_profile * _PROFILE_BITS + has_level * _LEVEL_BITS)
     bits.exp_golomb()  # id of this parameter set
-    if bits.exp_golomb() == _CHROMA_444:
+    chroma_format = bits.exp_golomb()
+    if chroma_format == _CHROMA_444:
         bits.unsigned(1)
     width, height = bits.exp_golomb(), bits.exp_golomb()
     return [(width, height)]
