@@ -53,8 +53,8 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 _RUN_HAS_ENDED = f"""NOT EXISTS (
           SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})"""
 
-# Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`. A workflow that
-# runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
+# Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`.
+# A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
 # and this statement finds it then.
 _LOCK_WAITING = f"""
 -- awaited_lock
