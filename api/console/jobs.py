@@ -168,7 +168,7 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
     services = services_of(request)
     kinds = ["media", "conversion", "generation", "run", "webhook"]
     templates = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})
-    words = [
+    suggestions = [  # for the field of the filter
         *(f"status:{state}" for state in JobState),
         *(f"kind:{kind}" for kind in kinds if services.job_kinds.named(kind) is not None),
         *(f"template:{name}" for name in templates),
@@ -181,9 +181,10 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         "jobs.html",
         status,
         views=views_of(viewer_of(request).caller),
-        words=words,
+        words=suggestions,
         page_size=PAGE,
-        # After each act the list shows a different status; a job that fails again shows a different end time.
+        # The form's token: a second press of the button on the same list does nothing. After each act the list shows a
+        # different status; a job that fails again shows a different end time.
         once=token_of_shown(values["jobs"]),
         **page_values,
     )

@@ -121,7 +121,7 @@ async def _create(
     new_generation = _new_generation(
         services.settings, caller, order, params, request_hash, terms, identity_of(request).trace
     )
-    submissions: list[Submitted] = []
+    submissions: list[Submitted] = []  # the new order, if this request is not a repetition
     limit_fields: dict[str, str] = {}
 
     async def write_job(connection: Connection) -> Answer:
@@ -132,7 +132,7 @@ async def _create(
             if submitted is not None:
                 submissions.append(submitted)
                 job_id = new_generation.job.id
-            else:
+            else:  # another request has written the same order since the first look
                 job_id = await generations.existing_order(connection, new_generation)
         accepted = GenerationAccepted(created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id))
         return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
@@ -262,7 +262,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
     hints, ended = cancellation
     count_ended_jobs(ended)
     await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
-    return answer(services, current or row)
+    return answer(services, current or row)  # `row`: if retention has just deleted the generation
 
 
 async def _cancel_and_withdraw(

@@ -88,7 +88,7 @@ def dead_letter_filter(
     kinds = services.job_kinds
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
     if runs_only and kind not in (None, RUN):
-        return DeadLetterFilter(False, (), kinds.owned, template, code)
+        return DeadLetterFilter(runs=False, pipelines=(), owned=kinds.owned, template=template, code=code)  # finds none
     permitted = kinds.permitted_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
     return DeadLetterFilter(permitted.runs, permitted.pipelines, kinds.owned, template, code)
 
@@ -200,6 +200,7 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     access = access_of(services, caller, row)
     check_retry(access)
     template_version = await template_of(services.actions, connection, access.target)
+    # {} and 0: the request was charged for this job already, and the retry may begin at a step of any queue.
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
         effects = await revive(services.actions, connection, access.target, template_version)
         if effects is not None:

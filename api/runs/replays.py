@@ -69,7 +69,7 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
 async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
     run = await find_run(services, caller, run_id)
-    created: list[CreatedRun] = []
+    created: list[CreatedRun] = []  # stays empty if the answer to an earlier request is repeated
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:

@@ -114,7 +114,7 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(130) from None  # as a shell reports a program that SIGINT ended
     except expected as error:
         is_unreachable = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
         raise _failure_of(error, UNREACHABLE if is_unreachable else FAILED) from None

@@ -81,7 +81,7 @@ class Process:
         assert self._process.stdout is not None
         (size,) = ANSWER.unpack(await self._process.stdout.readexactly(ANSWER.size))
         if size > _MAX_ANSWER_BYTES:
-            raise EOFError
+            raise EOFError  # no answer is so large: `ask` ends the child as one that has closed its pipe
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer
 

@@ -54,8 +54,8 @@ _RUN_HAS_ENDED = f"""NOT EXISTS (
           SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})"""
 
 # Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`.
-# A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open,
-# and this statement finds it then.
+# A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row
+# is still open, and this statement finds it then.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
