@@ -1,4 +1,7 @@
-"""The pages of templates: their versions, steps and schemas. A person enables, disables and deletes a version."""
+"""The pages of templates: their versions, steps and schemas. A person enables, disables and deletes a version.
+
+In the addresses, `kind` is the name of the template.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from leasehold.transitions.wakes import wake
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
-#: Seconds for which the endpoint waits until the job snoozes. This is less than a provider waits for the answer (Ark:
-#: five seconds). After an answer 503, the provider calls again.
+#: Seconds for which the endpoint waits until the job snoozes, because only a snoozing poll can be woken. This is less
+#: than a provider waits for the answer (Ark: five seconds). After an answer 503, the provider calls again.
 _WAIT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 
@@ -48,7 +48,7 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
             if row is None or row["status"] in JOB_TERMINAL:  # the job needs no poll any more
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
-        if hints:
+        if hints:  # the poll was snoozing
             services.announcer.announce(hints)
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if monotonic() > deadline:

@@ -21,7 +21,7 @@ class Hint:
 
     task_id: UUID
     queue: str
-    band: int = 1
+    band: int = 1  # the index in BANDS
     headers: Mapping[str, str] = field(default_factory=dict)
     tenant: str = ""
 
@@ -65,8 +65,8 @@ class Broker(Protocol):
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
-        False: the hint was not sent, or nobody knows whether it was. The relay sends such a hint again. Without a
-        connection, all are False, and the call returns immediately.
+        False: the hint was not sent, or nobody knows whether it was. The relay of the outbox sends such a hint again.
+        Without a connection, all are False, and the call returns immediately.
         Raises only the cancellation of the caller's own task.
         """
 

@@ -67,7 +67,9 @@ class MovedTable:
     has_tenant: bool
 
     def values(self) -> str:
-        """SQL: the columns. A postponed time is set back to its value before the move."""
+        """SQL: the columns. A postponed due time (`DUE`: the columns with one) is set back to its value before the
+        move.
+        """
         due = DUE.get(self.name)
         set_back = f"CASE WHEN t.{due} > '{FAR}' THEN t.{due} - interval '{POSTPONED_BY}' ELSE t.{due} END AS {due}"
         return ", ".join(set_back if column == due else f't."{column}"' for column in self.columns)
@@ -261,7 +263,7 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
         for table in tables:
             staged = _staged(tenant, table)
             await target.execute(f'CREATE TABLE {staged} (LIKE "{table.name}")')
-            if table.order:
+            if table.order:  # the copy has the order of the rows in place of their old numbers
                 await target.execute(
                     f'ALTER TABLE {staged} ADD COLUMN moving_place bigserial, DROP COLUMN "{table.order}"'
                 )

@@ -61,7 +61,7 @@ UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
 WHERE key = $1 AND tenant_id = $2
 """
 # For an upload with a signed size, the store accepts only objects of that size: so housekeeping does not inspect the
-# key, and the row is not needed.
+# key, and the row is not needed once the upload is finished.
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 _DUE = f"""
 -- uploads_due

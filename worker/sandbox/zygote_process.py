@@ -1,4 +1,7 @@
-"""A zygote, as its worker sees it. The worker starts it, makes it fork and reap children, and stops it."""
+"""A zygote, as its worker sees it. The worker starts it, makes it fork and reap children, and stops it.
+
+A zygote is a process that has loaded a pipeline's handlers. Each child that it forks runs one isolated step.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ _GREETING_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start a zygote."""
+    """How to start a zygote. `source`: where the pipelines are, as `module:callable`."""
 
     source: str
     pipeline: str
@@ -82,7 +85,7 @@ class Zygote:
 
     @classmethod
     async def start(cls, recipe: Recipe) -> Zygote:
-        """Start a zygote, and wait until it has raised its fences and loaded the handlers.
+        """Start a zygote, and wait until it has given up its rights in the kernel and loaded the handlers.
 
         Raises DeclarationError if the zygote refuses to start, dies, or takes too long.
         """
@@ -135,7 +138,7 @@ class Zygote:
             output = ChildOutput()
             undo.callback(output.close)
             pid = await self._ask(frames.FORK, [child_end.fileno(), output.write_end])
-            if pid < 0:
+            if pid < 0:  # the error number of the fork
                 raise OSError(-pid, os.strerror(-pid))
             try:
                 child = await ChildProcess.adopt(pid, worker_end, output, self.reap)
@@ -156,7 +159,8 @@ class Zygote:
         return await self._ask(pid, [])
 
     async def _ask(self, number: int, descriptors: list[int]) -> int:
-        """Send a request and return the zygote's answer. Raises OSError or EOFError.
+        """Send a request and return the zygote's answer. `number`: FORK, or the process id of the child to reap. Raises
+        OSError or EOFError.
 
         The zygote answers in the order of the requests. If it is too slow, or if the caller is cancelled, it is killed:
         else the next request would get the answer to this one.
