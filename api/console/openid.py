@@ -39,7 +39,7 @@ _NO_TENANT = ""
 
 @router.get("/oidc")
 async def send_to_provider(request: Request, following: Annotated[str, Query(max_length=500)] = "/") -> Response:
-    """Send the browser to the provider."""
+    """Send the browser to the provider. `following`: the path of the console to open after the sign-in."""
     services = services_of(request)
     openid = _openid_of(services)
     sealing = Sealing(services.settings)
@@ -99,6 +99,7 @@ async def _admit_person(request: Request, services: Services, identity: Identity
 
 def _begin_session(request: Request, services: Services, row: Row, following: str) -> Response:
     response = redirect_to(request, following)
+    # The person's `generation`: sessions that began in a lower generation have ended.
     session.begin(services, request, response, session.owner_of(row["id"], row["generation"]))
     return response
 

@@ -88,8 +88,8 @@ def page(
     `made_of`: all that the page is rendered from, apart from the session. If a refresh has the same `made_of` as the
     last page of its session, the page is not rendered (`unchanged`).
 
-    Of `values`, the layout itself uses `refresh_seconds`: an open page asks for its new content at `refresh_url` as
-    often; without this value, or with 0, the page stays as it is.
+    Of `values`, the layout itself uses `refresh_seconds`: an open page asks for its new content at `refresh_url` each
+    time that so many seconds have passed. Without this value, or with 0, the page stays as it is.
     """
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content

@@ -111,7 +111,8 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
             await _refuse_in_recovery(connection)
             if not even_so:
                 _refuse_suspicious_bucket(settings, result)
-            # The store is read again, because the first reading kept only examples. It has counted already.
+            # The store is read again, because the first reading kept only examples. What it counted is not counted
+            # again: the second reading counts in a result of its own, which nobody reads.
             async for batch in _orphaned_objects(connection, store, sections, Reconciliation()):
                 await store.delete(*(key for key, _ in batch))
                 result.deleted += len(batch)

@@ -15,7 +15,7 @@ from leasehold.broker.amqp.wire import METHOD, frame
 from leasehold.domain.errors import BrokerUnavailable
 
 _ACK = struct.Struct(">IQ?")
-_BASIC_ACK = 0x3C0050
+_BASIC_ACK = 0x3C0050  # class 60 and method 80
 
 
 def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
@@ -69,7 +69,7 @@ class Acks:
         """Send one `multiple` ACK for all tags below the oldest unsettled delivery, and one ACK for each other tag, all
         in one write. The client's `basic_ack` would write each by itself.
         """
-        oldest = next(iter(self._outstanding), settled[-1] + 1)
+        oldest = next(iter(self._outstanding), settled[-1] + 1)  # if no delivery is unsettled: above all tags
         below_oldest = [tag for tag in settled if tag < oldest]
         acks = [ack(self._channel.number, below_oldest[-1], multiple=True)] if below_oldest else []
         acks += [ack(self._channel.number, tag) for tag in settled[len(below_oldest) :]]

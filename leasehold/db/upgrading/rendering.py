@@ -63,6 +63,7 @@ def passed_revision(current: str, target: str) -> str | None:
     Raises alembic's error for an unknown `target`.
     """
     script = ScriptDirectory.from_config(config_of(None))
+    # A target such as `+1` counts from the current revision on, so it lies ahead.
     if target.startswith("+") or current not in {known.revision for known in script.walk_revisions()}:
         return None
     target_revision = script.get_revision(target)

@@ -48,6 +48,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     params, provider_context = _params_and_context(attempt)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
     note = await attempt.note()
+    # A provider that honours the order's token does not sell the same order twice.
     may_repeat = provider.honours_token or params.resubmit
     if note.get("asked_at") and not may_repeat:
         raise Permanent("submit_outcome_unknown", _OUTCOME_UNKNOWN)

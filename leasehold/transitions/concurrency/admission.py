@@ -1,4 +1,7 @@
-"""`admit` admits jobs that wait at concurrency limits: as many as the limits have room for."""
+"""`admit` admits jobs that wait at concurrency limits: as many as the limits have room for.
+
+The tables call a limit a gate: `gate_job` has a row for each job at a limit, waiting or admitted.
+"""
 
 from __future__ import annotations
 
@@ -202,6 +205,7 @@ async def _choose(
             job_ids.append(row["job_id"])
             for room in job_rooms:
                 room.take(row["tenant_id"])
+    # `refused_share`: the limit has room, but no waiting tenant may get more of it now.
     has_room = any(rooms[name].is_open and not rooms[name].refused_share for name in limits)
     return _Chosen(job_ids, len(waiting) == batch and has_room)
 
