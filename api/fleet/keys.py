@@ -137,8 +137,8 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
 async def make_key(
     services: Services, caller: Caller, body: NewKeyRequest, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """The answer with the new key. `seed`: see `create_key` in credentials. Raises the problems that the endpoint
-    documents.
+    """The answer with the new key. `seed`: the secret of which the key is made, so that the key can be made again;
+    None: the key is random. Raises the problems that the endpoint documents.
     """
     tenant_id = body.tenant_id or caller.tenant_id
     if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:
@@ -176,6 +176,7 @@ async def make_successor(
     """The answer with the key that replaces the key `prefix`. `seed` and the raised problems: as of `make_key`."""
     overlap = timedelta(seconds=body.overlap_seconds)
     async with services.pool.acquire() as connection, connection.transaction():
+        # `tenant_of`: None for an operator, who may act on the keys of all tenants.
         row = await keys.find(connection, prefix, tenant_of(caller))
         refuse_scopes_not_held(services, caller, row["scopes"])
         at_most, cell = services.settings.keys_per_tenant, services.settings.cell

@@ -70,8 +70,8 @@ class Scaling(BaseModel):
     "/scaling/{pool}",
     operation_id="getScaling",
     summary="Get what a pool of workers should scale to",
-    description="Reads at most 10,000 due tasks and 2,000 lines (a priority and a tenant) of each queue, and at most "
-    "10,000 leases. The answer depends on the present size of the pool, so that it does not swing.",
+    description="Reads at most 10,000 due tasks of each queue, of at most 2,000 pairs of a priority and a tenant, and "
+    "at most 10,000 leases. The answer depends on the present size of the pool, so that it does not swing.",
     response_model=Scaling,
     responses=problems({HTTPStatus.NOT_FOUND: "`pool_not_found`"}),
 )

@@ -182,12 +182,12 @@ async def create_schedule(
     services = services_of(request)
     cron.check(body.cron, body.timezone)
     check_callback_url(services.settings, body.callback_url)
-    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
-    if is_checked:
+    expects_stored_answer = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if not expects_stored_answer:
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if not is_checked:  # the stored answer expired after `is_repeated`
+        if expects_stored_answer:  # it has expired since then, and the payload was not checked
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
@@ -304,9 +304,10 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
 
 
 async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UUID, changes: dict[str, Any]) -> Row:
-    """Write the changed members of the schedule. Returns the new row. Raises NotFound, and Invalid for a wrong clock.
+    """Write the changed members of the schedule. Returns the new row. Raises NotFound, and Invalid for a wrong cron
+    expression or time zone.
 
-    If no change concerns the clock, the next tick stays as it is, even if it is due already.
+    If neither these nor `enabled` change, the next tick stays as it is, even if it is due already.
     """
     schedule = dict(await _find(connection, tenant_id, schedule_id, "FOR UPDATE")) | changes
     if {"cron", "timezone"} & changes.keys() or changes.get("enabled"):

@@ -3,7 +3,7 @@
 A task becomes an orphan in two ways. An asynchronous failover loses the last commits: a task whose settlement is lost
 is `running` again, and its owner has forgotten the task. Or the answer to a claim is lost: PostgreSQL has given this
 worker a task that the worker does not know. Without a release, an orphan would wait until its lease passes, and would
-be charged a loss. A release charges the task nothing.
+be charged a loss (LEASEHOLD_MAX_LOSSES). A release charges the task nothing.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Orphans:
         # A release reads neither the attempt's number nor the trust.
         leases = [Lease(task, self._worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in orphans.items()]
         released = await settlements.release(connection, leases)
+        # In a job that is being cancelled, only a workflow is released. The other tasks end.
         refused = [lease for lease in leases if released.verdicts.get(lease.task_id) is not Verdict.SETTLED]
         log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused))
         return (await settlements.acknowledge_cancel(connection, refused)).ended if refused else []

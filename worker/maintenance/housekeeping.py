@@ -58,6 +58,9 @@ class Housekeeping:
         return turns
 
     def _turn_of(self, duty: Tidying | Forgetting[Any] | Turn) -> Callable[[], Awaitable[float | None]]:
+        """The turn of a duty. A Tidying runs a statement. A Forgetting finds units, and deletes their objects and rows.
+        A Turn is a function of the kind.
+        """
         if isinstance(duty, Turn):
             return duty.turn
 
@@ -162,7 +165,7 @@ class Housekeeping:
             await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:
             return error
-        except StoreError:
+        except StoreError:  # an answer, too
             return None
         return None
 

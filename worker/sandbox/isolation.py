@@ -1,5 +1,6 @@
-"""Decides whether isolated steps may run on this machine. The fences that the kernel offers and LEASEHOLD_ISOLATION
-decide. A worker calls `may_serve` at its start, `leasehold doctor` calls `check`.
+"""Decides whether isolated steps may run on this machine: by LEASEHOLD_ISOLATION, and by the fences that the kernel
+offers. A fence keeps a child process from something, such as the network. A worker calls `may_serve` at its start,
+`leasehold doctor` calls `check`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _RISKS = {
 
 
 def missing(isolation: str) -> list[str]:
-    """The missing fences among seccomp, network and landlock. `isolation`: the fences that hold, in the form of
-    Children.isolation.
+    """The missing fences among seccomp, network and landlock. `isolation`: the fences that hold, joined by
+    `+`, as in Children.isolation.
     """
     fences = set(isolation.split("+"))
-    if "seccomp" in fences or "netns" in fences:
+    if "seccomp" in fences or "netns" in fences:  # a network namespace
         fences.add("network")
     return [fence for fence in _RISKS if fence not in fences]
 
@@ -56,14 +57,16 @@ def check(settings: Settings) -> Finding:
     return Finding("isolation", is_accepted, summary, consequence)
 
 
-def may_serve(isolation: str, queues: frozenset[str], isolated: frozenset[str], settings: Settings) -> frozenset[str]:
+def may_serve(
+    isolation: str, queues: frozenset[str], isolated_queues: frozenset[str], settings: Settings
+) -> frozenset[str]:
     """The queues among `queues` that this worker may serve. `isolation`: the fences around its children, in the form of
-    Children.isolation. `isolated`: the queues with isolated steps.
+    Children.isolation. `isolated_queues`: the queues with isolated steps.
 
     If fences are missing, logs one line about them. Raises DeclarationError when no queue is left.
     """
     absent = missing(isolation)
-    if not absent or not isolated:
+    if not absent or not isolated_queues:
         return queues
     if settings.isolation == "best_effort":
         log.warning(
@@ -71,8 +74,11 @@ def may_serve(isolation: str, queues: frozenset[str], isolated: frozenset[str], 
         )
         return queues
     log.error(
-        "isolated queues are refused", missing=absent, queues=sorted(isolated), why=f"{explained(absent)}; {_REFUSED}"
+        "isolated queues are refused",
+        missing=absent,
+        queues=sorted(isolated_queues),
+        why=f"{explained(absent)}; {_REFUSED}",
     )
-    if not queues - isolated:
+    if not queues - isolated_queues:
         raise DeclarationError(f"no queue is left to serve: {explained(absent)}; {_REFUSED}")
-    return queues - isolated
+    return queues - isolated_queues
