@@ -66,14 +66,15 @@ class Viewer:
     form_token: str
 
     def may(self, *scopes: str) -> bool:
-        """Whether the key has one of these scopes."""
+        """Whether the caller has one of these scopes."""
         return not self.caller.scopes.isdisjoint(scopes)
 
 
 class SignedIn(Require):
     """As Require, but the session names the caller. Without a scope it admits everybody who is signed in."""
 
-    counts_strangers = False  # a browser without a session gets the sign-in page
+    #: A browser without a session is not counted as a refusal for the audit: it gets the sign-in page.
+    counts_strangers = False
 
     def __init__(self, scope: str = "", *, or_scope: str | None = None) -> None:
         super().__init__(scope, or_scope=or_scope)
@@ -88,7 +89,7 @@ class SignedIn(Require):
         if session is None:
             raise Unauthenticated("missing_api_key", "Sign in with an API key.")
         caller = located(request, await _caller_of(services, session))
-        request.state.viewer = Viewer(caller, session, _token(services.settings, session))
+        request.state.viewer = Viewer(caller, session, _form_token(services.settings, session))
         return caller
 
 
@@ -167,7 +168,7 @@ def read(settings: Settings, cookie: str) -> Session | None:
     return None if is_idle or now - session.began > MAX_HOURS * 3600 else session
 
 
-def _token(settings: Settings, session: Session) -> str:
+def _form_token(settings: Settings, session: Session) -> str:
     return Sealing(settings).sign(_FORM, session.nonce.encode())
 
 

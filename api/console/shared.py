@@ -66,7 +66,7 @@ class Shared(Generic[_Answer]):
             self._remember(key, shareable)
         answer = await asyncio.shield(shareable.task)
         if reading is not None and shareable.reading is not None:
-            reading.include(shareable.reading)
+            reading.include(shareable.reading)  # the answer to this request tells the age of these rows
         return answer
 
     def _remember(self, key: Hashable, shareable: _Shareable[_Answer]) -> None:

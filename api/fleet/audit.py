@@ -1,5 +1,5 @@
 """/v1/audit: reads who did what to which object, when and from where. A tenant reads its own chain, an operator all
-chains.
+chains. In a chain, each row has the hash of the row before it.
 """
 
 from __future__ import annotations

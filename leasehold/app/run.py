@@ -125,7 +125,7 @@ class Run(Generic[R]):
                 yield chunk
             after, is_end = chunks.after, chunks.is_end
 
-    # --- in the link's loop
+    # --- in the loop of the link, the app's way to PostgreSQL or to the API
 
     async def _chunks(self, after: int) -> Chunks:
         return await (await self._connections.link()).chunks(self.id, after)
@@ -150,9 +150,9 @@ class Run(Generic[R]):
     def _decoded(self, outcome: Outcome) -> R:
         if outcome.error is not None:
             raise TaskFailed(*outcome.error)
-        if outcome.large is not None:
+        if outcome.large is not None:  # the JSON of a result that was stored as an object
             encoded = outcome.large
-        else:
+        else:  # the result is wrapped: {"value": ...}
             encoded = orjson.dumps(None if outcome.value is None else outcome.value.get("value"))
         result: R = self._results.decoded(encoded)
         return result

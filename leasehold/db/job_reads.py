@@ -1,5 +1,5 @@
-"""Reads jobs of every kind, for the API and the console: a job, the reasons for its wait, its ledger, and dead letters.
-Each read is one statement.
+"""Reads jobs of every kind, for the API and the console: a job, the reasons for its wait, its ledger (the events of its
+tasks), and dead letters. Each read is one statement.
 
 Every query has the tenant as a parameter. For an operator of the installation the parameter may be None: such a query
 reads the jobs of all tenants.

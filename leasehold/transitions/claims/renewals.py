@@ -74,6 +74,7 @@ async def to_cancel(connection: Connection, owner: UUID, held: Iterable[UUID]) -
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(held))]
 
 
+# $1 the owner, $2 the instant, $3 the duration of a lease: a lease that ends before $2 + $3 was taken before $2.
 _OWNED_BEFORE = """
 -- owned_before
 SELECT t.id, t.epoch FROM task t
