@@ -114,7 +114,7 @@ class Settings(SettingsWithFiles):
         2.0,
         gt=0,
         description="Seconds in which each of several hosts of the URL must accept a connection. After that the next "
-        "host is tried; after an attempt without an answer each has twice the time, up to its share of "
+        "host is tried. If no host accepts, each gets twice the time at the next attempt, up to its share of "
         "LEASEHOLD_DATABASE_TIMEOUT.",
     )
 
@@ -130,8 +130,8 @@ class Settings(SettingsWithFiles):
     amqp_host_timeout: float = Field(
         1.0,
         gt=0,
-        description="Seconds in which each of several nodes must accept a connection. Then the next is tried; after "
-        "a round without an answer each has twice the time, up to 10 s.",
+        description="Seconds in which each of several nodes must accept a connection. Then the next is tried. If "
+        "no node accepts, each gets twice the time in the next round, up to 10 s.",
     )
     amqp_queue_type: Literal["classic", "quorum"] = Field(
         "classic", description="`quorum` on a cluster of three nodes; `classic` (durable) on a single one."
@@ -147,8 +147,9 @@ class Settings(SettingsWithFiles):
     amqp_silence_seconds: float = Field(
         2.0,
         ge=0.5,
-        description="A node that sends nothing for this many seconds, although it got a request after half of them, is "
-        "frozen or cut off: the process connects to the next node. Heartbeats alone notice that after three intervals.",
+        description="A node that sends nothing for this many seconds, although a request goes to it after half of "
+        "them, is frozen or cut off: the process connects to the next node. Heartbeats alone notice that after three "
+        "intervals.",
     )
 
     # --- apps that submit runs
@@ -580,7 +581,9 @@ class Settings(SettingsWithFiles):
     poll_seconds: float = Field(1.0, gt=0, description="How often a worker polls for due tasks that it got no hint of.")
     sweep_seconds: float = Field(2.0, gt=0, description="How often the elected sweeper runs.")
     presence: bool = Field(
-        True, description="Each worker holds an advisory lock, for instant takeover. Turn it off behind a pooler."
+        True,
+        description="Each worker holds an advisory lock: when it dies, others take over its tasks at once. Turn it off "
+        "behind a pooler.",
     )
     max_losses: int = Field(5, ge=1, le=100, description="Attempts lost with dead workers before a task fails.")
     schedule_failures_limit: int = Field(

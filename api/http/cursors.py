@@ -27,9 +27,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 #: The cursors of lists that are sorted by ids, by instants, and by names with versions. In an id's cursor, the last
-#: character has only the two bits that are left of 16 bytes. The API documents the patterns
-#: and does not enforce them: it also accepts cursors of earlier releases, and has an error code of its own for a wrong
-#: cursor.
+#: character has only the two bits that are left of 16 bytes. The API documents the patterns and does not enforce them:
+#: it also accepts cursors of earlier releases, and has an error code of its own for a wrong cursor.
 IdCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})]
     | None,

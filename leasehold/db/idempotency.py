@@ -161,8 +161,8 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 
 
 async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
-    """Store the answer. Raises Conflict if another request has taken over the reservation: roll back
-    the work then.
+    """Store the answer. Raises Conflict if another request has taken over the reservation: roll back the work
+    then.
     """
     reserved = (reservation.tenant_id, reservation.key, reservation.locked_until)
     if await connection.fetchval(STORE, *reserved, status_code, body, KEEP) is None:

@@ -24,8 +24,8 @@ _RISKS = {
 
 
 def missing(isolation: str) -> list[str]:
-    """The missing fences among seccomp, network and landlock. `isolation`: the fences that hold, joined by
-    `+`, as in Children.isolation.
+    """The missing fences among seccomp, network and landlock. `isolation`: the fences that hold, joined by `+`, as in
+    Children.isolation.
     """
     fences = set(isolation.split("+"))
     if "seccomp" in fences or "netns" in fences:  # a network namespace

@@ -85,7 +85,8 @@ class Zygote:
 
     @classmethod
     async def start(cls, recipe: Recipe) -> Zygote:
-        """Start a zygote, and wait until it has given up its rights in the kernel and loaded the handlers.
+        """Start a zygote, and wait until it has raised its fences (the kernel then keeps it from files and the network)
+        and loaded the handlers.
 
         Raises DeclarationError if the zygote refuses to start, dies, or takes too long.
         """

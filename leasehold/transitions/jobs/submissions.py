@@ -17,7 +17,7 @@ from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
 # One round trip writes any number of jobs. The statement has no joins: the planner estimates one row for a CTE, so a
 # join would compare each task of a batch with each job of the batch.
-# A `gated` job has concurrency limits. Until they admit it, it is held, and its deadline is that of its start.
+# A `gated` job has concurrency limits. Until they admit it, it is held, and `start_within_seconds` is its time.
 # A queue `ext:...` gets no hints: its workers are external, and poll.
 SUBMIT = """
 -- submit

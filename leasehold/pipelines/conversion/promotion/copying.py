@@ -101,8 +101,8 @@ class Promoter:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
     async def _copy(self, call: PromoteCall, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
-        """Copy one artifact. `backup`: where to put a replaced object. `owned`: for each key, whether it
-        holds an object that the tenant has promoted.
+        """Copy one artifact. `backup`: where to put a replaced object. `owned`: for each key, whether it holds an
+        object that the tenant has promoted.
         """
         match await self._target.existing(copy.key), owned[copy.key]:
             case Existing.NOTHING, _:
