@@ -47,7 +47,7 @@ WITH new_job AS MATERIALIZED (
            CASE WHEN status = 'skipped' THEN clock_timestamp() END
     FROM new_task
 ), events AS (
-    -- Of a job with a single task, the view `history` derives this event.
+    -- For a job with a single task no row is written: the view `history` derives the event.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT id, 1, tenant_id, 'submitted', status FROM new_job WHERE single_task IS NULL
 ), runnable AS MATERIALIZED (
