@@ -182,12 +182,12 @@ async def create_schedule(
     services = services_of(request)
     cron.check(body.cron, body.timezone)
     check_callback_url(services.settings, body.callback_url)
-    expects_stored_answer = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
-    if not expects_stored_answer:
+    repeated = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if not repeated:
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if expects_stored_answer:  # it has expired since then, and the payload was not checked
+        if repeated:  # the stored answer has expired since then, and nobody has checked the payload
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
