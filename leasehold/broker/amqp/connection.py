@@ -103,6 +103,11 @@ class Ladder:
         self._failures = 0
         self._opened_at: float | None = None
 
+    @property
+    def failures(self) -> int:
+        """How many attempts in a row have failed."""
+        return self._failures
+
     def record_opened(self) -> None:
         """Record that the attempt has opened its connection, channel or consumer."""
         self._opened_at = time.monotonic()

@@ -51,6 +51,10 @@ class _Session:
             log.warning("hint cannot be sent", queue=queue, reason=str(error))
             return None
 
+    def abort(self) -> None:
+        """Drop the connection without waiting for the broker."""
+        self._wire.abort()
+
     def send(self, messages: Sequence[_Message]) -> Window:
         """Write all messages in one write. Raises BrokerUnavailable."""
         if self._channel.is_closed:
@@ -125,6 +129,7 @@ class Publisher:
         # to it, also after the queue has another leader. A node that has lost the others confirms nothing either.
         if not window.settled.done() and session is self._session and not await _is_blocked(session.connection):
             self.link.drop(f"the node confirmed nothing for {self._timeout:g} s (LEASEHOLD_AMQP_PUBLISH_TIMEOUT)")
+            session.abort()  # a stuck channel would hold up the handshake of the close
         return window.confirmed
 
     def _on_return(self, name: str) -> None:

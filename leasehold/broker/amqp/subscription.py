@@ -21,6 +21,10 @@ from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 #: Called in the event loop with each message.
 Receive = Callable[["Subscription", Message, Acks], None]
 
+#: A request that began before a leader of a quorum queue is replaced may stay without an answer also afterwards. So the
+#: first attempts end soon. The later ones have RPC_SECONDS, for a broker that is slow.
+_FIRST_SECONDS, _FIRST_ATTEMPTS = 3.0, 3
+
 log = structlog.get_logger(__name__)
 
 
@@ -105,7 +109,7 @@ class Subscription:
         deliveries = Deliveries(lambda message: receive(self, message, acks))
         wire.sieve.attach(channel.number, deliveries)
         try:
-            async with guarded(RPC_SECONDS):
+            async with guarded(_FIRST_SECONDS if ladder.failures < _FIRST_ATTEMPTS else RPC_SECONDS):
                 await channel.basic_qos(prefetch_count=self._prefetch)
                 consumer = await channel.basic_consume(self.name, _refuse)
             self._consumer_tag = consumer.consumer_tag
