@@ -148,8 +148,8 @@ class Settings(SettingsWithFiles):
         2.0,
         ge=0.5,
         description="A node that sends nothing for this many seconds, although a request goes to it after half of "
-        "them, is frozen or cut off: the process connects to the next node. Heartbeats alone notice that after three "
-        "intervals.",
+        "them, is frozen or cut off: the process connects to the next node. Each time within a minute it waits twice as "
+        "long, up to 10 s. Heartbeats alone notice that after three intervals.",
     )
 
     # --- apps that submit runs

@@ -13,6 +13,8 @@ from chaos.row_changes import Change, seconds
 
 #: The clocks of the proxy and of the triggers that record changes of rows may differ by this many seconds.
 _CLOCK_DIFFERENCE = 0.005
+#: The longest time for which a lease lasts longer after a failover (LEASE_HAS_PASSED in transitions/workers.py).
+_GRACE_SECONDS = 10.0
 _RUNNABLE = ("pending", "retry", "waiting")
 
 
@@ -67,5 +69,7 @@ def _is_claimable(history: History, task: Row, at: float) -> bool:
     """
     at = min(at, history.database_time(at))
     if task["status"] == "running":  # after `max_losses` lost workers the task fails, and no worker may claim it
-        return seconds(task["lease_until"]) < at and task["losses"] < history.terms.max_losses
+        # After a failover a lease lasts longer, until its owner has come back.
+        grace = _GRACE_SECONDS if history.failovers else 0.0
+        return seconds(task["lease_until"]) + grace < at and task["losses"] < history.terms.max_losses
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at

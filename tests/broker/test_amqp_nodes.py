@@ -7,8 +7,12 @@ import socket
 import time
 from uuid import UUID
 
+import pytest
+
 from leasehold.broker import Broker
+from leasehold.broker.amqp import watchdog
 from leasehold.broker.amqp.broker import AmqpBroker
+from leasehold.broker.amqp.watchdog import Patience
 from leasehold.broker.base import Delivery
 from tests.broker.conftest import OpenBroker, hints, publish_until_confirmed, until
 from tests.broker.wire import Wire
@@ -49,6 +53,23 @@ async def test_a_frozen_node_is_left_although_its_connections_stay_open(amqp_url
     finally:
         for wire in wires:
             await wire.close()
+
+
+def test_patience_with_silent_nodes_grows_and_shrinks_again_after_a_quiet_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On an overloaded machine every node is slow, and each reconnect would make all slower."""
+    now = [1000.0]
+    monkeypatch.setattr(watchdog, "monotonic", lambda: now[0])
+    patience = Patience(2.0)
+    waits = []
+    for _ in range(5):
+        waits.append(patience.seconds)
+        patience.record_left()
+    assert waits == [2.0, 4.0, 8.0, 10.0, 10.0]
+    now[0] += 61.0
+    assert patience.seconds == 2.0
+    assert Patience(30.0).seconds == 30.0
 
 
 async def test_a_node_that_answers_and_confirms_nothing_is_left_for_the_next(

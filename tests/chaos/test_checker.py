@@ -740,7 +740,17 @@ def test_the_hint_of_a_task_that_has_lost_its_last_worker_may_be_acknowledged() 
     """Its lease has passed, and nobody may claim it: the sweeper fails it."""
     for losses, excused in ((20, True), (19, False)):
         history = sound()
+        history.failovers = []
         row(history, CLAIMED_FIRST, lease_until=at(1.2), losses=losses)
+        history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-first", T0 + 1.8, T0 + 1.5))
+        assert ("I9" not in found(history)) is excused
+
+
+def test_the_hint_of_a_task_whose_lease_lasts_longer_after_a_failover_may_be_acknowledged() -> None:
+    for failovers, excused in (([promotion(T0 + 1.1)], True), ([], False)):
+        history = sound()
+        history.failovers = failovers
+        row(history, CLAIMED_FIRST, lease_until=at(1.2))
         history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-first", T0 + 1.8, T0 + 1.5))
         assert ("I9" not in found(history)) is excused
 

@@ -20,7 +20,7 @@ import structlog
 from aio_pika.connection import make_url
 from aiormq.abc import AbstractChannel, AbstractConnection
 
-from leasehold.broker.amqp.watchdog import watch
+from leasehold.broker.amqp.watchdog import Patience, watch
 from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import BadSetting, BrokerUnavailable
@@ -199,7 +199,7 @@ class Link:
         self._nodes = Nodes(settings)
         self._role = role
         self._heartbeat = settings.amqp_heartbeat
-        self._silence = settings.amqp_silence_seconds
+        self._patience = Patience(settings.amqp_silence_seconds)
         self._serve = serve
         self._running: asyncio.Task[None] | None = None
         self._drop_requested = asyncio.Event()
@@ -267,7 +267,7 @@ class Link:
             self._serve(connection, wire),
             until_closed(connection),
             self._drop_requested.wait(),
-            watch(connection, wire, self._silence),
+            watch(connection, wire, self._patience),
         )
         if self._drop_requested.is_set():
             raise BrokerUnavailable(self._drop_reason)

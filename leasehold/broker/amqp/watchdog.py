@@ -7,6 +7,7 @@ the watchdog sends a request. Any byte counts as an answer.
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 from aiormq.abc import AbstractChannel, AbstractConnection
 
@@ -14,20 +15,47 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
+#: The longest silence that is waited for, and the time after which a silence is forgotten.
+_MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
-async def watch(connection: AbstractConnection, wire: Wire, seconds: float) -> None:
-    """Watch the connection until RabbitMQ has sent nothing for `seconds`. Then end it, and raise BrokerUnavailable.
-    After half of the seconds, send a request that a living node would answer.
+
+class Patience:
+    """For how many seconds a node may be silent: `seconds`. After a node was left for its silence, twice as long each
+    time, up to 10 s or `seconds`. So on an overloaded machine, where every node is slow, connections stay. The first
+    limit returns when no node was left for a minute.
     """
-    patience = seconds / 2
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._left = 0
+        self._left_at = float("-inf")
+
+    @property
+    def seconds(self) -> float:
+        if monotonic() - self._left_at > _FORGOTTEN_SECONDS:
+            self._left = 0
+        return min(self._seconds * 2.0 ** min(self._left, 10), max(_MOST_SECONDS, self._seconds))
+
+    def record_left(self) -> None:
+        """Record that a node was left because it was silent."""
+        self._left += 1
+        self._left_at = monotonic()
+
+
+async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) -> None:
+    """Watch the connection until RabbitMQ has sent nothing for the seconds of `patience`. Then end it, and raise
+    BrokerUnavailable. After half of the seconds, send a request that a living node would answer.
+    """
     probe = _Probe(connection)
     try:
         while True:
-            await asyncio.sleep(max(patience - wire.silence, patience / 10))
+            half = patience.seconds / 2
+            await asyncio.sleep(max(half - wire.silence, half / 10))
             # A node under an alarm reads nothing of a publisher that it has blocked.
             await connection.ready()
-            if wire.silence >= patience and not await _is_answered(probe, wire, patience):
+            if wire.silence >= half and not await _is_answered(probe, wire, half):
                 silence = wire.silence
+                patience.record_left()
                 wire.abort()  # otherwise each close of a channel would wait for an answer of the node
                 raise BrokerUnavailable(f"the node is silent for {silence:.1f} s (LEASEHOLD_AMQP_SILENCE_SECONDS)")
     finally:
