@@ -40,7 +40,7 @@ async def sign_in(request: Request, form: Fields) -> Response:
 async def enter(
     request: Request,
     ticket: Annotated[str, Query(max_length=200)] = "",
-    following: Annotated[str, Query(max_length=500)] = "/",
+    following: Annotated[str, Query(max_length=500)] = "/",  # the page that opens then
 ) -> Response:
     services = services_of(request)
     prefix = tickets.prefix_of_ticket(services.settings, ticket)
@@ -48,6 +48,7 @@ async def enter(
 
 
 async def _begin_session(request: Request, caller: Caller, following: str) -> Response:
+    """Begin a session of the caller, and open the page `following`."""
     async with services_of(request).pool.acquire() as connection:
         await record(connection, caller, "session.began", _owner(caller))
     response = redirect_to(request, following)
@@ -59,8 +60,8 @@ async def _begin_session(request: Request, caller: Caller, following: str) -> Re
 async def sign_out(request: Request, caller: session.Anybody) -> Response:
     async with services_of(request).pool.acquire() as connection:
         await record(connection, caller, "session.ended", _owner(caller))
-    response = go_to(request, "/sign-in", "")
-    response.delete_cookie(FLASH, path=path_of(request) or "/")
+    response = go_to(request, "/sign-in", sentence="")
+    response.delete_cookie(FLASH, path=path_of(request) or "/")  # the sentence that the next page would show
     session.end(services_of(request), response)
     return response
 

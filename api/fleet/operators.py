@@ -149,9 +149,10 @@ async def list_limits(
     cursor: TextsCursor = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Response:
-    tenant_id, key = texts_at(cursor) or (None, None)
+    tenant_id, key = texts_at(cursor) or (None, None)  # of the last limit on the page before
     async with services_of(request).pool.acquire() as connection:
         rows = await connection.fetch(
+            # A row of `gate` is a limit. `declared`: an operator has set it.
             "SELECT tenant_id, key, at_most, per_minute FROM gate"
             " WHERE declared AND ($1::text IS NULL OR (tenant_id, key) > ($1, $2::text))"
             " ORDER BY tenant_id, key LIMIT $3",
@@ -199,5 +200,5 @@ async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operato
         if not limit_ids:
             raise NotFound("limit_not_found", "There is no such limit.")
         await record(connection, caller, "limit.lifted", key, tenant_id=tenant_id)
-    await publish_and_admit(services, [], limit_ids)
+    await publish_and_admit(services, hints=[], limits=limit_ids)
     return json_response({"tenant_id": tenant_id, "key": key})

@@ -145,7 +145,7 @@ def _problem_of_library_error(error: Exception) -> Problem:
 
 
 def is_database_away(error: BaseException) -> bool:
-    """Whether a lost or overloaded PostgreSQL can be the cause of the error."""
+    """Whether PostgreSQL may be lost or overloaded: then the same request may succeed later."""
     return may_try_again(error)
 
 
@@ -166,7 +166,7 @@ def _problem_of_request_error(error: RequestError) -> Problem:
         headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     elif isinstance(error, (TooMany, Unavailable)):
         headers["Retry-After"] = str(RETRY_AFTER)
-    if isinstance(error, InvalidFilter):
+    if isinstance(error, InvalidFilter):  # without a pointer, the filter was the parameter `q`
         place = {"parameter": "q", "in": "query"} if error.pointer is None else {"pointer": error.pointer}
         errors: list[dict[str, str | int]] = [{**place, "position": error.position, "detail": error.sentence}]
         return Problem(status, error.code, error.message, headers, errors)

@@ -24,8 +24,8 @@ class Reason(_Request):
 
 
 class RetryRequest(_Request):
-    """`payload` replaces the payload of a run; the same template checks it. `from_step`: this step runs again, too,
-    and every step that needs it. If left out, steps that succeeded do not run again.
+    """`payload` replaces the payload of a run; the same template checks it. `from_step`: this step and
+    every step that needs it run again, even if they succeeded. If left out, steps that succeeded do not run again.
     """
 
     payload: dict[str, JsonValue] | None = None
@@ -33,7 +33,7 @@ class RetryRequest(_Request):
 
 
 class BulkReplayRequest(_Request):
-    """All dead letters that match every given filter are replayed. `canary`: only the latest, as a trial."""
+    """All dead letters that match every given filter are replayed. `canary`: only the latest of them, as a trial."""
 
     fingerprint: str | None = Field(None, max_length=64)
     kind: KindName | None = None
@@ -76,7 +76,9 @@ class BulkSettleRequest(_Request):
 
 
 class Unsettled(BaseModel):
-    """A case that waits for a person. `system`: the provider that got the order. `sent`: the content of the order."""
+    """A case that waits for a person. `losses`: how many attempts of the step were lost with their worker. `system`:
+    the provider that got the order. `sent`: the content of the order.
+    """
 
     tenant_id: str
     kind: str
@@ -125,6 +127,8 @@ class SchedulePart(BaseModel):
 
 
 class Parent(BaseModel):
+    """The job that this job repeats (`rerun_of`), or for which it works (`made_for`)."""
+
     id: UUID
     relation: Literal["rerun_of", "made_for"]
 
@@ -147,7 +151,7 @@ class JobSummary(BaseModel):
     deadline_at: datetime | None = None
     expires_at: datetime | None = Field(None, description="When the job and its objects are deleted.")
     error: JobError | None = None
-    cancel: dict[str, Any] | None = None
+    cancel: dict[str, Any] | None = Field(None, description="`by` and `reason` of a requested cancel.")
     cancel_requested_at: datetime | None = None
     run: RunPart | None = None
     schedule: SchedulePart | None = None
@@ -188,7 +192,7 @@ class OutputAnswer(BaseModel):
     size: int
     sha256: str
     content_type: str
-    url: str | None = Field(None, description="Reads the object for a while; of the first 100 outputs.")
+    url: str | None = Field(None, description="Reads the object for a while. Only the first 100 outputs have it.")
 
 
 class Waiting(BaseModel):
@@ -202,8 +206,8 @@ class Waiting(BaseModel):
 
 
 class CallbackDelivery(BaseModel):
-    """The job that sends the last end of this job. `GET /v1/jobs/{id}` shows its tries, and `/retry` sends the message
-    again.
+    """The job that sends the latest end of this job to its `callback_url`. `id`: with it, `GET /v1/jobs/{id}` shows the
+    tries, and `POST /v1/jobs/{id}/retry` sends the message again.
     """
 
     id: UUID
@@ -237,7 +241,9 @@ class Count(BaseModel):
 
 
 class JobList(BaseModel):
-    """`searched_back_to`: where a search in payloads or texts, or by queue, has ended; `next_cursor` continues it."""
+    """`searched_back_to`: a search in payloads or texts, or by queue, has stopped at jobs of this time; `next_cursor`
+    continues it.
+    """
 
     jobs: list[JobSummary]
     next_cursor: str | None
@@ -246,7 +252,7 @@ class JobList(BaseModel):
 
 
 class JobAfterAction(BaseModel):
-    """The job after a cancel, a retry or a delete that waits."""
+    """The job after a cancel, a retry, or a delete that waits for the job's end."""
 
     id: UUID
     status: JobState

@@ -19,8 +19,8 @@ from leasehold.transitions import webhooks
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What an action needs of its process. `opened`: by kind of work, the object that the kind opened for its
-    endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
+    """What an action needs of its process. `opened`: for the name of a kind of work, the object that this kind has
+    opened for its endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
     """
 
     settings: Settings

@@ -1,6 +1,7 @@
 """Converts the result of a function to JSON and back. PostgreSQL keeps a small result, the object store a large one.
 
-A step's value is `{"value": JSON}`, or `{"output": NAME}` when the step's output NAME has the JSON.
+A step's value is `{"value": JSON}`, or `{"output": NAME}` when the step's output NAME (an object in the store)
+has the JSON.
 """
 
 from __future__ import annotations

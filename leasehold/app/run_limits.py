@@ -35,7 +35,7 @@ class Limit:
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {self.by!r}")
 
 
-#: The most items that one call gets, and the longest that an item waits for others.
+#: The most runs that one call of a function serves, and the longest that a run waits for others.
 MAX_BATCH = 10_000
 MAX_BATCH_WAIT = timedelta(minutes=1)
 
@@ -65,7 +65,7 @@ class Unique:
     by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        by: object = self.by
+        by: object = self.by  # type checkers know a tuple, but nothing checks the caller's types
         if isinstance(by, str):
             raise DeclarationError(f"Unique.by is a tuple of names such as ({by!r},), not a string")
 

@@ -1,6 +1,6 @@
-"""`Task`: a function that was declared with `@app.task`. Calling it runs the function; a worker runs what is submitted.
+"""`Task`: a function that was declared with `@app.task`. A call runs it here; `submit` lets a worker run it.
 
-Its two subclasses differ for type checkers only. PositionalTask is for functions with a positional parameter, and
+The two subclasses are there for type checkers. PositionalTask is for functions with a positional parameter, and
 KeywordTask for all others.
 """
 
@@ -53,7 +53,9 @@ class Task(Generic[P, R]):
         local_names: Mapping[str, Any] | None = None,
         connections: Connections | None = None,
     ) -> None:
-        """`local_names`: of the declaring scope. Raises DeclarationError with file and line."""
+        """`local_names`: the names of the scope that declares the function, for its annotations. Raises
+        DeclarationError with file and line.
+        """
         check_function(function)
         self._connections = connections if connections is not None else Connections(app)
         self.function = function
@@ -65,6 +67,7 @@ class Task(Generic[P, R]):
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
         self._declare_limits()
+        #: As a workflow starts the task.
         self.runnable = StartedTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
@@ -110,7 +113,7 @@ class Task(Generic[P, R]):
                 raise declaration_error(
                     self.function, "a process imports the function by its name: declare it at module level"
                 )
-            self.pipeline.room = self.handling.room
+            self.pipeline.room = self.handling.room  # without a free process, an attempt snoozes
             return self.handling.process
         if self.terms.isolated:
             return self.handling.isolated
@@ -148,6 +151,7 @@ class Task(Generic[P, R]):
         return self._runs(await self._connections.acall(self._write(calls)))
 
     async def _write(self, calls: Sequence[Call[R]]) -> list[UUID]:
+        """Commit the runs. Returns their ids."""
         return await (await self._connections.link()).submit(calls) if calls else []
 
     def _runs(self, ids: Sequence[UUID]) -> list[Run[R]]:
@@ -267,8 +271,8 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
         """Submit in the caller's own transaction: the run exists once the transaction has committed.
 
-        `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`,
-        and TransactionRefused, before anything is written, in autocommit and in a transaction that has failed.
+        `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`.
+        Raises TransactionRefused, and writes nothing, in autocommit or in a transaction that has failed.
         """
         return self._submit_in(connection, [self._call_with_options(args, kwargs)])[0]
 

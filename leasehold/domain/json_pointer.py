@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the evaluator's child process needs no pydantic
+if TYPE_CHECKING:  # the child process that checks payloads loads no pydantic
     from pydantic import ValidationError
 
-#: The longest pointer in a sentence: a client may send a document with a key of any length.
+#: In a sentence, a pointer is cut after this many characters: a client may send a key of any length.
 _MAX_CHARACTERS = 300
 
 
@@ -19,7 +19,7 @@ def pointer_to(path: Iterable[object]) -> str:
 
 
 def path_of(pointer: str) -> list[str]:
-    """The keys and positions that the pointer names, from the root down. A position is text, too."""
+    """The keys and positions that the pointer names, from the root down. A position in a list is text, too: `0`."""
     return [key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:]]
 
 

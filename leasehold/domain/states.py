@@ -10,7 +10,7 @@
                  running -> cancelled                        (stopped by a cancel of its job)
            anything unfinished -> skipped | cancelled                        (the job ended without it)
 
-The verbs are functions of `leasehold.transitions`. Nothing else writes a status.
+The verbs (the keys of TASK_MOVES and JOB_MOVES) are functions of `leasehold.transitions`. Nothing else writes a status.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     ),
     # A person knows that the step succeeded after all; a replay follows in the same transaction.
     "resolve": (frozenset({TaskState.FAILED}), frozenset({TaskState.SUCCEEDED})),
-    # A replay from an earlier step runs this step again. `replay` accepts SKIPPED, so `rewind` comes before it, in the
-    # same transaction.
+    # A replay from an earlier step runs this step again. `replay` does not accept SUCCEEDED, so `rewind` comes before
+    # it, in the same transaction.
     "rewind": (frozenset({TaskState.SUCCEEDED}), frozenset({TaskState.SKIPPED})),
 }
 
@@ -115,7 +115,7 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.CANCEL_REQUESTED}),
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
-    # The leading worker ends a cancel after the grace, and the attempts of lost workers.
+    # The leading worker ends what no worker acknowledges: a cancel after its grace, and attempts whose worker was lost.
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
     "admit": (
         frozenset({JobState.PENDING}),

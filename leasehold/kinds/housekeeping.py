@@ -43,13 +43,13 @@ class Tidying:
 
 @dataclass(frozen=True, slots=True)
 class Forgetting(Generic[_U]):
-    """A duty that deletes objects before their rows: `find` returns units, `delete` deletes the objects of a unit, and
-    `forget` deletes the rows.
+    """A duty that deletes objects before their rows: `find` returns units (each some objects with their rows), `delete`
+    deletes the objects of one unit, and `forget` deletes the rows of units.
 
     If a unit fails by itself, for example because the store refuses to delete its objects, it goes to the quarantine of
-    `duty`, and the duty goes on with the other units. So `find` must leave out quarantined units, with
-    `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. The duty holds no
-    connection during `delete`.
+    `duty`, which delays its next try, and the duty goes on with the other units. So `find` must leave out quarantined
+    units, with `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. The duty
+    holds no connection during `delete`.
     """
 
     duty: str

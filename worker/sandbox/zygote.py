@@ -1,7 +1,7 @@
 """The zygote of one pipeline: `python -m leasehold.worker.sandbox.zygote`, started by worker/sandbox/zygote_process.py.
 
-The zygote raises its fences, loads the handlers, and then only forks: one child for each run. It never reads a client's
-bytes, so all its children start from the same clean state.
+The zygote raises its fences (the mechanisms of the sandbox), loads the handlers, and then only forks: one child for
+each run. It never reads a client's bytes, so all its children start from the same clean state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     control = socket.socket(fileno=options.control)
     try:
         registry = Pipelines.from_source(options.source)
-        packages = _packages(options.source, registry[options.pipeline].module)
+        packages = _packages(options.source, registry[options.pipeline].module)  # the code that children may read
         own_fences = fences.Fences.around(packages, options.work_dir)
         pipeline = _load(registry, options.pipeline)
     except Exception as error:  # noqa: BLE001 - a handler's module may raise anything: report it and do not start
@@ -103,10 +103,10 @@ def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences
         try:
             pid = os.fork()
         except OSError as error:
-            pid = -(error.errno or 1)
+            pid = -(error.errno or 1)  # a negative answer: there is no child
         if pid == 0:
             control.detach()  # the child uses this descriptor's number for its own channel
-            child.live(pipeline, own_fences, zygote, *descriptors)
+            child.live(pipeline, own_fences, zygote, *descriptors)  # never returns
         for descriptor in descriptors:
             os.close(descriptor)
         control.send(frames.NUMBER.pack(pid))

@@ -1,4 +1,7 @@
-"""The progress of an operation. The step stores it as its note, and commits the note together with each batch."""
+"""The progress of an operation. The step stores it as its note, which its next attempt reads.
+
+Each batch commits the note together with its changes.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,7 @@ class Progress(BaseModel):
 
     @property
     def percent(self) -> float:
+        """At most 99.9: `total` may be too low an estimate, so only the operation's end means that all is done."""
         if self.total is None or not self.total.n:
             return 0.0
         return min(100.0 * self.done / self.total.n, 99.9)

@@ -1,8 +1,8 @@
 """`expire_early` and `delete` end the retention of a job and of its objects early. `forget` deletes the rows.
 
 A job with a leased step is never deleted: its worker needs the job's rows to settle the lease, and the job's events
-must show how the lease ended. Such a job is cancelled first, and deleted when it has ended. The request sets
-`keep_seconds` to 0, so that retention deletes the job even if the process that got the request dies.
+must show how the lease ended. Such a job is cancelled first, and deleted when it has ended. The request to delete
+sets `keep_seconds` to 0, so that retention deletes the job even if the process that got the request dies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> 
 
 
 # $1 jobs, $2 their tenant. The statement changes only jobs that have ended: from now on no reader finds them, and
-# retention may delete their objects and rows.
+# retention may delete their objects and rows. `unindexed`: PostgreSQL finds the rows by their ids.
 DELETE = f"""
 -- job_delete
 WITH deleted AS (
@@ -47,7 +47,7 @@ SELECT id, output_prefix FROM deleted
 
 
 async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Ended -> deleted, for readers. A tombstone stands for the job. After the commit, delete the job's objects and
+    """Hide an ended job from readers: they find a tombstone instead. After the commit, delete the job's objects and
     then `forget` its rows; if either fails, retention does it later.
 
     Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.

@@ -21,7 +21,8 @@ from leasehold.domain.errors import Conflict
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
 # Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
-# change nothing. REPLAY runs after this statement in the same transaction, and makes the next steps runnable.
+# change nothing. `waiting_on` counts the steps for which a task waits. REPLAY runs after this statement in the same
+# transaction, and makes the next steps runnable.
 RESOLVE = """
 -- resolve
 WITH locked AS MATERIALIZED (
@@ -98,7 +99,7 @@ async def write(
     connection: Connection,
     job_id: UUID,
     tenant_id: str,
-    step: Unresolved,
+    failed: Unresolved,
     action: Action,
     actor: str,
     *,
@@ -114,7 +115,7 @@ async def write(
         async with connection.transaction():  # a savepoint
             return bool(
                 await connection.fetchval(
-                    _SETTLE, step.task_id, step.epoch, job_id, tenant_id, action, system, ref, actor
+                    _SETTLE, failed.task_id, failed.epoch, job_id, tenant_id, action, system, ref, actor
                 )
             )
     except asyncpg.UniqueViolationError as error:
@@ -137,6 +138,6 @@ async def resolve(
     return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
 
 
-async def forget_note(connection: Connection, step: Unresolved) -> None:
+async def forget_note(connection: Connection, failed: Unresolved) -> None:
     """Delete the step's note, so that the next attempt starts from nothing."""
-    await connection.execute("DELETE FROM note WHERE task_id = $1", step.task_id)
+    await connection.execute("DELETE FROM note WHERE task_id = $1", failed.task_id)

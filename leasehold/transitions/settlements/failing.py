@@ -23,7 +23,8 @@ ORDER BY j.id
 FOR UPDATE
 """
 
-# $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays in seconds, $9 MAX_CRASHES
+# $1 owners, $2 task ids, $3 epochs, $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays in seconds,
+# $9 MAX_CRASHES
 FAIL = f"""-- fail
 WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
     -- `again`: the task may run again. `ends`: the job fails, because one of its tasks in this batch may not run again.
@@ -39,7 +40,8 @@ WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
     ) AS failure
 ), attempt_ended AS (
-    -- The guarded write. END_FAILED_JOBS reads this CTE.
+    -- The guarded write. END_FAILED_JOBS reads this CTE, and adds `advanced` (the jobs) and `woken_hints` (the hints
+    -- of the workflows that it wakes).
     UPDATE task t
     SET status = CASE WHEN judged.again AND NOT judged.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,
@@ -54,6 +56,7 @@ WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
 ){END_FAILED_JOBS}
+-- `settled` is also true if this statement ran before, and only its answer was lost.
 SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
@@ -66,16 +69,18 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority,
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
-    """running -> retry while the failure is retryable and attempts are left; else -> failed, and the job fails, too.
+    """running -> retry if the failure is retryable and attempts are left. Else -> failed, and the job fails, too.
 
     Exception: if a workflow started the step, the job does not fail. The workflow is woken, and decides.
     """
-    leases = lease_columns([failure.lease for failure in failures])
+    owners, task_ids, epochs = lease_columns([failure.lease for failure in failures])
     async with connection.transaction():
-        await connection.execute(_LOCK_JOBS, leases[1])
+        await connection.execute(_LOCK_JOBS, task_ids)
         rows = await connection.fetch(
             FAIL,
-            *leases,
+            owners,
+            task_ids,
+            epochs,
             [failure.cause for failure in failures],
             [failure.code for failure in failures],
             [failure.message for failure in failures],

@@ -25,9 +25,9 @@ _COLOUR_CHANNELS = 3
 
 
 def samples(
-    archive: Path, inputs: list[dict[str, Any]], preprocessing: Preprocessing, limits: ModelLimits, seed: int
+    archive: Path, model_inputs: list[dict[str, Any]], preprocessing: Preprocessing, limits: ModelLimits, seed: int
 ) -> tuple[list[Tensors], str]:
-    """Inputs to run, and their origin: "reference images" or "generated".
+    """The samples (values for the model's inputs), and their origin: "reference images" or "generated".
 
     Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
     be a picture.
@@ -35,17 +35,18 @@ def samples(
     pictures = list(_pictures(archive, limits))
     if not pictures:
         rng = np.random.default_rng(seed)
-        specifications = [(value["name"], value["type"], value["shape"]) for value in inputs]
+        specifications = [(value["name"], value["type"], value["shape"]) for value in model_inputs]
         return [random_tensors(specifications, rng) for _ in range(_GENERATED_SAMPLES)], "generated"
-    if len(inputs) != 1 or inputs[0]["type"] != "float" or len(inputs[0]["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
+    only_input = model_inputs[0] if len(model_inputs) == 1 else None
+    if only_input is None or only_input["type"] != "float" or len(only_input["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
         raise refusals.bad_references("the model has no single float input of four dimensions for a picture")
-    shape = inputs[0]["shape"]
-    return [{inputs[0]["name"]: _tensor(picture, shape, preprocessing)} for picture in pictures], "reference images"
+    name, shape = only_input["name"], only_input["shape"]
+    return [{name: _tensor(picture, shape, preprocessing)} for picture in pictures], "reference images"
 
 
 def _pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Image]:
     """Decode the images one after the other, in memory."""
-    if not archive.stat().st_size:
+    if not archive.stat().st_size:  # the conversion has no reference images
         return
     try:
         with tarfile.open(archive, "r:") as tar:

@@ -39,7 +39,7 @@ class Fal:
     """The client of fal. A model is `owner/app`, often followed by the path of an endpoint."""
 
     name = "fal"
-    honours_token = False
+    honours_token = False  # fal ignores the order's idempotency token
 
     def __init__(self, sender: RequestSender, base_url: str) -> None:
         self._sender = sender
@@ -89,6 +89,7 @@ class Fal:
         *,
         buys: bool = False,
     ) -> ProviderAnswer:
+        """Send the request to `path` below fal's address. `buys`: the request may cost money."""
         return await self._sender.send(
             method,
             self._url + path,
