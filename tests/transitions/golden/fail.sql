@@ -40,7 +40,8 @@ WITH lease_batch AS MATERIALIZED (
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
     ) AS failure
 ), attempt_ended AS (
-    -- The guarded write. END_FAILED_JOBS reads this CTE.
+    -- The guarded write. END_FAILED_JOBS reads this CTE, and adds `advanced` (the jobs) and `woken_hints` (the hints
+    -- of the workflows that it wakes).
     UPDATE task t
     SET status = CASE WHEN judged.again AND NOT judged.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,
@@ -133,6 +134,7 @@ WITH lease_batch AS MATERIALIZED (
     WHERE w.status = 'waiting' AND w.wake_at IS NULL
     RETURNING id, task_id, queue, priority, headers
 )
+-- `settled` is also true if this statement ran before, and only its answer was lost.
 SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,

@@ -34,6 +34,7 @@ WITH lease_batch AS MATERIALIZED (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced AS (
+    -- A job that is being cancelled counts its released workflow as leased until the workflow has seen the cancel.
     UPDATE job j
     SET event_seq = j.event_seq + per_job.released_count,
         leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.released_count END
@@ -46,12 +47,15 @@ WITH lease_batch AS MATERIALIZED (
            a.status, r.id, r.step, 'pending', r.epoch
     FROM released r JOIN advanced a ON a.id = r.job_id
 ), hinted AS (
+    -- Queues `ext:` belong to external workers, which poll. The caller publishes the hints; the relay publishes after
+    -- `relay_at` those that are still there.
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
     FROM released r JOIN advanced a ON a.id = r.job_id
     WHERE NOT starts_with(r.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
+-- `settled` is also true if this statement ran before, and only its answer was lost.
 SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
        'pending' AS state,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
