@@ -154,7 +154,7 @@ async def open_parts(
             journals=journals,
             announcer=announcer,
             settings=settings,
-            on_most_stuck=on_drain,
+            on_most_stuck=on_drain,  # over half of the threads are stuck: only the end of the process frees them
         )
         stack.callback(inline.workflows.close)
         isolated = IsolatedAttempts(
@@ -226,7 +226,7 @@ def _loops(
             Periodic(f"attempt_{writer.name}", writer.turn, every=chunk_writer.EVERY_SECONDS)
             for writer in (writers.logs, writers.streams)
         ),
-        Periodic("admitter", admitter.turn, every=0.0),
+        Periodic("admitter", admitter.turn, every=0.0),  # a turn itself waits for ended jobs
     ]
     return {"exporter": exporter.run} | {duty.name: duty.run for duty in periodic}
 
@@ -272,7 +272,7 @@ async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Sett
     """Wait for the children. Returns the queues that the worker may serve, given the fences that this kernel offers."""
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
-    if not queues.isolated <= allowed:  # then the worker serves no isolated queue, and needs no children
+    if not queues.isolated <= allowed:  # `allowed` has all isolated queues or none: with none, no child is needed
         await warm_up.children.close()
     return allowed
 

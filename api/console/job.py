@@ -71,7 +71,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
     # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. If nothing has
-    # changed, the refresh has read one row: that of the job.
+    # changed, the refresh has read one row: that of the job. `made_of` is equal for equal pages.
     made_of = (endpoints.etag_of(services, access, body), caller.scopes) if has_ended else ()
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content
@@ -117,8 +117,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Details:
-    """What the page shows beside the job's row and its explanation. `operations`: the ids of the bulk operations that
-    have a page. `waits`: the signals for which the job's workflow waits.
+    """What the page shows beside the job's row and its explanation. `acts`: what people did with the job. `operations`:
+    the ids of the bulk operations that have a page. `waits`: the signals for which the job's workflow waits.
     """
 
     events: Sequence[EventView]
@@ -200,7 +200,7 @@ def _editable(job: Mapping[str, Any]) -> str:
 
 def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]) -> bool:
     return (
-        access.kind.signed_links
+        access.kind.signed_links  # False: only the kind's own endpoints give its outputs
         and output["content_type"] in _PICTURES
         and output["size"] <= services.settings.console_picture_bytes
     )
@@ -227,7 +227,7 @@ async def show_picture(request: Request, job_id: UUID, step: str, name: str, cal
     access = await find(services, caller, job_id)
     for output in access.row["outputs"] or []:
         if (output["step"], output["name"]) == (step, name) and _is_picture(services, access, output):
-            async with services.bodies.room(caller.tenant_id, output["size"]):
+            async with services.bodies.room(caller.tenant_id, output["size"]):  # memory of the process is bounded
                 content = await services.store.fetch_bytes(
                     output["key"], sha256=output["sha256"], max_bytes=services.settings.console_picture_bytes
                 )

@@ -34,7 +34,7 @@ Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
-#: The seed of a new key is a signature. This is the signature's purpose: no other signature has the same.
+#: A key is made from a seed, and the seed is a signature. This is the signature's purpose: no other signature has it.
 _SEED = "seed of an API key"
 #: Within this time, a second press of a button shows the secret that the first press has made.
 _SHOWN_AGAIN = timedelta(minutes=1)
@@ -113,7 +113,7 @@ async def _make_once(
     same seed. So the second press finds the key of the first. It makes the same secret from the seed, although no
     secret is stored. This is needed because a browser that sends the form twice shows only the second answer.
     """
-    press = press_of(request, form)
+    press = press_of(request, form)  # equal for all presses of one form's button
     if press is None:
         return await make(None)
     services = services_of(request)
@@ -128,7 +128,7 @@ async def _make_once(
             found = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)
         if found is None:
             raise
-        if found.key is None:
+        if found.key is None:  # the key is older than _SHOWN_AGAIN
             sentence = f"This form has made the key lh_{found.prefix} before. Open the page again to make another."
             raise Conflict("key_made_before", sentence) from None
         return {"key": found.key.text, "prefix": found.prefix, "tenant_id": found.tenant_id}

@@ -1,6 +1,6 @@
 """Makes the requests for a feed (events, log lines, chunks), and resumes the feed after a lost connection.
 
-It does no input or output, so both clients use it.
+It does no input or output, so the blocking and the asyncio client use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ T = TypeVar("T")
 
 
 class Following(Generic[T]):
-    """Reads one feed, connection after connection. `make_tries`: makes the Tries of a request."""
+    """Reads one feed, connection after connection. `make_tries`: makes the Tries of a request, which decide when and
+    how often it is sent again.
+    """
 
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
         self._feed = feed
@@ -34,6 +36,7 @@ class Following(Generic[T]):
         self._parser = Parser()  # a broken connection may have left half an event
         self._number_at_connect = self._last_number
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self._last_number}
+        # `safe`: the request may be sent again. Its answer is not parsed as a whole: `items` gets it piece by piece.
         call: Call[Any] = Call(
             "GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, idempotent=True
         )

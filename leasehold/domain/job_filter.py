@@ -56,7 +56,10 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """The terms of a filter, all of which must hold. `positions`: the position of each term, by its key, for errors."""
+    """The terms of a filter, all of which must hold. `waited`, `duration`: of the job, in seconds. `payload`: the keys
+    and positions of each JSON pointer, with the value there. `positions`: the position of each term, by its key, for
+    errors.
+    """
 
     kind: str | None = None
     status: JobState | None = None
@@ -214,7 +217,7 @@ class _FilterBuilder:
         """
         sign, operand = _comparison(term)
         age = _AGE.fullmatch(operand)
-        if age is not None:
+        if age is not None:  # an older job was created earlier: the sign turns round
             name = "created_before" if sign == ">" else "created_after"
             self._set(term, name, _instant_before(self._now, _length_of(age)))
         else:
@@ -244,7 +247,7 @@ def _length_of(match: re.Match[str]) -> timedelta:
 
 
 def _instant_before(now: datetime, length: timedelta) -> datetime:
-    """The instant `length` before now, but not before FIRST."""
+    """The instant `length` before now, but not before FIRST, the first instant that a filter can name."""
     return FIRST if length >= now - FIRST else now - length
 
 

@@ -111,7 +111,7 @@ async def emit(
     emissions.resume(used.items, used.bytes)
     fitting = sum(emissions.emit(chunk) for chunk in chunks)
     _, encoded = emissions.take()
-    restarts = lease.epoch > 1 and used.items == 0
+    restarts = lease.epoch > 1 and used.items == 0  # a later attempt's first chunk begins the step's stream again
     await streams.append(connection, [StreamChunk(lease, first, encoded, restarts)])
     return StoredItems(fitting, fitting < len(chunks))
 

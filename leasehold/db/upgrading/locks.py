@@ -1,7 +1,8 @@
-"""Computes which tables a statement of a revision locks, how, and whether it scans or rewrites them. For plan.py.
+"""Computes the table locks of each statement of a revision (a migration), and whether it scans or rewrites the tables.
 
-The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py runs every statement of every revision on a real
-PostgreSQL, and compares what `pg_locks` shows with these rules. A statement that no rule matches is `unknown`.
+plan.py shows them before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py runs every
+statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with these rules. A statement that
+no rule matches is `unknown`.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _drop_index(schema: SchemaTables, match: re.Match[str], _text: str) -> Effec
     concurrently, name = match.groups()
     table = schema.index_tables.get(name)
     if table is None:
-        return Effect(known="IF EXISTS" in match[0])
+        return Effect(known="IF EXISTS" in match[0])  # without such an index the statement does nothing
     return Effect((Lock(table, _SHARE_UPDATE_EXCLUSIVE if concurrently else _ACCESS_EXCLUSIVE),))
 
 
@@ -238,6 +239,7 @@ def _tables_read(text: str) -> list[str]:
 
 
 def _names_new_column(schema: SchemaTables, text: str) -> bool:
+    """Whether the text names a column of this revision. A constraint on it does not refuse the rows of older code."""
     return any(re.search(rf"\b{column}\b", text) for column in schema.new_columns)
 
 

@@ -30,11 +30,12 @@ class _SampleReader:
 
 
 def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sample: Callable[[int], None]) -> None:
-    """Write the int8 model to `target`. Calls `on_sample` with the number of each sample before that sample runs.
+    """Write the int8 model to `target`. Calls `on_sample` with the number of each sample, from 0, before that
+    sample runs.
 
     Raises Permanent("not_quantisable").
     """
-    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime would log advice to do what `optimise` has done
+    logging.getLogger().setLevel(logging.ERROR)  # else onnxruntime advises an optimisation that the model has had
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
     shutil.copyfile(source, private_copy)  # onnxruntime writes beside its input, and the input's directory is read-only

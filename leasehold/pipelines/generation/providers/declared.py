@@ -54,8 +54,9 @@ class Declaration(BaseModel):
     """One declared provider. Every provider needs `urls`. A provider that does not answer with the files immediately
     also needs `ref`, `poll`, `status` and `statuses`.
 
-    `statuses`: what each status word of the provider means. `token_header`: the header for the idempotency token. Name
-    the header only if the provider promises that a repeated token buys nothing.
+    `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: what each status word of the
+    provider means. `token_header`: the header for the idempotency token. Name the header only if the provider promises
+    that a repeated token buys nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -139,6 +140,7 @@ class Declared:
 
     @property
     def honours_token(self) -> bool:
+        """Whether the provider ignores an order whose idempotency token it has seen before."""
         return self._declaration.token_header is not None
 
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:
@@ -160,7 +162,7 @@ class Declared:
         status = value_at(answer.body, self._declaration.status)
         match self._declaration.statuses.get(str(status)):
             case "working":
-                return Working(str(status)[:100], answer.after)
+                return Working(str(status)[:100], after=answer.after)
             case "made":
                 return self._finished(answer)
             case "failed":
@@ -186,7 +188,7 @@ class Declared:
     ) -> ProviderAnswer:
         values = _values(order) | {"ref": ref}
         body = None if template.body is None else _fill(template.body, values)
-        if body is not None and buys:
+        if body is not None and buys:  # the submit: `extra` has the client's own members for the provider
             body |= order.extra or {}
         filled_headers = _fill(template.headers, values | {"credential": credential})
         return await self._sender.send(
