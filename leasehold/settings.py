@@ -148,8 +148,9 @@ class Settings(SettingsWithFiles):
         2.0,
         ge=0.5,
         description="A node that sends nothing for this many seconds, although a request goes to it after half of "
-        "them, is frozen or cut off: the process connects to the next node. Each time within a minute it waits twice as "
-        "long, up to 10 s. Heartbeats alone notice that after three intervals.",
+        "them, is frozen or cut off: the process connects to the next node. If that one "
+        "is silent, too, within a minute, it has twice the time, up to 10 s. Heartbeats alone notice it after three "
+        "intervals.",
     )
 
     # --- apps that submit runs
