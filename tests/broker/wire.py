@@ -1,4 +1,4 @@
-"""A cable between a client and a broker that a test can cut or freeze, or that loses confirms."""
+"""A cable between a client and a broker or PostgreSQL that a test can cut or freeze, or that loses confirms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wire:
 
     @property
     def url(self) -> str:
-        """The broker's URL by way of this wire."""
+        """The server's URL by way of this wire."""
         assert self._server is not None
         port = self._server.sockets[0].getsockname()[1]
         parts = urlsplit(self._url)
@@ -71,7 +71,9 @@ class Wire:
             return
         ends = {writer, far_writer}
         self._writers |= ends
-        await asyncio.gather(self._pump(reader, far_writer, bytes), self._pump(far_reader, writer, self._sieve().sift))
+        # Only AMQP has frames of which some can be left out.
+        sift = self._sieve().sift if self._url.startswith("amqp") else bytes
+        await asyncio.gather(self._pump(reader, far_writer, bytes), self._pump(far_reader, writer, sift))
         self._writers -= ends
 
     def _sieve(self) -> Sieve:
