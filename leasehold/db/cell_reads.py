@@ -101,8 +101,7 @@ LEFT JOIN tenant_move m ON m.tenant_id = holder.tenant_id AND m.direction = 'out
 
 async def holder_of_job(connection: Connection, job_id: UUID) -> Row | None:
     """The tenant of the job (`tenant_id`), and the cell to which this tenant has moved (`moved_to`; None: it has not
-    moved). A deleted job has an answer while its tombstone is kept. Returns None if
-    this cell does not know the job.
+    moved). A deleted job has an answer while its tombstone is kept. Returns None if this cell does not know the job.
     """
     return await connection.fetchrow(_JOB, job_id)
 

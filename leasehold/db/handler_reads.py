@@ -44,13 +44,18 @@ _SERVED = """
 -- served
 SELECT place.queue, place.handler,
        count(*) FILTER (WHERE candidate.lives AND candidate.serves_queue) AS workers,
-       count(*) FILTER (WHERE candidate.lives AND candidate.serves_queue AND candidate.has_handler IS NOT false) AS
-       able, count(*) FILTER (WHERE candidate.lives AND NOT candidate.serves_queue AND candidate.has_handler) AS
-       elsewhere, greatest((SELECT k.seen_at FROM known_handler k WHERE k.name = place.handler), max(candidate.seen_at)
-       FILTER (WHERE candidate.has_handler)) AS seen_at FROM unnest($1::text[], $2::text[]) AS place(queue, handler)
-       LEFT JOIN LATERAL ( SELECT place.queue = ANY(w.queues) AS serves_queue, place.handler = ANY(w.handlers) AS
-       has_handler, w.seen_at, NOT w.draining AND w.id <> ALL($3::uuid[]) AS lives FROM worker w ) AS candidate ON true
-       GROUP BY place.queue, place.handler
+       count(*) FILTER (WHERE candidate.lives AND candidate.serves_queue
+                          AND candidate.has_handler IS NOT false) AS able,
+       count(*) FILTER (WHERE candidate.lives AND NOT candidate.serves_queue AND candidate.has_handler) AS elsewhere,
+       greatest((SELECT k.seen_at FROM known_handler k WHERE k.name = place.handler),
+                max(candidate.seen_at) FILTER (WHERE candidate.has_handler)) AS seen_at
+FROM unnest($1::text[], $2::text[]) AS place(queue, handler)
+LEFT JOIN LATERAL (
+    SELECT place.queue = ANY(w.queues) AS serves_queue, place.handler = ANY(w.handlers) AS has_handler, w.seen_at,
+           NOT w.draining AND w.id <> ALL($3::uuid[]) AS lives
+    FROM worker w
+) AS candidate ON true
+GROUP BY place.queue, place.handler
 """
 
 
