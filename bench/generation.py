@@ -72,6 +72,8 @@ SELECT extract(epoch FROM t.finished_at - j.created_at)::float8 AS seconds
 FROM job j JOIN task t ON t.job_id = j.id WHERE t.step = 'submit' AND j.tenant_id = 'orders'
 """
 
+_POLLED = "SELECT EXISTS (SELECT FROM event WHERE kind = 'claimed' AND step = 'poll' AND tenant_id = 'bench')"
+
 _UNSUBMITTED = "SELECT count(*) FROM task WHERE step = 'submit' AND tenant_id = 'orders' AND finished_at IS NULL"
 
 
@@ -145,6 +147,12 @@ async def _run(installation: Installation, scale: Scale) -> dict[str, float]:
     await installation.start("api", api_port=port)
     worker = await installation.start_worker()
     await until_ready(port)
+    async with (
+        installation.connection() as connection,
+        asyncio.timeout(scale.generation_head_start + _PATIENCE_SECONDS),
+    ):
+        while not await connection.fetchval(_POLLED):  # noqa: ASYNC110 - PostgreSQL has no event for it
+            await asyncio.sleep(0.1)
     queries = await _order_and_query(installation, port, scale.generation_seconds)
     if not worker.running:
         raise worker.failure("ended in the middle of a measurement")

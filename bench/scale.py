@@ -43,7 +43,7 @@ class Scale:
     wake_pause_seconds: float = 10.0  # between wakes at twice the goal's rate and wakes at the goal's rate
     generations: int = 100_000  # that wait for their next poll
     polls_a_second: float = 200.0
-    generation_seconds: float = 75.0  # of orders and queries; polls begin meanwhile
+    generation_seconds: float = 60.0  # of orders and queries, from the first poll on
     generation_head_start: float = 30.0  # seconds until the first poll is due: a worker is up by then
     model_downloads: int = 3  # of the float model, in turns from the API and from the store
     attacks: tuple[str, ...] = ()  # of hostile; (): all
