@@ -14,8 +14,6 @@ from fastapi import Header
 from leasehold.api.process.best_effort import best_effort
 from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, hold, is_answered, release, reserve, store
-from leasehold.runtime.transient import TRY_AGAIN
-from leasehold.telemetry.outages import DATABASE
 
 IdempotencyKey: TypeAlias = Annotated[
     str | None,
@@ -127,7 +125,5 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
 
 
 async def _release(connection: Connection, reserved: Reservation) -> None:
-    try:
+    with best_effort("an idempotency key, which stays reserved for a second"):
         await release(connection, reserved)
-    except TRY_AGAIN as error:
-        DATABASE.record_error(error, "idempotency keys, which stay reserved for a second")

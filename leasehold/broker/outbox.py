@@ -89,16 +89,19 @@ WITH split AS MATERIALIZED (
 SELECT count(*)::int FROM split
 """
 
-# Delete rows. The commit does not wait for the disk. If PostgreSQL crashes and loses the delete, the relay only
-# publishes the hints once more.
-ANNOUNCED = """
--- announced
+# Delete rows of `outbox` or of `outbox_batch`. The commits do not wait for the disk. If PostgreSQL crashes and loses a
+# delete, the relay only publishes the hints once more.
+_ASYNCHRONOUS = """
 WITH asynchronous AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
-DELETE FROM outbox o USING asynchronous WHERE o.id = ANY($1::bigint[])
 """
-BATCHES_ANNOUNCED = ANNOUNCED.replace("announced", "batches_announced").replace("FROM outbox", "FROM outbox_batch")
+ANNOUNCED = f"""
+-- announced{_ASYNCHRONOUS}DELETE FROM outbox o USING asynchronous WHERE o.id = ANY($1::bigint[])
+"""
+BATCHES_ANNOUNCED = f"""
+-- batches_announced{_ASYNCHRONOUS}DELETE FROM outbox_batch o USING asynchronous WHERE o.id = ANY($1::bigint[])
+"""
 
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:

@@ -19,7 +19,9 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
 
 
 class Pauses:
-    """Decides when repeated work is due: immediately at first, and later when the pause since `done` is over."""
+    """Decides when repeated work is due: immediately at first, and later when the pause since `done` is over. The pause
+    follows the shorter of the last two times: a single slow turn may have waited for a lock or for a processor.
+    """
 
     def __init__(
         self, *, share: float, at_least: float, at_most: float, clock: Callable[[], float] = monotonic
@@ -27,6 +29,7 @@ class Pauses:
         self._share, self._at_least, self._at_most = share, at_least, at_most
         self._clock = clock
         self._due_at = float("-inf")
+        self._last_seconds = 0.0
 
     @property
     def due(self) -> bool:
@@ -35,7 +38,10 @@ class Pauses:
     def done(self, began: float) -> float:
         """Record that the work has ended. `began`: its start on the same clock. Returns the pause in seconds."""
         now = self._clock()
-        pause = pause_after(now - began, share=self._share, at_least=self._at_least, at_most=self._at_most)
+        seconds = now - began
+        shorter = min(seconds, self._last_seconds)
+        self._last_seconds = seconds
+        pause = pause_after(shorter, share=self._share, at_least=self._at_least, at_most=self._at_most)
         self._due_at = now + pause
         return pause
 

@@ -70,3 +70,22 @@ def test_the_page_on_scale_repeats_the_log_of_a_job_as_the_figures_have_it() -> 
     (measured,) = re.findall(r"^\| all \| ([0-9,]+) \|", page.PAGE.read_text(), re.MULTILINE)
     scale = page.PAGE.parents[1] / "operations/scale.md"
     assert re.findall(r"^\| log \(WAL\) \| ([0-9,]+) bytes", scale.read_text(), re.MULTILINE) == [measured]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("throughput, amqp, 1 worker", "| {hundreds:,.0f} a second;"),
+        ("killed worker to its step running elsewhere, p50 of 17 kills", "| after {seconds:.2f} s (p50), "),
+        (
+            "killed worker to its step running elsewhere, p99 (the slowest of 17)",
+            "{seconds:.2f} s (the slowest of",
+        ),
+        ("a claim of 16 beside 10,000,000, p99, to that beside 10,000", "| {median:.2f} (p99) |"),
+        ("image, pipeline to bare steps", "| {median:.2f} | `scripts/bench image` |"),
+    ],
+)
+def test_the_readme_quotes_the_rows_as_they_are(row: str, words: str) -> None:
+    (median,) = [measured.median for measured in page.read() if measured.row == row]
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert words.format(median=median, seconds=median / 1000, hundreds=round(median, -2)) in readme

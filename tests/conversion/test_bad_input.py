@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,14 @@ def no_archive(path: Path) -> Path:
     return path
 
 
+def a_folder(path: Path) -> Path:
+    with tarfile.open(path, "w") as tar:
+        folder = tarfile.TarInfo("pictures")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+    return path
+
+
 MODELS: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "not_onnx"),
     "no protobuf": (lambda: b"\x89PNG\r\n\x1a\n" * 50, "not_onnx"),
@@ -162,23 +171,25 @@ async def test_a_file_of_2_gb_is_refused_before_it_is_read(bench: Bench) -> None
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "message"),
     [
-        lambda path: archive(path, [b"MZ no picture"]),
-        lambda path: archive(path, [b"\0" * 10_000_001]),
-        lambda path: archive(path, [b"GIF89a" + b"\0" * 40]),
-        lambda path: pictures(path, 101, side=2),
-        no_archive,
+        (lambda path: archive(path, [b"MZ no picture"]), "file 1"),
+        (lambda path: archive(path, [b"\0" * 10_000_001]), "file 1 is larger than 10000000 bytes"),
+        (lambda path: archive(path, [b"GIF89a" + b"\0" * 40]), "file 1"),
+        (lambda path: pictures(path, 101, side=2), "there are more than 100 images"),
+        (a_folder, "entry 1 of the archive is not a file"),
+        (no_archive, "the archive is damaged"),
     ],
-    ids=["no picture", "too large", "another kind", "too many", "no archive"],
+    ids=["no picture", "too large", "another kind", "too many", "a folder", "no archive"],
 )
-async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[[Path], Path]) -> None:
+async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[[Path], Path], message: str) -> None:
     directory = bench.directory()
     model = await bench.run("onnx", {"model": saved(network(), directory / "model")})
     files = {"output/out.onnx": model.files["output/out.onnx"].path, "references": make(directory / "references")}
     with pytest.raises(Permanent) as refused:
         await bench.run("bie", files)
     assert refused.value.code == "bad_reference_images"
+    assert message in refused.value.message
 
 
 async def test_pictures_for_a_model_that_takes_none_are_refused(bench: Bench) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.model.protocol import GUARDS, Bounds, Protocol, explore
+
+_ROOT = Path(__file__).parents[2]
 
 #: What goes wrong without the guard.
 WITHOUT = {
@@ -23,6 +27,8 @@ def test_every_interleaving_keeps_the_promises_and_can_end() -> None:
     explored = explore(Protocol())
     assert explored.broken is None, "\n".join([explored.broken or "", *explored.trace])
     assert explored.states > 10_000  # it looked at something
+    for page in ("README.md", "docs/explanation/guarantees.md"):
+        assert f"({explored.states:,} states)" in (_ROOT / page).read_text(), page
 
 
 @pytest.mark.parametrize("guard", GUARDS)

@@ -108,12 +108,17 @@ async def test_a_loop_that_is_cancelled_ends() -> None:
         await task
 
 
+def took(pauses: Pauses, clock: Clock, seconds: float) -> float:
+    """The pause after work of this time."""
+    began = clock.now
+    clock.now += seconds
+    return pauses.done(began)
+
+
 def test_a_clock_of_pauses_is_due_until_it_is_done_and_again_after_its_pause(clock: Clock) -> None:
     pauses = Pauses(share=0.1, at_least=1.0, at_most=50.0, clock=clock)
     assert pauses.due
-    began = clock.now
-    clock.now += 2
-    assert pauses.done(began) == 20.0
+    assert (took(pauses, clock, 2), took(pauses, clock, 3)) == (1.0, 20.0)
     assert not pauses.due
     clock.now += 20
     assert pauses.due
@@ -121,3 +126,10 @@ def test_a_clock_of_pauses_is_due_until_it_is_done_and_again_after_its_pause(clo
     assert not pauses.due
     pauses.forget()
     assert pauses.due
+
+
+def test_one_slow_turn_does_not_lengthen_the_pause_and_two_do(clock: Clock) -> None:
+    """One may have waited for a lock or a processor."""
+    pauses = Pauses(share=0.1, at_least=1.0, at_most=50.0, clock=clock)
+    taken = [took(pauses, clock, seconds) for seconds in (3, 0.1, 3, 2, 4, 0.2)]
+    assert taken == pytest.approx([1.0, 1.0, 1.0, 20.0, 20.0, 2.0])

@@ -62,9 +62,10 @@ def test_now_and_then_a_look_sees_everything(poll_window: PollWindow, clock: Clo
 def test_seeing_everything_takes_a_small_share_of_the_time_however_long_it_takes(
     poll_window: PollWindow, clock: Clock, took: float, pause: float
 ) -> None:
-    asked_at = clock.now
-    clock.now += took
-    poll_window.polled(asked_at, whole=True, oldest=None, min_overdue=0.0)
+    for _ in range(2):  # the first alone may have waited for a processor
+        asked_at = clock.now
+        clock.now += took
+        poll_window.polled(asked_at, whole=True, oldest=None, min_overdue=0.0)
     clock.now += pause * 0.99
     assert poll_window.seconds_back() is not None
     clock.now += pause * 0.01

@@ -27,9 +27,10 @@ def test_where_a_tenant_is_alone_each_look_may_count(tenant_load: TenantLoad, cl
 def test_looks_go_by_what_was_counted_the_longer_the_longer_it_took(
     tenant_load: TenantLoad, clock: Clock, took: float, pause: float
 ) -> None:
-    asked_at = clock.now
-    clock.now += took
-    tenant_load.polled(asked_at, {"t": 3})
+    for _ in range(2):  # the first alone may have waited for a processor
+        asked_at = clock.now
+        clock.now += took
+        tenant_load.polled(asked_at, {"t": 3})
     clock.now += pause * 0.99
     assert tenant_load.running() == {"t": 3}
     tenant_load.polled(clock.now, None)  # a look that went by it

@@ -53,7 +53,9 @@ def _pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Image]:
             for number, member in enumerate(tar):
                 if number >= limits.max_images:
                     raise refusals.bad_references(f"there are more than {limits.max_images} images")
-                if not member.isreg() or member.size > limits.max_image_bytes:
+                if not member.isreg():
+                    raise refusals.bad_references(f"entry {number + 1} of the archive is not a file")
+                if member.size > limits.max_image_bytes:
                     raise refusals.bad_references(f"file {number + 1} is larger than {limits.max_image_bytes} bytes")
                 stream = tar.extractfile(member)
                 yield _decode(b"" if stream is None else stream.read(), number + 1, limits)
