@@ -200,7 +200,7 @@ WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
     SELECT 1 FROM task t
     WHERE t.job_id = j.id
       AND CASE WHEN t.status = 'running' THEN (t.cancelable AND j.cancel_by < clock_timestamp())
-                   OR t.lease_until < clock_timestamp() OR t.lease_owner = ANY($3::uuid[])
+                   OR ({LEASE_HAS_PASSED}) OR t.lease_owner = ANY($3::uuid[])
                ELSE t.finished_at IS NULL AND j.cancel_by < clock_timestamp() END)
 ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
@@ -216,7 +216,7 @@ WITH returned AS (
         available_at = clock_timestamp()
     FROM job j
     WHERE t.job_id = ANY($2::uuid[]) AND t.journaled AND t.losses < $3 AND {unindexed("t.status = 'running'")}
-      AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$1::uuid[]")})
+      AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$1::uuid[]")})
       AND j.id = t.job_id AND j.cancel_by >= clock_timestamp()
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced AS (
@@ -249,7 +249,7 @@ WITH jobs AS MATERIALIZED (
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
     WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
-      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp()
+      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable) OR ({LEASE_HAS_PASSED})
                    OR {owner_is_dead("$1::uuid[]")}
                ELSE jobs.overdue AND t.finished_at IS NULL END
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,

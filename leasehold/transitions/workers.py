@@ -164,9 +164,10 @@ WHERE w.present AND NOT {_IS_PRESENT}
 
 #: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server,
 #: the owner gets ten more seconds to renew or release it. So the task is not lost in a failover.
+#: PostgreSQL could turn an EXISTS here into a hash table of all workers; this query finds one worker by its key.
 LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
-    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR NOT EXISTS (
-        SELECT 1 FROM worker w WHERE w.id = t.lease_owner AND w.incarnation <> {_INCARNATION}))"""
+    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
+        SELECT w.incarnation <> {_INCARNATION} FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)"""
 
 
 def owner_is_dead(owners: str) -> str:

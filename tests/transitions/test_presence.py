@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,38 +28,49 @@ async def register(connection: Any, worker: UUID) -> int:
     return await workers.register(connection, worker, host="h", pid=1, version="v", queues=["default"])
 
 
-async def _sweep(rows: Rows, owner: UUID) -> bool:
-    ended, _, _ = await sweeps.expire_leases(rows.connection, [owner], MAX_LOSSES)
+async def _sweep(rows: Rows, task: UUID, dead: Sequence[UUID]) -> bool:
+    ended, _, _ = await sweeps.expire_leases(rows.connection, dead, MAX_LOSSES)
     return ended == 1
 
 
-async def _claim(rows: Rows, owner: UUID) -> bool:
+async def _claim(rows: Rows, task: UUID, dead: Sequence[UUID]) -> bool:
     """A hint that somebody else gets."""
-    task = await rows.connection.fetchval("SELECT id FROM task WHERE lease_owner = $1", owner)
-    return bool(await claims.claim(rows.connection, terms(), [task], [owner]))
+    return bool(await claims.claim(rows.connection, terms(), [task], dead))
 
 
-async def _end_cancel(rows: Rows, owner: UUID) -> bool:
-    job = await rows.connection.fetchval("SELECT job_id FROM task WHERE lease_owner = $1", owner)
+async def _end_cancel(rows: Rows, task: UUID, dead: Sequence[UUID]) -> bool:
+    job = (await rows.task(task))["job_id"]
     await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
-    return len(await sweeps.end_cancels(rows.connection, [owner], 5)) == 1
+    return len(await sweeps.end_cancels(rows.connection, dead, 5)) == 1
 
 
-@pytest.mark.parametrize("take", [_sweep, _claim, _end_cancel])
+async def _return_workflow(rows: Rows, task: UUID, dead: Sequence[UUID]) -> bool:
+    """A workflow that undoes its work, because its job is being cancelled."""
+    await rows.connection.execute("UPDATE task SET journaled = true WHERE id = $1", task)
+    await _end_cancel(rows, task, dead)
+    return (await rows.task(task))["status"] == "pending"
+
+
+#: Whether another worker takes the task. `dead`: who counted as dead a moment ago.
+Take = Callable[[Rows, UUID, Sequence[UUID]], Awaitable[bool]]
+TAKES: list[Take] = [_sweep, _claim, _end_cancel, _return_workflow]
+
+
+@pytest.mark.parametrize("take", TAKES)
 async def test_who_came_back_since_it_was_seen_to_be_gone_keeps_what_it_has(
-    rows: Rows, another: Open, take: Callable[[Rows, UUID], Awaitable[bool]]
+    rows: Rows, another: Open, take: Take
 ) -> None:
     """The look that found it gone may be seconds old: its answer had to come over a slow link."""
     owner = rows.terms.owner
     key = await register(rows.connection, owner)
-    await rows.leased()
+    task = (await rows.leased()).lease.task_id
     heartbeat = await another()
     assert await workers.appear(heartbeat.connection, owner, key)
-    assert not await take(await another(), owner)
+    assert not await take(await another(), task, [owner])
     await heartbeat.connection.close()
     elsewhere = await another()
     async with asyncio.timeout(10):
-        while not await take(elsewhere, owner):
+        while not await take(elsewhere, task, [owner]):
             await asyncio.sleep(0.05)
 
 
@@ -90,26 +101,29 @@ async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nob
     await server.forget()
 
 
+@pytest.mark.parametrize("take", TAKES)
 async def test_a_lease_of_who_has_not_come_back_since_a_failover_lasts_ten_seconds_longer(
-    rows: Rows, another: Open
+    rows: Rows, another: Open, take: Take
 ) -> None:
     """Its worker may live: it renews the lease or gives it back once it has found the new primary."""
     owner, connection = rows.terms.owner, rows.connection
     key = await register(connection, owner)
-    lease = (await rows.leased()).lease
+    task = (await rows.leased()).lease.task_id
     heartbeat = (await another()).connection
     assert await workers.appear(heartbeat, owner, key)
-    await connection.execute("UPDATE worker SET incarnation = incarnation - interval '1 hour'")
+    elsewhere = "UPDATE worker SET incarnation = incarnation - interval '1 hour'"
+    await connection.execute(elsewhere)
     late = "UPDATE task SET lease_until = clock_timestamp() - $2::interval WHERE id = $1"
-    await connection.execute(late, lease.task_id, timedelta(seconds=5))
-    assert await sweeps.expire_leases(connection, [], MAX_LOSSES) == (0, [], [])
+    await connection.execute(late, task, timedelta(seconds=5))
+    assert not await take(rows, task, [])
+    assert (await rows.task(task))["losses"] == 0
     await workers.record_alive(heartbeat, owner, {})  # on this server again
-    assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
+    assert await take(rows, task, [])
 
-    lease = (await rows.leased()).lease
-    await connection.execute("UPDATE worker SET incarnation = incarnation - interval '1 hour'")
-    await connection.execute(late, lease.task_id, timedelta(seconds=11))
-    assert (await sweeps.expire_leases(connection, [], MAX_LOSSES))[0] == 1
+    task = (await rows.leased()).lease.task_id
+    await connection.execute(elsewhere)
+    await connection.execute(late, task, timedelta(seconds=11))
+    assert await take(rows, task, [])
 
 
 async def test_who_comes_back_after_a_failover_has_the_time_of_a_lease_for_what_it_has(

@@ -10,7 +10,7 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
-from leasehold.transitions.workers import owner_is_dead
+from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
 # SQL: the task `t` may be claimed now. Either it is due. Or it is running, and its owner is dead, its lease has
 # expired, or this owner holds it and claims again ($6). In a job that is being cancelled, only a workflow (`journaled`)
@@ -21,8 +21,7 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                    AND (t.journaled OR NOT found.cancelling)
                WHEN t.status = 'running' THEN t.losses < $4
                    AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT found.cancelling))
-                        OR (NOT found.cancelling
-                            AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$5::uuid[]")})))
+                        OR (NOT found.cancelling AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})))
                ELSE false END"""
 
 # SQL: the claim charges the task a loss. If the owner claims again what it holds, only an answer was lost, and no

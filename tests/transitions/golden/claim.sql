@@ -33,8 +33,9 @@ WITH jobs AS MATERIALIZED (
                    AND (t.journaled OR NOT found.cancelling)
                WHEN t.status = 'running' THEN t.losses < $4
                    AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT found.cancelling))
-                        OR (NOT found.cancelling
-                            AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY(ARRAY(
+                        OR (NOT found.cancelling AND ((t.lease_until < clock_timestamp()
+    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
+        SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)) OR t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest($5::uuid[]) AS was(id)
     WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
     SELECT 1 FROM pg_locks l

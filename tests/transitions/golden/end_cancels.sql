@@ -6,7 +6,9 @@ WITH jobs AS MATERIALIZED (
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
     WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
-      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp()
+      AND CASE WHEN t.status = 'running' THEN (jobs.overdue AND t.cancelable) OR (t.lease_until < clock_timestamp()
+    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
+        SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE))
                    OR t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest($1::uuid[]) AS was(id)
     WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (

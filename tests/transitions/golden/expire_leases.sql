@@ -3,8 +3,8 @@ WITH lost AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses, t.contained FROM task t
     WHERE t.job_id = ANY($3::uuid[])
       AND t.status = 'running' AND ((t.lease_until < clock_timestamp()
-    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR NOT EXISTS (
-        SELECT 1 FROM worker w WHERE w.id = t.lease_owner AND w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))))) OR t.lease_owner = ANY(ARRAY(
+    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
+        SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)) OR t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest($1::uuid[]) AS was(id)
     WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
     SELECT 1 FROM pg_locks l

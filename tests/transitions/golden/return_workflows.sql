@@ -5,7 +5,9 @@ WITH returned AS (
         available_at = clock_timestamp()
     FROM job j
     WHERE t.job_id = ANY($2::uuid[]) AND t.journaled AND t.losses < $3 AND CASE WHEN t.status = 'running' THEN true ELSE false END
-      AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY(ARRAY(
+      AND ((t.lease_until < clock_timestamp()
+    AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
+        SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)) OR t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest($1::uuid[]) AS was(id)
     WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
     SELECT 1 FROM pg_locks l
