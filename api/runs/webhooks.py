@@ -26,7 +26,7 @@ from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, OneConnection
 from leasehold.db.idempotency import fingerprint
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, Invalid, NotFound
@@ -129,17 +129,21 @@ async def create_webhook(
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    async with services.pool.acquire() as connection:  # also the jobs that are older than the webhook report to it
-        await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
-    return await _with_secret(services, caller, answer)
-
-
-async def _with_secret(services: Services, caller: Caller, answer: Answer) -> Response:
-    """The answer with the newest secret, which is read from the webhook's row: a stored answer has no secret."""
-    webhook = orjson.loads(answer.body)
     async with services.pool.acquire() as connection:
-        row = _existing(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
+        answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
+        # Also the jobs that are older than the webhook report to it.
+        await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
+        return await _with_secret(services, connection, caller, answer)
+
+
+async def _with_secret(services: Services, connection: Connection, caller: Caller, answer: Answer) -> Response:
+    """The answer with the newest secret, which is read from the webhook's row: a stored answer has no secret.
+
+    `connection`: the one that gave the answer. After a failover another connection may still lead to the old primary,
+    which has no such row.
+    """
+    webhook = orjson.loads(answer.body)
+    row = _existing(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
     secret = Sealing(services.settings).open(row["secrets"][0])
     return json_response(webhook | {"secret": secret_text(secret)}, answer.status_code)
 
@@ -228,8 +232,9 @@ async def rotate_secret(
         return answer
 
     request_hash = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    return await _with_secret(services, caller, answer)
+    async with services.pool.acquire() as connection:
+        answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
+        return await _with_secret(services, connection, caller, answer)
 
 
 @router.delete(

@@ -38,6 +38,19 @@ class ConnectionSource(Protocol):
     def acquire(self) -> AbstractAsyncContextManager[Connection]: ...
 
 
+class OneConnection:
+    """Lends the same connection each time, so that a request reads what it has written. After a failover, two
+    connections of a pool may lead to two servers: to the new primary, and to the old one, which lacks the newest rows.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Connection]:
+        yield self._connection
+
+
 #: A poll window that contains every row.
 _UNBOUNDED = timedelta(days=36_500)
 

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
@@ -17,14 +18,15 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from leasehold.db.database import Connection
+from leasehold.api.process.tenant_pool import TenantPool
+from leasehold.db.database import Connection, connect
 from leasehold.pipelines.webhooks.pipeline import webhooks
 from leasehold.security.credentials import create_key
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
 from leasehold.transitions.webhooks import disable, dispatch
 from leasehold.worker.worker import Worker
-from tests.api.conftest import client_of, serving
+from tests.api.conftest import Running, client_of, serving
 from tests.api.media_api import problem
 from tests.runs.conftest import SCOPES, Client
 
@@ -298,6 +300,31 @@ async def test_secrets_lie_sealed_in_the_database(client: Client, receiver: Rece
     hook = await subscribe(client, receiver.url)
     (sealed,) = await rows.fetchval("SELECT secrets FROM webhook")
     assert base64.b64decode(hook["secret"].removeprefix("whsec_")) not in sealed
+
+
+async def test_a_new_secret_is_answered_also_when_another_connection_still_leads_to_an_old_primary(
+    client: Client, receiver: Receiver, rows: Connection, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old primary is a connection whose snapshot is older than the write: the next that the request would get."""
+    is_written, acquire = "SELECT coalesce(sum(cardinality(secrets)), 0)::int FROM webhook", TenantPool.acquire
+    old = await connect(running.services.settings, "tests")
+    writing = [0]
+
+    @asynccontextmanager
+    async def acquire_after_a_failover(pool: TenantPool) -> AsyncIterator[Connection]:
+        async with acquire(pool) as connection:
+            yield old if await rows.fetchval(is_written) > writing[0] else connection
+
+    monkeypatch.setattr(TenantPool, "acquire", acquire_after_a_failover)
+    async with old.transaction(isolation="repeatable_read"):
+        await old.execute("SELECT 1")
+        hook = await subscribe(client, receiver.url)
+    writing[0] = 1
+    async with old.transaction(isolation="repeatable_read"):
+        await old.execute("SELECT 1")
+        rotated = (await client.post(f"/v1/webhooks/{hook['id']}/rotate")).json()
+    assert rotated["secret"] != hook["secret"]
+    await old.close()
 
 
 def test_sealing_keys_rotate_and_damage_is_found(settings: Settings) -> None:
