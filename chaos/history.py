@@ -50,12 +50,14 @@ class Claim:
 
 class Failover(NamedTuple):
     """A standby was the primary from `promoted_at` on, in seconds since 1970. The old primary answered nothing from
-    `silent_since` on; None: it had ended. Until `ended_at` it may have served some processes again.
+    `silent_since` on; None: it had ended. Else it may have served some processes again until `ended_at`. `old_port`: of
+    the old primary.
     """
 
     silent_since: float | None
     promoted_at: float
     ended_at: float
+    old_port: int = 0
 
 
 @dataclass

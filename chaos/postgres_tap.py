@@ -19,6 +19,7 @@ _PRESENT = b"UPDATE worker SET present = true"
 @dataclass(frozen=True, slots=True)
 class Session:
     """A connection of `process` that has ended. Times are in seconds since 1970. `label`: the application name.
+    `port`: of the PostgreSQL server.
 
     `present`: whether the connection held the worker's presence. Then `since` is when it got the presence; otherwise
     when the connection began.
@@ -29,15 +30,19 @@ class Session:
     since: float
     until: float
     present: bool = False
+    port: int = 0
 
 
 class PostgresTap:
-    """The tap of one connection of a process. When the connection is closed, the tap calls `ended` with its Session."""
+    """The tap of one connection of a process to the server at `port`. When the connection is closed, the tap calls
+    `ended` with its Session.
+    """
 
-    def __init__(self, process: str, ended: Callable[[Session], None]) -> None:
+    def __init__(self, process: str, ended: Callable[[Session], None], port: int = 0) -> None:
         self.label = ""
         self._process = process
         self._ended = ended
+        self._port = port
         self._since = time.time()
         self._startup = b""
         self._present = False
@@ -71,4 +76,4 @@ class PostgresTap:
     def reply(self, data: bytes) -> None: ...
 
     def closed(self) -> None:
-        self._ended(Session(self._process, self.label, self._since, time.time(), self._present))
+        self._ended(Session(self._process, self.label, self._since, time.time(), self._present, self._port))

@@ -221,7 +221,7 @@ class Installation:
         if server == "amqp":
             return Link(target, lambda: AmqpTap(process_name(), self.hint_records.append), self.plan.seed)
         if server in _DATABASES:
-            return Link(target, lambda: PostgresTap(process_name(), self.sessions.append), self.plan.seed)
+            return Link(target, lambda: PostgresTap(process_name(), self.sessions.append, port), self.plan.seed)
         return Link(target, seed=self.plan.seed)
 
     async def _make_keys(self) -> None:

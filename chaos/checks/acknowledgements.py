@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from chaos.amqp_tap import HintEvent, HintRecord
 from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.evidence import Row
-from chaos.history import History
+from chaos.history import Failover, History
 from chaos.row_changes import Change, seconds
 
 #: The clocks of the proxy and of the triggers that record changes of rows may differ by this many seconds.
@@ -21,7 +21,8 @@ _RUNNABLE = ("pending", "retry", "waiting")
 def i9(history: History) -> Iterator[Observation]:
     """The ACK of a hint is later than the commit that made the hint unnecessary.
 
-    Exception: after a failover, a process may still ask the old primary, which knows neither new tasks nor new claims.
+    Exception: after a failover, a process that has a session with the old primary may ask it as long as it serves. It
+    knows neither new tasks nor new claims.
     """
     if not history.has_broker:
         raise NotApplicable("the run has no broker")
@@ -29,9 +30,7 @@ def i9(history: History) -> Iterator[Observation]:
         changes = history.task_changes.get(record.task)
         if record.event is not HintEvent.ACKED or not changes:
             continue
-        is_beside_old = any(
-            failover.promoted_at < record.at and record.since < failover.ended_at for failover in history.failovers
-        )
+        is_beside_old = any(_had_old_session(history, record, failover) for failover in history.failovers)
         closed = history.closed_at.get(changes[0].row["job_id"], float("inf"))
         yield observed(
             "ACK beside an old primary" if is_beside_old else "ACK",
@@ -42,6 +41,18 @@ def i9(history: History) -> Iterator[Observation]:
             or closed <= record.at + _CLOCK_DIFFERENCE
             or not _was_claimable_throughout(history, changes, record),
         )
+
+
+def _had_old_session(history: History, record: HintRecord, failover: Failover) -> bool:
+    """Whether the process had a session with the old primary after the promotion, while it held the hint."""
+    if failover.silent_since is None:  # the old primary had ended before
+        return False
+    since, until = max(record.since, failover.promoted_at), min(record.at, failover.ended_at)
+    return since < until and any(
+        session.since < until and session.until > since
+        for session in history.sessions
+        if (session.process, session.port) == (record.process, failover.old_port)
+    )
 
 
 def _was_claimable_throughout(history: History, changes: list[Change], record: HintRecord) -> bool:

@@ -48,8 +48,9 @@ class FailoverFaults:
 
     async def _fail_over(self, silent_since: float | None) -> None:
         """Promote the standby. `silent_since`: since when the primary is silent; None: it has ended."""
+        old_port = self._installation.servers.postgres.port
         await self._installation.promote()
-        self.failovers.append(Failover(silent_since, time.time(), math.inf))
+        self.failovers.append(Failover(silent_since, time.time(), math.inf, old_port))
 
     async def _copy_anew(self) -> None:
         """End the old primary, and make it a standby of the new one."""

@@ -18,6 +18,7 @@ ANSWER_SECONDS = 6.0
 #: The pause before a request is repeated.
 AGAIN_SECONDS = 0.3
 _IN_FLIGHT = "idempotency_key_in_flight"
+_NO_ENDPOINT = "not_found"
 Body = Mapping[str, Any]
 
 
@@ -42,6 +43,13 @@ class Outcome:
     def code(self) -> str:
         """The code of the problem in the last answer; "" if the answer is not a problem."""
         return str(self.body.get("code", ""))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the last answer says that the thing is not there. A release that lacks the endpoint answers 404 too,
+        with the code `not_found`.
+        """
+        return self.status == HTTPStatus.NOT_FOUND and self.code != _NO_ENDPOINT
 
     @property
     def answer(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from http import HTTPStatus
 from itertools import cycle
 
 from chaos.evidence import Bound
@@ -42,7 +41,7 @@ def _of_deletion(outcome: Outcome) -> str:
     """The value of `Request.answer`. A repeated deletion is answered 404 if an earlier try did it and its answer was
     lost.
     """
-    is_done_earlier = outcome.status == HTTPStatus.NOT_FOUND and outcome.tries > 1
+    is_done_earlier = outcome.is_gone and outcome.tries > 1
     return "accepted" if is_done_earlier else ""
 
 

@@ -146,13 +146,17 @@ def mender(diary: Diary) -> Sender:
         if not path:
             return
         outcome = await client.request("POST", path, {"payload": {"text": MENDED}})
-        # An earlier try may have retried the run and lost its answer.
-        was_retried = outcome.tries > 1 and outcome.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
-        answer = "accepted" if was_retried else ""
         endpoint = f"POST /v1/{surface} once more"
+        answer = _of_retry(outcome)
         diary.record("mended", tenant, f"mended {job}", outcome, job=job, endpoint=endpoint, answer=answer)
 
     return send
+
+
+def _of_retry(outcome: Outcome) -> str:
+    """The value of `Request.answer`. An earlier try may have retried the run and lost its answer."""
+    is_done_earlier = outcome.status == HTTPStatus.CONFLICT or outcome.is_gone
+    return "accepted" if is_done_earlier and outcome.tries > 1 else ""
 
 
 async def _replay_path(client: Client, job: str) -> str:

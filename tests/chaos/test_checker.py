@@ -16,6 +16,7 @@ from chaos.evidence import Request, StoredObject
 from chaos.history import Failover, History
 from chaos.pipelines import UNDO_CALL
 from chaos.plan import DIRECTED, make_plan
+from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
 from chaos.row_changes import Change, seconds
 from chaos.starvation import Starved
@@ -666,13 +667,29 @@ def test_sessions_with_a_silent_primary_may_wait_for_it_until_their_timeout() ->
         assert ("I27" in found(history)) is late
 
 
-def test_a_hint_may_be_acknowledged_by_what_an_old_primary_says_as_long_as_it_serves() -> None:
-    for ended_at, wrong in ((T0 + 1000, False), (T0 - 1, True)):
-        history = sound()
-        spoil = WAYS["I9"][0]
-        spoil(history)
-        history.failovers = [Failover(None, T0 - 2, ended_at)]
-        assert ("I9" in found(history)) is wrong
+OLD_SERVES = Failover(T0 - 8, T0 - 2, T0 + 1000, old_port=1)
+ASKS_OLD = Session(ME, "leasehold worker", T0 - 9, T0 + 9, port=1)
+
+
+@pytest.mark.parametrize(
+    ("failover", "session", "excused"),
+    [
+        (OLD_SERVES, ASKS_OLD, True),
+        (OLD_SERVES._replace(ended_at=T0 - 1), ASKS_OLD, False),
+        (OLD_SERVES._replace(silent_since=None), ASKS_OLD, False),  # it had died
+        (OLD_SERVES, replace(ASKS_OLD, until=T0 - 1), False),
+        (OLD_SERVES, replace(ASKS_OLD, port=2), False),
+        (OLD_SERVES, replace(ASKS_OLD, process="another"), False),
+    ],
+)
+def test_a_hint_may_be_acknowledged_by_what_an_old_primary_says_to_its_own_sessions_as_long_as_it_serves(
+    failover: Failover, session: Session, excused: bool
+) -> None:
+    history = sound()
+    WAYS["I9"][0](history)
+    history.failovers = [failover]
+    history.sessions.append(session)
+    assert ("I9" not in found(history)) is excused
 
 
 def test_an_external_worker_that_falls_silent_is_charged_whatever_fails_over() -> None:

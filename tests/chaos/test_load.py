@@ -10,7 +10,7 @@ from typing import cast
 import httpx2
 import pytest
 
-from chaos.load import PAUSES, Load, client, direct, errands
+from chaos.load import PAUSES, Load, client, direct, errands, runs
 from chaos.load.client import Client, Outcome
 from chaos.load.conversions import model
 from chaos.load.diary import Diary, Sender
@@ -192,10 +192,31 @@ def test_limits_are_declared_for_kinds_that_there_are_and_large_objects_go_up_in
 
 
 @pytest.mark.parametrize(
-    ("status", "tries", "answer"), [(404, 2, "accepted"), (404, 1, ""), (409, 2, ""), (204, 2, "")]
+    ("status", "code", "tries", "answer"),
+    [
+        (404, "limit_not_found", 2, "accepted"),
+        (404, "limit_not_found", 1, ""),
+        (404, "not_found", 2, ""),  # a release without the endpoint
+        (409, "", 2, ""),
+        (204, "", 2, ""),
+    ],
 )
-def test_a_deletion_whose_first_answer_was_lost_is_no_refusal(status: int, tries: int, answer: str) -> None:
-    assert errands._of_deletion(Outcome(status, {}, 0.0, 0.0, tries)) == answer
+def test_a_deletion_whose_first_answer_was_lost_is_no_refusal(status: int, code: str, tries: int, answer: str) -> None:
+    assert errands._of_deletion(Outcome(status, {"code": code}, 0.0, 0.0, tries)) == answer
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "tries", "answer"),
+    [
+        (409, "not_failed", 2, "accepted"),
+        (409, "not_failed", 1, ""),
+        (404, "dead_letter_not_found", 2, "accepted"),
+        (404, "not_found", 2, ""),  # a release without the endpoint: it has retried nothing
+        (202, "", 2, ""),
+    ],
+)
+def test_a_retry_whose_first_answer_was_lost_is_no_refusal(status: int, code: str, tries: int, answer: str) -> None:
+    assert runs._of_retry(Outcome(status, {"code": code}, 0.0, 0.0, tries)) == answer
 
 
 async def test_a_job_of_which_its_client_never_heard_is_recorded_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
