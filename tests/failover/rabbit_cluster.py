@@ -49,6 +49,24 @@ class Cluster:
                 counts.append(sum(one["running"] for one in await node.management.call("GET", "/api/nodes")))
         return min(counts) if len(counts) == len(self.nodes) else 0
 
+    async def serve_vhost(self) -> None:
+        """Wait until all nodes serve the virtual host. A node that is still booting when it is made leaves it down,
+        refuses its clients, and has no copies of its queues, until somebody starts it there.
+        """
+        while True:
+            states = (await self._any_node.management.call("GET", f"/api/vhosts/{VHOST}"))["cluster_state"]
+            down = [name for name, state in states.items() if state != "running"]
+            if len(states) == len(self.nodes) and not down:
+                return
+            for name in down:
+                await self._any_node.management.call("POST", f"/api/vhosts/{VHOST}/start/{name}")
+            await asyncio.sleep(0.1)
+
+    async def start_all(self) -> None:
+        """Start the nodes that a failed test has left ended."""
+        for node in self.nodes.values():
+            await node.start()
+
     async def leader_of(self, queue: str) -> RabbitMQ:
         found = await self._any_node.management.call("GET", f"/api/queues/{VHOST}/{queue}")
         return next(node for node in self.nodes.values() if node.name == found["leader"])
@@ -144,6 +162,8 @@ async def cluster_in(directory: Path, program: RabbitServer, handling: str) -> A
         while await cluster.running() < NODES:
             await asyncio.sleep(0.1)
         await until_answered(lambda: nodes[0].add_vhost(VHOST), within=_SECONDS)
+        async with asyncio.timeout(_SECONDS):
+            await cluster.serve_vhost()
         yield cluster
     finally:
         await asyncio.gather(*(node.kill() for node in nodes))

@@ -122,6 +122,7 @@ async def stream_over(cluster: Cluster) -> AsyncIterator[Stream]:
         stream.sending.cancel()
         for broker in brokers:
             await broker.close()
+        await cluster.start_all()
 
 
 def node_of(cluster: Cluster, broker: AmqpBroker) -> RabbitMQ:
