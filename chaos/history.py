@@ -51,13 +51,15 @@ class Claim:
 class Failover(NamedTuple):
     """A standby was the primary from `promoted_at` on, in seconds since 1970. The old primary answered nothing from
     `silent_since` on; None: it had ended. Else it may have served some processes again until `ended_at`. `old_port`: of
-    the old primary.
+    the old primary. The processes of the slots `cut_off` did not reach the new primary before `reached_at`.
     """
 
     silent_since: float | None
     promoted_at: float
     ended_at: float
     old_port: int = 0
+    cut_off: tuple[str, ...] = ()
+    reached_at: float = 0.0
 
 
 @dataclass

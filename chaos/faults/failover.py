@@ -119,6 +119,7 @@ class FailoverFaults:
             await asyncio.sleep(_BACK_SECONDS)
             await self._copy_anew()
             _heal(to_new)
+            self.failovers[-1] = self.failovers[-1]._replace(cut_off=_CUT_OFF, reached_at=time.time())
         return hit
 
 

@@ -19,7 +19,7 @@ from chaos.plan import DIRECTED, make_plan
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
 from chaos.row_changes import Change, seconds
-from chaos.starvation import Starved
+from chaos.starvation import OURSELVES, Starved
 from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound, task_row
 
 #: Where in the sound history's changes what happens.
@@ -702,13 +702,35 @@ def test_an_external_worker_that_falls_silent_is_charged_whatever_fails_over() -
     assert "I27" not in found(history)
 
 
-@pytest.mark.parametrize(("starved", "wrong"), [(0.5, True), (2.0, False)])
-def test_a_worker_without_a_processor_may_be_charged_and_claim_late(starved: float, wrong: bool) -> None:
+@pytest.mark.parametrize(
+    ("process", "starved", "wrong"),
+    [(ME, 1.5, True), (ME, 2.5, False), (OURSELVES, 2.5, False), (OTHER, 2.5, True)],
+)
+def test_a_worker_without_a_processor_may_be_charged_and_claim_late(process: str, starved: float, wrong: bool) -> None:
     history = sound()
     a_loss_that_only_a_failover_explains(history)
     a_promotion_after_which_nobody_claimed_for_long(history)
-    history.starved = [Starved(ME, T0 - 2.1, T0 + 0.9, starved)]
+    history.starved = [Starved(process, T0 - 2.1, T0 + 0.9, starved)]
     assert ("I27" in found(history)) is wrong
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "reached_at", "lease_until", "excused"),
+    [
+        ("worker-0", T0 + 1, -9.0, True),
+        ("worker-1", T0 + 1, -9.0, False),  # another worker
+        ("worker-0", T0 - 2, -9.0, False),  # it had the time to come back
+        ("worker-0", T0 + 1, -7.0, False),  # within the grace
+    ],
+)
+def test_a_worker_that_was_kept_from_each_primary_for_longer_than_the_grace_may_be_charged(
+    cut_off: str, reached_at: float, lease_until: float, excused: bool
+) -> None:
+    history = sound()
+    a_loss_that_only_a_failover_explains(history)  # at T0 + 2
+    change(history, DONE_FIRST, before=(history.changes[DONE_FIRST].before or {}) | {"lease_until": at(lease_until)})
+    history.failovers = [Failover(T0 - 20, T0 - 1.9, T0 - 1.9, cut_off=(cut_off,), reached_at=reached_at)]
+    assert ("I27" not in found(history)) is excused
 
 
 def test_a_loss_long_after_a_failover_has_another_cause() -> None:
