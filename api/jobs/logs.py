@@ -44,11 +44,13 @@ def _chunk_events(item: Item) -> bytes:
     if item["restarts"]:
         restart = {name: item[name] for name in ("step", "attempt", "epoch")}
         restart_event = format_sse_event(data_str=orjson.dumps(restart).decode(), event="restart")
+    # The kind of the event says `cut`, and the `restart` events say which chunks are void (`superseded`).
     content = {name: value for name, value in item.items() if name not in ("restarts", "superseded", "cut")}
     event = "cut" if "cut" in item else "chunk"
     return restart_event + format_sse_event(data_str=orjson.dumps(content).decode(), event=event, id=str(item["n"]))
 
 
+# The functions read a page, and the number of the last item of each job.
 LOG = Source("lines", log_reads.log_page, log_reads.log_numbers, _line_event)
 STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chunk_events)
 

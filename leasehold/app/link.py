@@ -36,7 +36,8 @@ from leasehold.urls import refuse_bad_urls
 
 T = TypeVar("T")
 
-#: After a commit, hints wait this long for a connection to the broker. After that the relay sends them.
+#: After a commit, hints (messages that tell workers of new work) wait this long for a connection to the broker. After
+#: that a worker's relay sends them.
 _BROKER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
 #: The first read of `wait` may take this long, even if the timeout of the wait is shorter. So `wait(0)` can find out
@@ -46,8 +47,9 @@ _READ_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The state of a run. `error`: code and message, if the run ended without success. `value`: the value of its step,
-    if the run has succeeded (results.py). `large`: the JSON of the result, if the object store holds it.
+    """The state of a run. `error`: code and message, if the run ended without success. `value`: what the task returned,
+    encoded (results.py), if the run has succeeded. A large result is stored as an output: then `value` only says so,
+    and `large` is the result's JSON.
     """
 
     status: str
@@ -122,7 +124,8 @@ class DatabaseLink:
             limit = self._settings.batch_max_tasks
             raise Invalid("batch_too_large", f"At most {limit} runs are submitted at once, not {len(calls)}.")
         deadline = monotonic() + self._settings.submit_seconds
-        earlier_ids: dict[UUID, UUID] = {}  # {id of a call: id of its run}, of runs that were written earlier
+        # {id of a call: id of its run}, of runs that were written earlier. Debounced calls share the run of the first.
+        earlier_ids: dict[UUID, UUID] = {}
         while True:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
             try:
@@ -132,7 +135,7 @@ class DatabaseLink:
                 # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
                 # this submission, whose answer was lost. The next try leaves them out.
                 stored_ids = await self._ids_written_earlier(calls)
-                if not stored_ids.keys() - earlier_ids.keys():
+                if not stored_ids.keys() - earlier_ids.keys():  # no further run of this tenant: another tenant's has it
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
                 earlier_ids = stored_ids
                 continue
@@ -151,6 +154,7 @@ class DatabaseLink:
         async with self._pool.acquire() as connection:
             if (written := await write_plain(connection, calls, self._tenant, keep_seconds)) is not None:
                 return written
+            # Nothing is written yet: `write_plain` takes only a single call without a key, a debounce or a limit.
             async with connection.transaction():
                 return await write(connection, calls, self._tenant, keep_seconds)
 
@@ -196,7 +200,8 @@ class DatabaseLink:
         if written.limits:
             try:
                 async with self._pool.acquire() as connection:
-                    self._announcer.announce(await concurrency.admit(connection, written.limits, ()))
+                    hints = await concurrency.admit(connection, written.limits, ended=())
+                self._announcer.announce(hints)
             except TRY_AGAIN as error:
                 DATABASE.record_error(error, "admitting runs")
         await self._announcer.until_idle()
@@ -245,11 +250,11 @@ class DatabaseLink:
 
         async def request() -> None:
             async with self._pool.acquire() as connection:
-                names = await concurrency.limits_of(connection, [run_id])
+                limits = await concurrency.limits_of(connection, [run_id])
                 cancels = await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
                 self._announcer.announce(cancels.hints)
-                if names:
-                    self._announcer.announce(await concurrency.admit(connection, names, [run_id]))
+                if limits:  # a run that the cancel has ended leaves its places at these limits to other runs
+                    self._announcer.announce(await concurrency.admit(connection, limits, ended=[run_id]))
 
         await self._repeat_while_away(run_id, request)
         return (await self.outcome(run_id)).status
@@ -260,6 +265,7 @@ class DatabaseLink:
         """
 
         async def begin() -> tuple[AsyncExitStack, Connection]:
+            """Begin a transaction. Leaving the stack ends the transaction and returns the connection to the pool."""
             async with AsyncExitStack() as stack:
                 connection = await stack.enter_async_context(self._pool.acquire())
                 await stack.enter_async_context(connection.transaction())
@@ -277,13 +283,14 @@ class DatabaseLink:
         self._announcer.announce(hints)
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
-        """The chunks after number `after`. If there is no chunk yet, waits a moment before it returns. Raises NotFound,
-        and Unreachable.
+        """The chunks (values that the run's step emits while it runs) after number `after`. If there is no chunk yet,
+        waits a moment before it returns. Raises NotFound, and Unreachable.
         """
 
         async def read() -> Chunks:
             async with self._pool.acquire() as connection:
                 # Read first whether the run has ended. If it has, nothing is emitted after the page is read.
+                # A run that `stream_numbers` leaves out is deleted, so it counts as ended.
                 ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
                 page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
             return chunks_of(page, after, ended=ended)

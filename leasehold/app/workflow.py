@@ -43,7 +43,7 @@ class WorkflowHandling:
         self._results = results
 
     async def run_until_wait(self, attempt: Any) -> Any:
-        """Run the function until it ends or waits. Returns a Done, or the suspension that the worker settles."""
+        """Run the function until it ends or waits. Returns a Done, or what the run waits for (the suspension)."""
         from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow does not load it
 
         positional, named = self._arguments.decoded(attempt.params)
@@ -61,7 +61,7 @@ class WorkflowHandling:
 class _WorkflowTask(Task[P, R]):
     """What a workflow does differently from a task. PositionalWorkflow and KeywordWorkflow share it."""
 
-    _leading_parameters = 1  # the context
+    _leading_parameters = 1  # the context, which no caller passes
 
     @staticmethod
     def _hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -30,8 +30,8 @@ async def run(source: str | None, **options: Any) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
     stopping = asyncio.create_task(stop_requested.wait())
     with console.status("starting"):
-        # A user who edits an app wants a quick start. RabbitMQ takes about 8 s, so with `source` it starts after the
-        # other parts.
+        # A user who edits an app wants a quick start. RabbitMQ takes about 8 s, so with `source` the start does not
+        # wait for it (`patient`).
         installation = await _start_unless_stopped(Installation(**options, patient=source is None), stopping)
     if installation is None:
         return
@@ -65,8 +65,8 @@ async def _start(installation: Installation) -> Installation:
 
 def variables_of(installation: Installation) -> dict[str, str]:
     """The variables with which programs in the same folder submit jobs to the installation, and commands call its API.
-    With the broker `postgres` the programs send no hints: RabbitMQ may still be starting, and the worker polls ten
-    times a second.
+    With the broker `postgres` the programs send workers no message about a new job: RabbitMQ may still be starting, and
+    the worker polls PostgreSQL ten times a second anyway.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",
@@ -79,6 +79,7 @@ def _app_welcome_text(installation: Installation) -> str:
     source = installation.environment["LEASEHOLD_PIPELINES"]
     module = source.partition(":")[0]
     registry = Pipelines.from_source(source)
+    # Concurrency limits do not apply to pipelines that do the platform's own work: these are not the app's.
     names = [pipeline.name for pipeline in registry if not pipeline.terms.unlimited]
     program = program_that_submits(module)
     logs = ", ".join(str(path) for path in installation.logs.values())

@@ -52,8 +52,8 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     events of jobs that still exist have moved out of them.
 
     An insert never fails for lack of a partition: PostgreSQL puts an event of a day without a partition into the
-    default partition. The role of this process need not own the schema: SQL functions of the migrating role make and
-    drop the partitions.
+    default partition. This process's role need not own the schema: the partitions are made and dropped by SQL functions
+    that run with the rights of the role that migrates.
     """
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()

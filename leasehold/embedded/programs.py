@@ -1,4 +1,6 @@
-"""Finds out whether the servers' unprivileged user can run a program, and if not, copies it to where the user can."""
+"""Finds out whether the unprivileged user of the embedded servers (PostgreSQL, RabbitMQ) can run a program. If not,
+copies the program to where the user can.
+"""
 
 from __future__ import annotations
 
@@ -50,18 +52,18 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
     if await can_run(program, run_as):
         return program
     parent = tree[0].parent
-    copy = cache_directory() / f"{program.name}-{_version(program)}"
+    copy = cache_directory() / f"{program.name}-{_fingerprint(program)}"
     if not copy.exists():
         await asyncio.to_thread(_copy, tree, copy)
     copied_program = copy / program.relative_to(parent)
     if not await can_run(copied_program, run_as):
-        raise EmbeddedError(
-            f"uid {run_as.uid if run_as.uid >= 0 else os.geteuid()} cannot run {program} nor {copied_program}"
-        )
+        uid = run_as.uid if run_as.is_other_user else os.geteuid()
+        raise EmbeddedError(f"uid {uid} cannot run {program} nor {copied_program}")
     return copied_program
 
 
-def _version(program: Path) -> str:
+def _fingerprint(program: Path) -> str:
+    """Changes when the program is replaced, so that an older copy is not used for it."""
     status = program.stat()
     return hashlib.sha256(f"{program.name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
 

@@ -1,8 +1,9 @@
 """API keys: creating, finding, rotating, expiring and revoking them. The API and `leasehold keys` call this.
 
-A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell has made it. The prefix is public and finds
-the row. The database stores only a hash of the secret, so only `create_key` and `rotate_key` return the whole key.
-SHA-256 is enough: the secret has 256 random bits, and a slow hash only protects secrets that can be guessed.
+A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell (one of several installations that share the
+tenants) has made it. The prefix is public and finds the row. The database stores only a hash of the secret, so the key
+is shown once, when it is made. SHA-256 is enough: the secret has 256 random bits, and a slow hash only protects secrets
+that can be guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from leasehold.domain.ids import new_id
 _KEY = re.compile(r"lh_(?:([a-z0-9]{1,11})_)?([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SCOPE = re.compile(r"[a-z][a-z0-9-]*:[a-z][a-z0-9-]*")
 _PREFIX_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
-#: `matches` compares with this hash when no row has the prefix, so that a refusal takes the same time in both cases.
+#: `matches` compares with this hash when no row has the prefix. So a refusal takes the same time, and does not show
+#: whether the prefix exists.
 _HASH_OF_NO_KEY = hashlib.sha256(b"no key has this prefix").digest()
 
 
@@ -40,7 +42,10 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyOfSeed:
-    """The key that was made of a seed. `key`: with its secret; None: the key is too old, or cannot be used any more."""
+    """The key that was made of a seed. A seed is a secret from which a repeated request makes the same key again.
+
+    `key`: with its secret; None: the key is too old to be shown again, or cannot be used any more.
+    """
 
     prefix: str
     tenant_id: str
@@ -105,7 +110,7 @@ def _new_prefix_and_secret() -> tuple[str, str]:
 
 
 def _prefix_and_secret_of(seed: bytes) -> tuple[str, str]:
-    """The prefix and the secret that are made of this seed. Neither shows the other, or the seed."""
+    """The prefix and the secret that are made of this seed. Neither of them reveals the other or the seed."""
     numbers = hmac.digest(seed, b"prefix of an API key", "sha256")[:12]
     prefix = "".join(_PREFIX_ALPHABET[number % len(_PREFIX_ALPHABET)] for number in numbers)
     secret = base64.urlsafe_b64encode(hmac.digest(seed, b"secret of an API key", "sha256"))
@@ -127,7 +132,7 @@ FROM api_key WHERE prefix = $1
 FIND_OF_SEED = """
 -- key_find_of_seed
 SELECT id, tenant_id, created_at > clock_timestamp() - $3::interval
-       AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS is_new
+       AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS may_be_shown
 FROM api_key WHERE prefix = $1 AND secret_hash = $2
 """
 
@@ -208,14 +213,14 @@ async def create_key(
 
 
 async def find_key_of(connection: Connection, seed: bytes, within: timedelta, cell: str = "") -> KeyOfSeed | None:
-    """The key that was made of the seed. None: there is none. `within`: how old a key may be that is found with its
-    secret. `cell`: as for `create_key`.
+    """The key that was made of the seed. None: there is none. An older key than `within` is found without its secret.
+    `cell`: as for `create_key`.
     """
     prefix, secret = _prefix_and_secret_of(seed)
     row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)
     if row is None:
         return None
-    key = NewKey(row["id"], prefix, _key_text(cell, prefix, secret)) if row["is_new"] else None
+    key = NewKey(row["id"], prefix, _key_text(cell, prefix, secret)) if row["may_be_shown"] else None
     return KeyOfSeed(prefix, row["tenant_id"], key)
 
 

@@ -36,11 +36,12 @@ class Adapter(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Raises TransactionRefused unless the user's transaction can still commit or roll back a write."""
+        """Raises TransactionRefused if the connection is not in a transaction, or the transaction has failed."""
 
     def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers tell nobody of a commit
         """Call `announce` after the user's transaction has committed, if the driver tells of a commit. `announce` does
-        not block, and raises nothing. It may also be called when nothing was committed: it only sends hints.
+        not block, and raises nothing. It may also be called when nothing was committed: it only tells workers to look
+        for new work.
         """
 
     def is_in_transaction(self) -> bool:
@@ -198,7 +199,7 @@ class SqlAlchemy(_SqlAlchemy):
     @cached_property
     def _connection(self) -> Any:
         """The connection to use. A statement on a session itself would first flush the session's objects."""
-        is_session = callable(self._user_connection.connection)
+        is_session = callable(self._user_connection.connection)  # a method of a Session, but a property of a Connection
         return self._user_connection.connection() if is_session else self._user_connection
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:

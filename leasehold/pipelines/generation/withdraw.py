@@ -21,6 +21,7 @@ from leasehold.pipelines.generation.provider_context import ProviderContext, ope
 #: The pause between two checks, while a submit that was running at the cancel may still finish.
 _CHECK_AGAIN = timedelta(seconds=2)
 
+#: A worker opens the context once for all attempts of this pipeline: `attempt.opened`.
 withdrawal.opens(open_provider_context)
 
 
@@ -37,7 +38,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
         return {"stopped": False, "because": "the generation is deleted"}
     if generation.job_status not in JOB_TERMINAL:
         return Snooze(_CHECK_AGAIN)
-    ref = (generation.submitted or {}).get("ref")
+    ref = (generation.submitted or {}).get("ref")  # the provider's id of the order
     if ref is None:
         return {"stopped": False, "because": "no order at the provider is known"}
     order_params = GenerationParams.model_validate(generation.params)

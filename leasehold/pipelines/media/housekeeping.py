@@ -1,5 +1,5 @@
-"""The duties of the leading worker for pictures: it deletes uploads that were not completed, refuses uploads that are
-too large, and deletes pictures with their jobs.
+"""What the leading worker does about pictures: it deletes uploads that were not completed, refuses uploads that are too
+large, and deletes pictures with their jobs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ABANDONED = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook of the kind `media`."""
-    store, days = context.store, context.settings.retention_days
+    """The housekeeping of the kind of work `media`. Housekeeping calls this once."""
+    store, retention_days = context.store, context.settings.retention_days
 
     async def too_large(connection: Connection, due: Due, size: int) -> None:
-        await refuse_too_large(connection, due, size, days=days)
+        await refuse_too_large(connection, due, size, retention_days=retention_days)
 
     async def forget(connection: Connection, units: Sequence[tuple[UUID, str]]) -> None:
         await forget_uploads(connection, [media_id for media_id, _ in units])
@@ -37,7 +37,7 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
             Forgetting(
                 ABANDONED,
                 find=abandoned_uploads,
-                key=lambda unit: unit[0],
+                key=lambda unit: unit[0],  # a unit is (id, key), from `abandoned_uploads`
                 delete=lambda unit: store.delete(unit[1]),
                 forget=forget,
             )
@@ -50,7 +50,7 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
     """The id and the key of each upload that was not completed in time. The duty deletes the objects first, then calls
-    `forget_uploads`.
+    `forget_uploads`. Left out: uploads whose deletion failed lately, and those of tenants that move to another cell.
     """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
@@ -62,7 +62,7 @@ async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tu
 
 async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
     """Delete the rows of abandoned uploads. An object may still arrive at their keys: `most = -1` makes housekeeping
-    delete any object there.
+    delete any object there, at `look_at`. No object can arrive after `forget_at`.
     """
     await connection.execute(
         """
@@ -83,9 +83,9 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
     await connection.execute(f"DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {EXPIRED}", list(job_ids))
 
 
-async def refuse_too_large(connection: Connection, due: Due, size: int, *, days: int) -> None:
-    """Record the picture as FAILED, in the caller's transaction, because its object is too large. Housekeeping deletes
-    the object afterwards.
+async def refuse_too_large(connection: Connection, due: Due, size: int, *, retention_days: int) -> None:
+    """Record the picture of an inspected upload (`due`) as FAILED, in the caller's transaction, because its object of
+    `size` bytes is too large. Housekeeping deletes the object afterwards.
     """
     media_id = await connection.fetchval(
         "SELECT id FROM media WHERE original_key = $1 AND tenant_id = $2", due.key, due.tenant_id
@@ -94,7 +94,6 @@ async def refuse_too_large(connection: Connection, due: Due, size: int, *, days:
         return
     refusal = refusals.too_large(size, due.at_most)
     error = {"code": refusal.code, "message": refusal.message, "retryable": False}
-    if await media.refuse_upload(
-        connection, media_id, due.tenant_id, size=size, error=error, keep=timedelta(days=days)
-    ):
-        await uploads.close(connection, due.tenant_id, due.key, keep=None)
+    keep = timedelta(days=retention_days)
+    if await media.refuse_upload(connection, media_id, due.tenant_id, size=size, error=error, keep=keep):
+        await uploads.close(connection, due.tenant_id, due.key, keep=None)  # None: no object stays at the key

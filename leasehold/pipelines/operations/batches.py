@@ -65,7 +65,8 @@ class Outcome:
 async def act_on(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Act on jobs of one tenant, in the caller's transaction. The history of each job names the operation.
+    """Act on jobs of one tenant, in the caller's transaction, except on jobs that were created after `operation.at`.
+    The history of each job names the operation.
 
     Raises TooMany if a limit of the tenant is full. Then the caller rolls back, and tries again later or with fewer
     jobs.
@@ -109,8 +110,8 @@ async def _cancel(
 async def _delete(
     context: OperationContext, connection: Connection, acting: Acting, targets: Sequence[Target], outcome: Outcome
 ) -> None:
-    """Delete the jobs. Housekeeping deletes their objects and rows later, because to wait for the store would take
-    hours.
+    """Delete the jobs: the finished ones together, and each unfinished one by itself, because it is cancelled first.
+    Housekeeping deletes their objects and rows later, because to wait for the store would take hours.
     """
     finished = [target for target in targets if target.row["finished_at"] is not None]
     unfinished = [target for target in targets if target.row["finished_at"] is None]
@@ -127,9 +128,12 @@ async def _delete(
 async def _retry_charged(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Retry the jobs. Each retry is charged as a submission. As in every submission, the rates are locked first."""
+    """Retry the jobs. Each retry is charged to the operation's client as a submission, and refunded if it is refused.
+    As in every submission, the rates are locked first.
+    """
     operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
+    # {}: no queues are known yet. `_Retries` adds those of the retried jobs, and their depths are checked at the end.
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
@@ -214,7 +218,7 @@ async def _act_together(
             await act()
     except asyncpg.PostgresError as error:
         if connection.is_closed() or may_try_again(error):
-            raise
+            raise  # no row's fault: the caller rolls back, and tries the batch again
         return False
     outcome.acted += [target.id for target in targets]
     return True

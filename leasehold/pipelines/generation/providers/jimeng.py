@@ -61,6 +61,7 @@ class Jimeng:
         self._url = base_url.rstrip("/")
 
     async def submit(self, order: Order, credential: str) -> Accepted:
+        # `buys`: the request costs money, so it must not go over a reused connection, which may be dead.
         answer = await self._request("CVSync2AsyncSubmitTask", _body(order), credential, buys=True)
         return Accepted(text_at(_data(answer), "task_id"))
 
