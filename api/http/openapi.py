@@ -74,7 +74,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _describe_lags(built: dict[str, Any], app: FastAPI) -> None:
-    """Describe the header of answers that may come from a standby."""
+    """Describe the header of answers that may come from a standby: those of marked endpoints (may_read_standby)."""
     for route in app.routes:
         if isinstance(route, APIRoute) and is_marked(route.endpoint) and route.path in built["paths"]:
             built["paths"][route.path]["get"]["responses"]["200"].setdefault("headers", {})[LAG_HEADER] = {

@@ -1,4 +1,6 @@
-"""What endpoints do after their commit: publish hints, admit waiting jobs, and encode the answer."""
+"""What endpoints do after their commit: publish hints (messages that tell workers of new work), admit waiting jobs, and
+encode the answer.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ async def publish_and_admit(
 
 
 async def publish_run_effects(services: Services, effects: CreatedRun) -> None:
-    """Call this after the commit that created a run or retried one. It counts the runs that this run has ended, then
-    calls `publish_and_admit`.
+    """Call this after the commit that created a run or retried one. It counts the older runs that this run replaced and
+    thereby ended, then calls `publish_and_admit`.
     """
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, effects.limits, effects.departed)

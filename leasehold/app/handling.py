@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 class Handling:
-    """The handlers of one function; a task uses one. `plain` calls it in a thread, `loop` awaits an `async def`,
-    `process` and `isolated` run it in a child process, `batched` calls it once for several attempts.
+    """The handlers of one function; its task uses one of them. `plain` runs in a thread of the worker and calls the
+    function there, `loop` awaits an `async def`. `process` sends the call to a child process, `isolated` itself runs in
+    the sandbox's child. `batched` calls the function once for several attempts.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Handling:
         return await done_with_result(attempt, self._results.encoded(result))
 
     async def batched(self, attempt: Any) -> Done:
-        """Handle a leasehold.Attempt whose function takes the items of several attempts. From its second attempt on, an
-        item gets a call of its own. So an item that always fails costs other items only one attempt.
+        """Handle a leasehold.Attempt whose function takes a list of items: each attempt brings one, its only argument.
+        From its second attempt on, an item gets a call of its own. So an item that always fails costs other items only
+        one attempt.
         """
         assert self._batch is not None
         positional, named = self._arguments.decoded(attempt.params)

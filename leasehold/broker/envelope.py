@@ -1,9 +1,9 @@
 """Encodes and decodes hints as messages: `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}` and
-headers.
+headers. A hint tells workers that a task is due. Its band is a range of priorities.
 
 Decoding is strict, because anybody who can write to the queue may send anything: the worker drops a message that is not
-exactly a hint. A new field needs a new version. An old worker drops hints of newer versions; its polls find their
-tasks.
+exactly a hint. A new field needs a new version. An old worker drops hints of newer versions; it finds their tasks when
+it polls the database.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _band(value: object) -> int:
 
 
 def _headers(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The hint's own headers, which are short strings. The broker adds tables and numbers (`x-death`)."""
+    """The hint's own headers, which are short strings; {} if there are more than MAX_HEADERS. The broker adds tables
+    and numbers (`x-death`).
+    """
     strings = {
         name: value
         for name, value in headers.items()

@@ -1,4 +1,4 @@
-"""Converts a Call into a request of the HTTP library, and reads the answer. Both clients use it."""
+"""Converts a Call into a request of the HTTP library, and reads the answer. The sync and the async client use it."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ def options_of(call: Call[Any]) -> dict[str, Any]:
 
 def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -> dict[str, Any]:
     """The call's form, with its files open until `stack` closes them. Each try opens them again."""
+    # Bytes of all files. `sent` is a list, because all ReportedFiles add to its one number.
     total, sent = sum(path.stat().st_size for _, path in call.files), [0]
     files = [
         (field, (path.name, ReportedFile(stack.enter_context(path.open("rb")), on_progress, total, sent)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from leasehold.embedded.process import EmbeddedError, kill_if_running
 
 DOWNLOAD_SECONDS = 300.0
-MESSAGE_LINES = 5
+MESSAGE_LINES = 5  # of a failed program's output, in the error
 #: A line of a simulated installation: the package that it would install.
 _INSTALLS = re.compile(r"^Inst (\S+)", re.MULTILINE)
 

@@ -1,4 +1,6 @@
-"""A subscription consumes one band of one queue on a channel of its own, so that an error stops no other queue."""
+"""A subscription consumes one band (range of priorities) of one queue on a channel of its own, so that an error stops
+no other queue.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 #: Called in the event loop with each message.
 Receive = Callable[["Subscription", Message, Acks], None]
 
-#: A request that began before a leader of a quorum queue is replaced may stay without an answer also afterwards. So the
-#: first attempts end soon. The later ones have RPC_SECONDS, for a broker that is slow.
+#: If a quorum queue gets a new leader while a request waits for an answer, the answer may never come. So the first
+#: attempts to consume end after _FIRST_SECONDS. The later ones have RPC_SECONDS, for a broker that is slow.
 _FIRST_SECONDS, _FIRST_ATTEMPTS = 3.0, 3
 
 log = structlog.get_logger(__name__)
@@ -65,10 +67,10 @@ class Subscription:
                 await self._consume(connection, wire, receive, on_resumed, ladder)
             # Every error of a subscription has the same remedy: log it, and try again.
             except Exception as error:  # noqa: BLE001
-                check_not_cancelled()
+                check_not_cancelled()  # the AMQP client may have turned the task's cancel into another error
                 reason = error
             if not connection.is_opened:
-                return await until_closed(connection)  # the link logs why, and serves the next connection
+                return await until_closed(connection)  # the caller logs why, and calls `serve` with the next connection
             self._report(reason)
             await ladder.wait()
         return None
@@ -106,6 +108,8 @@ class Subscription:
         until_cancelled = asyncio.create_task(cancelled.wait())
         self._channel, self._acks = channel, acks
 
+        # The sieve sees each frame from the broker first. It passes this channel's deliveries to `receive`, and all
+        # other frames to the AMQP client.
         deliveries = Deliveries(lambda message: receive(self, message, acks))
         wire.sieve.attach(channel.number, deliveries)
         try:

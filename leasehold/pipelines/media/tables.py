@@ -18,7 +18,7 @@ media = Table(
     # INIT, UPLOADED, or FAILED if the object was refused before it had a job. Once there is a job, clients see the
     # job's state instead, as PROCESSING, READY or FAILED.
     Column("status", Text, nullable=False, server_default="INIT"),
-    # Deferred: the guarded update that sets job_id runs before the job is inserted, in the same transaction.
+    # Deferred: the update that sets job_id runs before the job is inserted, in the same transaction.
     Column(
         "job_id",
         Uuid,

@@ -1,8 +1,9 @@
-"""The handler of bulk operations. It walks over the jobs that the filter finds, newest first, in small batches.
+"""The handler of bulk operations. It walks over the jobs that the operation's filter finds (the targets), newest first,
+in small batches. The canary jobs go first: the operation goes on only if they succeed.
 
-A target is a job that the filter finds. A batch and the step's note (progress.py) commit in one transaction, under
-the lease. So the operation acts on each target once, even if the worker dies. The step snoozes from time to time, so
-that it does not hold a slot for hours and a worker can drain.
+A batch and the step's note (its stored progress, progress.py) commit in one transaction, under the lease. So the
+operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its slot,
+and continues later. So it does not hold a slot for hours, and a worker can drain.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from leasehold.transitions.operations import Refusal
 
 #: An attempt snoozes after this many seconds.
 _ATTEMPT_SECONDS = 15.0
-#: How many targets one statement reads ahead, and the most rows that it may read for them.
+#: How many targets one statement reads ahead, and the most rows that it may read to find them.
 _TARGETS_AHEAD, _MAX_READ = 500, 15_000
 #: The step sleeps for a pause up to this long, and snoozes for a longer one.
 _LONGEST_SLEEP = 1.0
@@ -136,7 +137,7 @@ class _OperationAttempt:
             job_filter = parse(operation.filter, operation.at)
         except Invalid as error:  # a newer release has accepted the filter
             raise Permanent(error.code, error.message) from None
-        scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, kinds.unowned, kinds.owned)
+        scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, others=kinds.unowned, owned=kinds.owned)
         bound = Bound(operation.at, bound_of(operation.action))
         return Listing(scope, job_filter, self._progress.before, bound=bound, max_read=max_read)
 

@@ -1,5 +1,5 @@
-"""`NewJob` is a job to be submitted. This module makes the records that `submit` writes for it: one for the job, and
-one for each task. It writes nothing itself.
+"""`NewJob` is a job to be submitted. This module makes the records that `submit` (submissions.py) writes for it: one
+for the job, and one for each task. It writes nothing itself.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def client_queue(queue: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunOf:
-    """What a run has besides its job: its template and scope, the schedule and tick that made it, and the run that it
-    repeats.
+    """What a run has besides its job. `template` and `version`: what runs. `scope` and `scope_id`: the client's names
+    for what the run is about. `schedule_id` and `tick`: the schedule that made the run, and the instant for which.
+    `rerun_of`: the run that it repeats.
     """
 
     template: str
@@ -82,7 +83,7 @@ class NewJob:
     not_before: datetime | None = None  # no step starts earlier
     limits: Sequence[ConcurrencyLimit] = ()  # the job is held until all of them admit it (transitions.concurrency)
     exclusive_key: str | None = None  # a second unfinished job with this key raises asyncpg.UniqueViolationError
-    dedupe_key: str | None = None  # as `exclusive_key`
+    dedupe_key: str | None = None  # as `exclusive_key`, but a client chose the key for this run
     start_within: timedelta | None = None  # instead of the pipeline's
     notify: bool = False  # a webhook subscribes to the end of the job
     pin: str | None = None  # only workers with this label run it: LEASEHOLD_WORKER_LABELS
@@ -92,7 +93,7 @@ class NewJob:
 
 
 def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The job as a record of SUBMIT. `tasks`: the records of its tasks, from `task_records`."""
+    """The job as a record of the statement SUBMIT. `tasks`: the records of its tasks, from `task_records`."""
     terms = new.pipeline.terms
     is_computed = new.deadline_at is None  # PostgreSQL computes the deadline
     status = _first_job_state([(task["status"], task["queue"].startswith(EXTERNAL)) for task in tasks])
@@ -156,7 +157,9 @@ def _hint_headers(new: NewJob) -> dict[str, str]:
 
 
 def task_records(new: NewJob) -> list[dict[str, Any]]:
-    """The job's tasks as records of SUBMIT: one for each step, without parts. Raises Invalid `nothing_to_do`."""
+    """The job's tasks as records of SUBMIT: one for each step. Parts are left out: a step makes their tasks when it
+    fans out. Raises Invalid `nothing_to_do`.
+    """
     steps, skipped = _steps_of(new)
     ids = {step.name: new_id() for step in steps}
     return [_task_record(new, step, position, ids, skipped) for position, step in enumerate(steps)]

@@ -20,13 +20,14 @@ from leasehold.transitions.settlements.records import Completion, Settled, Verdi
 
 #: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
-#: SQL: the end of `dep.ended_needs` tasks makes the step `c` due. It is a blocked step, or a workflow that waits.
+#: SQL: the end of `dep.ended_needs` tasks makes the step `c` due, which is a blocked step or a waiting workflow.
 _IS_READY = (
     "CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs"
     " WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END"
 )
 
-#: SQL: a column. The worker may claim a next step of the job.
+#: SQL: a column. The worker may claim a next step of the job. `place`: the lease's position in the parameter arrays.
+#: `external`: how many steps of the job are for external workers.
 _CLAIM_NEXT = """,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next"""
 #: SQL: a join. How many next steps of the job the statement claims.
@@ -51,7 +52,8 @@ def _completed(columns: str = "", condition: str = "") -> str:
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
     -- not, because each such lock is one more record in the WAL. If its first claim completes a job's single
-    -- task, and thereby the job, this statement writes no event: the view `history` derives it, and the claim's.
+    -- task, and thereby the job, this statement writes no event: the view `history` derives the events of the claim and
+    -- of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -61,7 +63,7 @@ def _completed(columns: str = "", condition: str = "") -> str:
               a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
               a.created_at
 ), counted AS MATERIALIZED (
-    -- `nth` of `completed_count` completed tasks in the job.
+    -- Each completed task is the `nth` of the `completed_count` tasks of its job that this statement completes.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count{columns}
     FROM done d
@@ -116,6 +118,7 @@ def _results(values: str) -> str:
 """
 
 
+# SQL: a row for each completed task, and for each other lease of the call whether its task had succeeded before.
 _VERDICTS = """)
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
        CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
@@ -137,8 +140,8 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `freed` then judges
-# the new version: so it updates rows of any open state. Afterwards `wake_at` is NULL only for a workflow that this
-# statement has made due.
+# the new version: so it updates rows in any state that has not ended. Of the workflows that it returns, only those that
+# it has made due have NULL in `wake_at`.
 #
 # `dependents` may read an older version of a step's row than `freed` updates. In the newer version the step waits for
 # as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim it, and it
@@ -212,8 +215,8 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 FROM taken t JOIN job j ON j.id = t.job_id
 """
 
-# SQL: no other step needs the task `t`. The plain condition would make the planner begin the join with all rows of a
-# young table: without statistics it expects one row without steps that need it.
+# SQL: no other step needs the task `t`. With the plain condition and no statistics yet (a young table), the planner
+# would expect only one such row, and so begin the join by reading all of them.
 _IS_LAST = unindexed("t.unblocks = '{}'")
 
 # $4 values. Completes steps that have no outputs and that no other step needs: most jobs end with such a step. This

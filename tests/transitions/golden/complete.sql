@@ -26,7 +26,8 @@ WITH lease_batch AS MATERIALIZED (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
     -- not, because each such lock is one more record in the WAL. If its first claim completes a job's single
-    -- task, and thereby the job, this statement writes no event: the view `history` derives it, and the claim's.
+    -- task, and thereby the job, this statement writes no event: the view `history` derives the events of the claim and
+    -- of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -36,7 +37,7 @@ WITH lease_batch AS MATERIALIZED (
               a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
               a.created_at
 ), counted AS MATERIALIZED (
-    -- `nth` of `completed_count` completed tasks in the job.
+    -- Each completed task is the `nth` of the `completed_count` tasks of its job that this statement completes.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next

@@ -111,7 +111,9 @@ class Stream:
         self._sequence: _Sequence | None = None
 
     def read(self, sample: bytes) -> None:
-        """Read the next sample. Raises Permanent `corrupt_image`; IndexError if the sample ends too early."""
+        """Read the next sample. Raises Permanent `corrupt_image`. If the sample ends too early, reading beyond its end
+        raises IndexError.
+        """
         self._samples += 1
         for kind, layers, head in _units(sample):
             self.units += 1
@@ -173,13 +175,14 @@ def _read_sequence(bits: Bits) -> _Sequence:
     if is_reduced:
         bits.unsigned(5)  # seq_level_idx
     else:
-        timing = _read_timing(bits) if bits.flag() else timing
+        timing = _read_timing(bits) if bits.flag() else timing  # timing_info_present_flag
         has_display_delay = bits.flag()
-        points = [_read_point(bits, timing, has_display_delay) for _ in range(bits.unsigned(5) + 1)]
+        point_count = bits.unsigned(5) + 1
+        points = [_read_point(bits, timing, has_display_delay) for _ in range(point_count)]
     width_bits, height_bits = bits.unsigned(4) + 1, bits.unsigned(4) + 1
     size = bits.unsigned(width_bits) + 1, bits.unsigned(height_bits) + 1
     id_bits = id_delta_bits = 0
-    if not is_reduced and bits.flag():
+    if not is_reduced and bits.flag():  # frame_id_numbers_present_flag
         id_delta_bits = bits.unsigned(4) + 2
         id_bits = bits.unsigned(3) + id_delta_bits + 1
     bits.unsigned(3)  # use_128x128_superblock, enable_filter_intra, enable_intra_edge_filter
@@ -204,8 +207,8 @@ def _read_timing(bits: Bits) -> _Timing:
     bits.unsigned(64)  # num_units_in_display_tick, time_scale
     has_equal_intervals = bits.flag()
     if has_equal_intervals:
-        bits.exp_golomb()
-    if not bits.flag():
+        bits.exp_golomb()  # num_ticks_per_picture_minus_1
+    if not bits.flag():  # decoder_model_info_present_flag
         return _Timing()
     buffer_delay_bits = bits.unsigned(5) + 1
     bits.unsigned(32)  # num_units_in_decoding_tick
@@ -216,12 +219,12 @@ def _read_timing(bits: Bits) -> _Timing:
 def _read_point(bits: Bits, timing: _Timing, has_display_delay: bool) -> _OperatingPoint:  # noqa: FBT001 - read above
     layers = bits.unsigned(12)
     if bits.unsigned(5) >= _FIRST_LEVEL_WITH_TIERS:
-        bits.flag()
+        bits.flag()  # seq_tier
     has_model = timing.has_model and bits.flag()
     if has_model:
-        bits.unsigned(2 * timing.buffer_delay_bits + 1)
+        bits.unsigned(2 * timing.buffer_delay_bits + 1)  # decoder_ and encoder_buffer_delay, low_delay_mode_flag
     if has_display_delay and bits.flag():
-        bits.unsigned(4)
+        bits.unsigned(4)  # initial_display_delay_minus_1
     return _OperatingPoint(layers, has_model)
 
 
@@ -231,7 +234,8 @@ def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool)
     The first frame must be a key frame that is shown, as the AVIF standard demands. Decoders read the tiles of a grid
     as one stream. Because each tile begins with a key frame, no tile can use a frame of another tile.
     """
-    is_repeated = not sequence.is_reduced and bits.flag()
+    is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
+    # For a frame that is shown again, any kind but a key frame: of its fields only `is_shown_key` is read.
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
     if is_first and not frame.is_shown_key:
         raise corrupt_image("its first coded picture depends on others")
@@ -294,4 +298,5 @@ def _skip_references(bits: Bits, sequence: _Sequence) -> None:
     is_short = sequence.order_bits > 0 and bits.flag()  # frame_refs_short_signaling
     if is_short:
         bits.unsigned(6)  # last_frame_idx, gold_frame_idx
-    bits.unsigned(_REFERENCES * ((0 if is_short else 3) + sequence.id_delta_bits))
+    index_bits = 0 if is_short else 3  # of ref_frame_idx; then delta_frame_id_minus_1
+    bits.unsigned(_REFERENCES * (index_bits + sequence.id_delta_bits))
