@@ -1,4 +1,6 @@
-"""`leasehold cells` asks each cell whether it serves, moves a tenant between cells, and configures a gateway."""
+"""`leasehold cells`: asks each cell whether it serves, moves a tenant between cells, and configures a gateway. Cells
+are installations that share the tenants: each tenant belongs to one of them.
+"""
 
 from __future__ import annotations
 

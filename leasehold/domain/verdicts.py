@@ -11,7 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that an isolated handler wrote into its directory. The worker stores it under the step's prefix."""
+    """A file that an isolated handler (one that runs in a sandboxed process) wrote into its directory. The worker
+    stores it under the step's prefix in the object store.
+    """
 
     path: Path
     content_type: str

@@ -1,4 +1,5 @@
-"""Exports metrics that only the database knows: queues, leases, the outbox, the database's own health.
+"""Exports metrics that only the database knows: queues, leases, the outbox (hints to workers that wait for the broker),
+the database's own health.
 
 One elected process exports them, the leader. Every worker and every API process tries to lead. The leader is the
 process that has the leadership row. It queries the database every few seconds and adds the answers to its /metrics;
@@ -87,7 +88,7 @@ async def query_all(
 
     A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
     first question that takes too long. A second timeout ends the round, because the database is then slow as a whole.
-    Raises one of TRY_AGAIN.
+    Raises the error that ended the round, one of TRY_AGAIN.
     """
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
@@ -111,7 +112,7 @@ async def query_all(
 
 
 def _check_names(kind_questions: Sequence[Question]) -> None:
-    names = set(_questions(0.0))
+    names = set(_questions(silent_seconds=0.0))  # only the names count here
     for question in kind_questions:
         if question.name in names:
             raise DeclarationError(f"two of the exporter's questions are named {question.name!r}")

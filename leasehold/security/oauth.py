@@ -1,6 +1,6 @@
 """OAuth 2.0 client credentials (RFC 6749, 4.4): the access token for requests of the platform to another service.
 
-Promotions of models use it, for their HTTP file service.
+Promotions use it: they copy a converted model's files to an HTTP file service.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The fences that confine a child process. Three processes set them up, in this order:
+"""The fences that confine a child process, in which a handler runs. A zygote (the process that loads the handlers, and
+forks a child for each run), the child and the worker set them up, in this order:
 
 1. Before the zygote loads a handler, it gives up all capabilities, and the file system except Python, the handlers and
    the work directory (Landlock). If the kernel cannot filter system calls, it also gives up the network (a namespace).
@@ -117,7 +118,7 @@ def hide_memory() -> None:
 
 
 class Fences:
-    """The fences around a zygote, and those that its children add. `grants`: the files that every child may read, by
+    """The fences around a zygote, and those that its children add. `grants`: the files that every child may use, by
     Landlock rights (landlock.Grants). `isolation` names the mechanisms: "seccomp+landlock", "seccomp", "netns..." or
     "limits only...".
     """
@@ -132,7 +133,8 @@ class Fences:
     @classmethod
     def around(cls, packages: set[str], work_dir: Path) -> Self:
         """Call this in a zygote before it loads handlers. It gives up privileges and the file system, and also the
-        network where the kernel has no filter of system calls. Raises OSError.
+        network where the kernel has no filter of system calls. `packages`: those that children may import besides
+        Python's own. Raises OSError.
 
         Handlers may start threads while they load: so these fences come first. Handlers may also run programs to find
         libraries while they load: so the filter of system calls comes later, in the child.

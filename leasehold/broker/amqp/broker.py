@@ -18,7 +18,9 @@ from leasehold.settings import Settings
 
 
 class AmqpBroker:
-    """The Broker that publishes to RabbitMQ and consumes from it."""
+    """The Broker that publishes hints (messages that tell workers of due tasks) to RabbitMQ, and consumes them. Both
+    reconnect on `link`, the one connection that each has.
+    """
 
     name = "amqp"
     delivers_hints = True
@@ -30,7 +32,7 @@ class AmqpBroker:
 
     @property
     def connected(self) -> bool:
-        return self._publisher.ready and all(self._consumer.subscriptions.values())
+        return self._publisher.ready and all(self._consumer.subscriptions.values())  # whether each is being consumed
 
     @property
     def last_delivery_at(self) -> float | None:
@@ -51,7 +53,9 @@ class AmqpBroker:
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_wake` is called when consuming a queue resumes after a gap: hints may have been lost meanwhile."""
+        """`prefetch`: by queue. `on_wake`: called with the queue when consuming it resumes after a gap, because hints
+        may have been lost meanwhile.
+        """
         await self._consumer.consume(prefetch, on_delivery, on_wake)
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:

@@ -1,5 +1,5 @@
-"""The provider context, which all generation attempts of a worker share: the open providers, a guarded HTTP client, and
-the sealing keys.
+"""The provider context, which all generation attempts of a worker share: the open providers, an HTTP client that never
+connects to private addresses, and the keys that seal (encrypt) clients' credentials.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leasehold.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class ProviderContext:
-    """`egress`: the guarded HTTP client that downloads files. `sealing`: opens sealed credentials."""
+    """`egress`: the HTTP client that downloads files. `sealing`: decrypts sealed credentials."""
 
     settings: Settings
     providers: Providers

@@ -1,4 +1,6 @@
-"""`claim`: a worker claims the tasks that its hints name. `claim_again` repeats claims whose answer was lost."""
+"""`claim`: a worker claims the tasks that its hints name (messages about due tasks). `claim_again` repeats claims whose
+answer was lost.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                         OR (NOT found.cancelling AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})))
                ELSE false END"""
 
-# SQL: the claim charges the task a loss. If the owner claims again what it holds, only an answer was lost, and no
-# attempt: a failover, which loses many answers, charges no task.
+# SQL: the claim charges the task a loss (an attempt whose worker was lost). If the owner claims again what it holds,
+# only an answer was lost, and no attempt. So a failover, which loses many answers, charges no task.
 _IS_LOSS = "found.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
 # $1 task ids, $2 owner, $3 duration of the lease, $4 the number of losses from which a running task is not claimed any
@@ -93,8 +95,8 @@ async def claim_again(
     terms: LeaseTerms,
     held: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch: claim again the next steps that settlements claimed. Call this when the
-    answer of these settlements was lost.
+    """running -> running, at a new epoch. A settlement that completes or suspends a task may also claim a next step for
+    the same worker. If its answer was lost, the worker does not know this step: call this to claim it again.
 
     `completed`: tasks that were completed. `workflow_of_step`: a step that a suspension started -> the workflow's task.
     Returns settled task -> its next step. Steps in `held` are left out: the worker knows that it holds them.

@@ -1,4 +1,5 @@
-"""Finds the layers that lose most accuracy in int8, for the report of the open toolchain's quantise step.
+"""Finds the layers that lose most accuracy in int8, for the report of the quantise step (of the open toolchain, which
+uses onnxruntime instead of a vendor's tools).
 
 It runs the float and the int8 model on the same inputs, and compares the outputs of each layer.
 """
@@ -54,7 +55,7 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
 
 
 def _comparable(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str]:
-    """The names of the outputs of layers that both graphs have, in float. All together have at most _MAX_BYTES."""
+    """The names of the layers' outputs that both graphs have, in float. All together have at most _MAX_BYTES."""
     int8_names = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
     names, bytes_left = [], _MAX_BYTES
@@ -86,8 +87,8 @@ def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
     """The power of the difference, as a share of the reference's power. Values that are NaN or infinite in the
-    reference are left out. LARGEST: the shapes differ, or the int8 model has a NaN or infinite value where the
-    reference has a finite one.
+    reference are left out. LARGEST (the largest float): the shapes differ, or the int8 model has a NaN or infinite
+    value where the reference has a finite one.
     """
     if reference.shape != quantised.shape:
         return LARGEST
