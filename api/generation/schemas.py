@@ -103,7 +103,7 @@ class CancelRequest(BaseModel):
 class Ordered(BaseModel):
     task_id: str
     job_id: UUID | None = Field(None, description="The id of the job.")
-    status: Literal[0] = 0
+    status: Literal[0] = 0  # under way, as in GenerationState
 
 
 class GenerationAccepted(BaseModel):

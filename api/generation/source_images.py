@@ -61,7 +61,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
         # One image is in memory at a time, and has a second copy while it is being stored.
         memory = 2 * services.settings.generation_source_max_bytes
         async with services.bodies.room(caller.tenant_id, memory), asyncio.timeout(_UPLOAD_SECONDS) as time_limit:
-            await refuse_early(services, caller, {}, charged_as="uploads")
+            await refuse_early(services, caller, {}, charged_as="uploads")  # {}: an upload waits in no queue
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:

@@ -140,8 +140,10 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     if not boundary:
         raise _malformed_form()
     callbacks = _Events()
-    names = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end")
-    parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in (*names, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
+    names = (
+        "part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end",
+    )  # fmt: skip
+    parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in names})  # type: ignore[arg-type]  # its callbacks are a TypedDict
     received = 0
     try:
         async for piece in _pieces(request):

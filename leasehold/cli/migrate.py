@@ -29,7 +29,7 @@ from leasehold.settings import Settings
 
 async def planned(settings: Settings, revision: str) -> Plan:
     """The plan of `upgrade`. Nothing is changed. Raises Invalid for an unknown revision."""
-    settings = settings.direct()
+    settings = settings.direct()  # past a pooler, to PostgreSQL itself
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     async with connected(settings, "migrate") as connection:
         with _refusing_unknown_revision():
@@ -56,7 +56,7 @@ async def upgrade(settings: Settings, revision: str, waiting: Callable[[str], No
     Raises SchemaLocked if a revision gets no lock: earlier revisions stay applied.
     """
     settings = settings.direct()
-    await refuse_shared_sessions(settings)
+    await refuse_shared_sessions(settings)  # a pooler's: a migration needs a session of its own
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     role = settings.database_app_role
     async with connected(settings, "migrate") as connection:
@@ -86,7 +86,7 @@ async def _check_not_passed(connection: Connection, revision: str) -> None:
 
 
 async def _migrate(settings: Settings, schema: Schema, revision: str, patience: Patience) -> None:
-    """Bring one schema to `revision`. Record what was applied, even if an error follows."""
+    """Bring one schema to `revision`. Record in the audit what was applied, even if an error follows."""
     progress = Progress()
     url = settings.database_url.get_secret_value()
     versions = None if schema is CORE else schema.versions

@@ -11,7 +11,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.ids import new_id
 
-#: A list shows at most this many views, because it has no pages. A tenant cannot have more, whatever its setting says.
+#: A list shows at most this many views, because it has no pages. No setting lets a tenant have more.
 MAX_VIEWS = 500
 
 _COLUMNS = "id, name, filter, saved_by, saved_at"

@@ -1,5 +1,5 @@
 """Chooses the server of a connection: the first host of the URL that answers and takes writes. For a replica: the first
-host that answers and only reads. database.py opens every connection and every pool with it.
+host that answers and only reads. database.py opens every connection and every pool with this module.
 
 After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the former
 primary. Connections to such a server do not break, so a pool would keep them for ever. `WrongServerGuard` makes the

@@ -68,7 +68,8 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' L
 GROUP BY l.queue
 """
 
-# $1 the cap.
+# A row of `outbox` is one hint that the broker has not confirmed, a row of `outbox_batch` several. A dead letter is a
+# failed task; but if a workflow started the task (`contained`), its failure is the workflow's to handle. $1 the cap.
 BACKLOG = """
 -- exporter_backlog
 SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)

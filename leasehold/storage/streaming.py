@@ -45,7 +45,7 @@ class Upload:
     nothing is stored. `write` and `finish` raise StoreErrors.
 
     `attributes`: the content type and the metadata, as botocore's parameters. `timeout_for`: the timeout of a request
-    with so many bytes. `only_new`: store the object only if the key has none.
+    that sends this many bytes. `only_new`: store the object only if the key has none.
     """
 
     def __init__(

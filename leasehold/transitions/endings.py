@@ -17,9 +17,10 @@ from leasehold.db.database import unindexed
 # Its columns: id, job_id, step, position, epoch, status, available_at, contained and unblocks of the task; cause, code,
 # message and retryable of the failure; `ends`: whether the task's job fails now.
 #
-# `status` is the task's next state: `failed` (no attempt follows), `retry` or `pending` (it runs again). Each task gets
-# an event. A job with `ends` fails: its other open steps are skipped or cancelled, and no step keeps a lease. If the
-# job goes on, a failed step that a workflow started (`contained`) wakes the workflow.
+# `status` is the task's next state: `failed` (no attempt follows), `retry` (it runs again after a failure) or `pending`
+# (it runs again because its worker was lost). Each task gets an event. A job with `ends` fails: its other open steps
+# are skipped or cancelled, and no step keeps a lease. If the job goes on, a failed step that a workflow started
+# (`contained`) is given up: it counts as an ended step of the job, and wakes the workflow.
 #
 # The statement may read `advanced`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
 # job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints of woken

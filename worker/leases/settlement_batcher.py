@@ -39,7 +39,9 @@ _PATIENCE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release the lease, because the worker is stopping. The task is charged neither an attempt nor a loss."""
+    """Release the lease, because the worker is stopping. The task is charged neither an attempt nor a loss (of a
+    worker).
+    """
 
     lease: Lease
 
@@ -66,7 +68,9 @@ class Answer:
 
 
 class SettlementBatcher:
-    """Every attempt of the worker awaits `settle`. All settlements use one connection."""
+    """Every attempt of the worker awaits `settle`. All settlements use one connection. `at_most`: the most settlements
+    of one batch.
+    """
 
     def __init__(
         self,
@@ -98,6 +102,9 @@ class SettlementBatcher:
         batch: Sequence[Settlement],
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Answer]:
+        """The answers, in the order of the batch. `repeated`: an earlier try's answer was lost, so PostgreSQL may
+        already have accepted the settlements.
+        """
         answers = await self._carry_out(connection, batch)
         refused = _refused(batch, answers)
         if refused:

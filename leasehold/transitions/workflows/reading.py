@@ -1,4 +1,8 @@
-"""Reads journals: `read_each` reads the parts that a worker needs of many journals in one query, `read` a whole one."""
+"""Reads journals: `read_each` reads the parts that a worker needs of many journals in one query, `read` a whole one.
+
+A workflow's journal has a row (`Entry`) for each call of the workflow's code that waits or has a result: a sleep, a
+signal, a step, a run. The place of a row is its branch (of code that runs at the same time) and its number there.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ READ_SHORT = _read(
     "read_short_journal",
     f"(SELECT * FROM journal x WHERE x.job_id = t.job_id ORDER BY x.branch, x.number LIMIT {SHORT + 1}) AS e",
 )
-# $4: the places that each lease's worker still waits for, {"of": [[branch, number]]}.
+# $4: for each lease, the places of the calls that the workflow still waits for, {"of": [[branch, number]]}.
 READ_OPEN = _read(
     "read_open_calls",
     "jsonb_array_elements(($4::jsonb[])[a.nth] -> 'of') AS p(place)"
@@ -71,7 +75,7 @@ READ_OPEN = _read(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of the journal, with the state of the task or run that it awaits.
+    """A row of the journal, with the state of the task or run that it awaits (`child`).
 
     `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it. `status`: the state of the task
     or run; None: the row awaits neither. `seconds`: seconds until the wait ends by itself, 0 if it is over; None: the
