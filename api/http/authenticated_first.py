@@ -21,7 +21,8 @@ from leasehold.api.process.services import services_of
 
 
 class AuthenticatedFirst(APIRoute):
-    """Calls the endpoint's `Require` dependencies first, then reads the body within the process's budget (`Bodies`).
+    """Calls the endpoint's `Require` dependencies first, which check the key and its scopes. Then reads the body within
+    the memory that the process has for bodies (`Bodies`).
 
     FastAPI's own routes read the body before they call any dependency. If an endpoint declares no body, this class
     does not read it: the endpoint itself may read a form from the request.
@@ -45,7 +46,7 @@ class AuthenticatedFirst(APIRoute):
                     if body and not is_json(request.headers.get("content-type", "")):
                         raise wrong_type(JSON)
                     problem = refusal(body, services.settings.json_max_depth)
-                    if problem is not None:
+                    if problem is not None:  # no strict JSON, or nested too deep
                         return problem.response(identity_of(request).request_id)
                     return await handler(complete)
             except ClientDisconnect:

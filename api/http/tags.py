@@ -1,4 +1,6 @@
-"""The member `tags` of requests that submit jobs. Also the text of a request for its idempotency key."""
+"""The member `tags` of requests that submit jobs. Also `json_of_request`, whose JSON becomes the fingerprint by which
+the API recognises a repeated request.
+"""
 
 from __future__ import annotations
 

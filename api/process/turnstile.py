@@ -1,5 +1,5 @@
-"""Lets tenants take turns at the scarce resources of an API process. `tenant_pool` has one turnstile for connections to
-PostgreSQL, and one for bulk writes.
+"""Lets tenants take turns at the scarce resources of an API process. tenant_pool.py has one turnstile for connections
+to PostgreSQL, and one for bulk writes.
 
 A bulk write (a batch, a backfill, a bulk replay) uses a connection and a core for as long as hundreds of other
 requests.

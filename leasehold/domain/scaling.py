@@ -29,7 +29,7 @@ class QueueLoad:
 
 
 def served_queues(named: frozenset[str], labels: tuple[str, ...]) -> frozenset[str]:
-    """The queues `named`, and those that are pinned to one of the labels."""
+    """The queues `named`, and those that are pinned to one of the labels: `QUEUE@LABEL`."""
     return named | {pinned_queue(queue, label) for queue in named for label in labels if "@" not in queue}
 
 

@@ -57,8 +57,8 @@ class Paid:
 
 
 def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dict[str, int]:
-    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission. `pin`: a worker
-    label.
+    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission. `pin`: the label of
+    the workers that alone run the job.
     """
     return Counter(
         external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
@@ -128,7 +128,7 @@ class Admission:
             if not quota.allowed:
                 raise _rate_limited(quota, charged_as)
         await self._check_depth(connection, queues, 1)
-        await self._usage.reserve(connection, payer.tenant_id, 0)
+        await self._usage.reserve(connection, payer.tenant_id, 0)  # 0: only checks
 
     async def charge(
         self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
@@ -214,6 +214,7 @@ def _fields(quota: Quota, charged_as: Charge) -> dict[str, str]:
 
 def _rate_limited(quota: Quota, charged_as: Charge) -> TooMany:
     sentence = f"At most {quota.limit} {charged_as} a minute."
+    # `policy`: the limit's name in the RateLimit header fields.
     return TooMany("rate_limited", sentence, policy=charged_as, at_most=quota.limit, window=60, retry_after=quota.wait)
 
 

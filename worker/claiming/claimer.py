@@ -1,4 +1,6 @@
-"""Claims tasks for the slot pools: `claim` the task of one hint, `poll` for due tasks that no hint announced."""
+"""Claims tasks for the slot pools (the slots of a worker by queues): `claim` the task of one hint, `poll` for due tasks
+that no hint announced.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ _TAKEOVER_PAUSES = (0.02, 0.1, 0.3)
 
 
 class Claimer:
-    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence is
-    on; only then the claimer can see that the owner of a lease has died.
+    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence (a
+    lock in PostgreSQL that each living worker holds) is on; only then the claimer can see that the owner of a lease has
+    died.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ class HeldLease:
 
     lease: Lease
     renew_until: float
+    #: Before this monotonic time no other worker can have the lease.
     trusted_until: float = field(init=False)
     #: The attempt's context: so the heartbeat's log lines about the lease name the job.
     context: Context = field(default_factory=copy_context, init=False)

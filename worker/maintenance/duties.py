@@ -43,7 +43,8 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
-#: Seconds between two searches for tasks whose code this worker has, and that a worker without it has put off.
+#: A worker that polls a task without having its code puts the task off. Seconds between two searches for such tasks
+#: whose code this worker has.
 _KNOWN_SECONDS = 30.0
 #: The most tasks that such a search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
@@ -55,7 +56,8 @@ _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 
 class Duties:
     """All duties of one worker. `deliveries`: the pipeline that delivers webhooks, if this installation has one.
-    `kinds`: the kinds of work, which may add duties of their own. `deliver_here`: HintRouter.deliver_here.
+    `kinds`: the kinds of work, which may add duties of their own. `deliver_here`: HintRouter.deliver_here, which gives
+    hints (messages about due tasks) to this worker's own slots, without the broker.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class Duties:
         self._late_step_pauses.done(began)
 
     async def _wake_known(self) -> float | None:
-        """Wake the tasks whose code this worker has, and that a worker without it has put off."""
+        """Wake the tasks that a worker without their code has put off, if this worker has their code."""
         registration = self._registration
         async with self._frequent_connection() as connection:
             hints, is_cut = await unknown_tasks.wake_known(

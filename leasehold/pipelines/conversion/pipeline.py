@@ -1,8 +1,9 @@
 """Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
 
 The API and the workers import this module, so it imports no heavy library. The inputs are `model` (an .onnx file) and
-`references` (a tar archive of the reference images; an empty file without images). Every step writes a report beside
-its model.
+`references` (a tar archive of the reference images; an empty file without images). The steps are named after the models
+that they write: `onnx` (optimised), and with the vendor's names `bie` (int8) and `nef` (packaged). Every step writes a
+report beside its model.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class Preprocessing(BaseModel):
 
 
 class ConversionParams(BaseModel):
-    """The parameters of a conversion. `seed`: the seed of all generated data, so that the same model gives the same
-    bytes.
+    """The parameters of a conversion. `enable_evaluate`, `enable_sim_*`: whether the reports evaluate the model, and
+    simulate it in float (`fp`), in fixed point or on the hardware (`hw`). `seed`: the seed of all generated data, so
+    that the same model gives the same bytes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,6 +89,7 @@ conversion = Pipeline(
     ],
 )  # fmt: skip
 
+# Outside the sandbox, because the child process must not see the key that signs.
 conversion.finishes("nef", sign_package)
 
 CONVERSION = Kind(

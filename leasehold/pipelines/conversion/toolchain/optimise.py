@@ -1,4 +1,6 @@
-"""Optimises a model for the open toolchain: checks it, converts its opset, simplifies it and compares the answers."""
+"""Optimises a model for the open toolchain (onnxruntime, without the vendor's tools): checks the model, converts its
+opset, simplifies it, and compares its answers with those of the original.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _OLDEST_OPSET = 7  # the oldest opset that onnxruntime promises to run
 
 
 def check(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto, list[str]]:
-    """Check the model. Returns the model with a fixed batch, with inferred shapes, and in an opset that onnxruntime
-    promises to run. Also returns one sentence for each change.
+    """Check the model. Returns the model with a fixed batch size, with inferred shapes, and in an opset that
+    onnxruntime promises to run. Also returns one sentence for each change.
     """
     changes = fix_inputs(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
@@ -91,7 +93,7 @@ def largest_difference(trials: list[tuple[Tensors, Tensors]], optimised: Path) -
     """
     model = Runnable(optimised)
     worst = max(_relative_difference(answer, model.run(inputs)) for inputs, answer in trials)
-    if not worst <= _TOLERANCE:
+    if not worst <= _TOLERANCE:  # so that NaN is refused, too
         raise refusals.not_equivalent(worst)
     return worst
 
