@@ -135,7 +135,7 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
     snapshot = await overview_reads.held_snapshot(connection, _LONG_SNAPSHOT)
     if snapshot is not None:
         session = f"The session {snapshot['pid']} of PostgreSQL ({snapshot['application']})"
-        held_for = span(snapshot["held"].total_seconds())
+        held_for = span(snapshot["age"].total_seconds())
         effect = "since then VACUUM removes no dead rows, and claims become slower."
         findings.append(Finding("warn", f"{session} has held a snapshot for {held_for}: {effect}"))
     return findings

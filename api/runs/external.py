@@ -128,6 +128,7 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
     deadline = monotonic() + body.wait
     while True:
         tasks = await _claim_tasks(services, terms, queues, body.limit)
+        # `runnable` waits for a due task. Another worker may claim it first: then this loop waits again.
         if tasks or not await services.queues.runnable(queues, max(0.0, deadline - monotonic())):
             return json_response({"tasks": tasks})
 
@@ -302,8 +303,8 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
 
 
 def _settled_response(services: Services, outcome: Settled, task_id: UUID, default_status: str) -> Response:
-    """Count and announce what the report changed. `default_status`: the answer if the outcome has no state of
-    the task.
+    """Count and announce what the report changed. `default_status`: the answer if the outcome has no state of the task,
+    as after a repeated report.
     """
     count_ended_jobs(outcome.ended)
     services.announcer.announce(outcome.announcements)

@@ -30,8 +30,9 @@ LEFT JOIN run r ON r.job_id = live.id
 
 
 async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
-    """Counts of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held`; and the ids of at most
-    MAX_LATE of them that should have started `long_wait` ago and have not, the longest wait first (`late`).
+    """Counts of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held` (they wait at a
+    concurrency limit). Also `late`: the ids of at most MAX_LATE of them that should have started `long_wait` ago and
+    have not, the longest wait first.
     """
     row = await connection.fetchrow(_LIVE, tenant_id, long_wait, MAX_LATE)
     assert row is not None
@@ -108,7 +109,7 @@ async def quarantined(connection: Connection) -> Sequence[Row]:
 
 _HELD_SNAPSHOT = """
 -- overview_held_snapshot
-SELECT pid, coalesce(nullif(application_name, ''), 'a client') AS application, now() - xact_start AS held
+SELECT pid, coalesce(nullif(application_name, ''), 'a client') AS application, now() - xact_start AS age
 FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
   AND backend_xmin IS NOT NULL AND xact_start < now() - $1::interval
@@ -118,7 +119,7 @@ ORDER BY xact_start LIMIT 1
 
 async def held_snapshot(connection: Connection, longest: timedelta) -> Row | None:
     """The oldest transaction in this database that has a snapshot, if it has been open for more than `longest`: its
-    `pid`, `application` and age (`held`). While a snapshot is held, vacuum removes no newer dead rows. PostgreSQL shows
+    `pid`, `application` and `age`. While a snapshot is held, vacuum removes no newer dead rows. PostgreSQL shows
     the transactions of other roles only to members of pg_monitor.
     """
     return await connection.fetchrow(_HELD_SNAPSHOT, longest)
@@ -127,7 +128,8 @@ async def held_snapshot(connection: Connection, longest: timedelta) -> Row | Non
 #: A page shows this many limits. The admitted jobs of a limit, and its waiting jobs, are counted up to MAX_AT_LIMIT.
 MAX_LIMITS, MAX_AT_LIMIT = 25, 100
 
-# The bounds of the limit `gate`, and the counts of its jobs: admitted (`inside`), and waiting.
+# The bounds of a limit (a row of the table `gate`), and the counts of its jobs: admitted (`inside`), and waiting. A
+# limit of the tenant `*` holds for all tenants together.
 _LIMIT_COLUMNS = f"""gate.at_most, gate.per_minute,
     (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = gate.tenant_id AND o.key = gate.key
         AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS admitted_job)::int AS inside,
@@ -167,6 +169,7 @@ async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Seq
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
     """SQL: the jobs at a limit. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted ones. It is part of the
     text and not a parameter, because PostgreSQL uses a partial index only if the text has the condition of the index.
+    `owner`: the job's tenant, which at a limit of all tenants is not the limit's.
     """
     return f"""
 -- {name}

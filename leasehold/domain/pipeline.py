@@ -84,7 +84,7 @@ class SkipIf:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a pipeline. A job has one task row for it, however often hints are repeated: `UNIQUE (job_id, step)`.
+    """One step of a pipeline. A job has one row for it in the table `task`: `UNIQUE (job_id, step)`.
 
     `needs`: steps that must have succeeded before this step runs.
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
@@ -93,6 +93,7 @@ class Step:
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
     `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
+    `isolated`: the handler runs in a sandboxed child process. If not, the step is inline: the worker itself runs it.
     `external`: external workers do the step over HTTP. They claim it by `queue`.
     `handler`: `pipeline.step` of the code that does the step. Templates written over HTTP use it.
     """
@@ -138,7 +139,7 @@ class RunTerms:
     """The terms of a pipeline's runs: which may run at once, how long each may take, and who may start them.
 
     `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope. Two runs have the same scope when
-    scope, scope_id and the parameters named in `dedupe_keys` are equal.
+    they were submitted with equal `scope`, `scope_id` and parameters named in `dedupe_keys`.
     `timeout`: the longest time that a run may take, from its admission at its scope and its concurrency limits.
     `start_within`: the longest time that a run may wait for that admission. None: no bound.
     `grace`: how long a running step may take to stop after a cancel, and a workflow to undo its work. In whole seconds,
@@ -216,7 +217,7 @@ class Pipeline:
         self.opener: Opener | None = None
         #: The pipeline of the run that follows each failed or expired one (leasehold/transitions/webhooks.py).
         self.on_failure: Pipeline | None = None
-        #: Limits that hold this pipeline's runs, beside those that an operator declares.
+        #: Concurrency limits of this pipeline's runs, beside those that an operator declares.
         self.limits: tuple[PipelineLimit, ...] = ()
         #: Entered around each inline attempt. It may see the error that the handler raises, but must not swallow it.
         self.around: Around | None = None

@@ -33,8 +33,8 @@ class ReportedJobs:
 
 
 # Ended jobs whose deliveries are not written yet. $2 only this job; NULL: all. $3 the pipelines of this process; NULL:
-# any. The statement leaves a failed task (`APP.TASK`) of another app to a worker with that app's code, because an
-# `on_failure` run may have to follow. $4 the pipelines that have an `on_failure` pipeline.
+# any. The statement leaves a failed task (`APP.TASK`) of another app to a worker with that app's code, because a run of
+# its `on_failure` pipeline may have to follow. $4 the pipelines that have such an `on_failure` pipeline.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -51,7 +51,7 @@ FOR UPDATE OF j SKIP LOCKED
 
 _LOCK = "SELECT 1 FROM job WHERE id = $1 FOR UPDATE"
 
-_WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_id = ANY($1::text[])"
+_ENABLED_WEBHOOKS = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_id = ANY($1::text[])"
 
 _CLEAR_NOTIFY = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
 
@@ -118,11 +118,11 @@ async def dispatch(
         return await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(follower_of))
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
-        watching = await connection.fetch(_WATCHING, sorted({job["tenant_id"] for job in ended}))
+        webhooks = await connection.fetch(_ENABLED_WEBHOOKS, sorted({job["tenant_id"] for job in ended}))
         new_jobs = [
             NewJob(pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds)
             for job in ended
-            for params in _deliveries(job, watching, reported_jobs)
+            for params in _deliveries(job, webhooks, reported_jobs)
         ]
         new_jobs += [
             _follower(follower_of[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
@@ -142,6 +142,7 @@ async def dispatch(
         await connection.execute(_CLEAR_NOTIFY, [job["id"] for job in ended])
         return hints
 
+    # `run_units` takes all due jobs together. If that fails, it takes each job by itself (`only`).
     return await run_units(connection, DUTY, take, write_deliveries, key=lambda job: job["id"])
 
 

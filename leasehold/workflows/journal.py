@@ -9,7 +9,7 @@ from leasehold.domain.errors import Permanent
 from leasehold.transitions.workflows.reading import Entry
 from leasehold.workflows.pending import Journaled
 
-Place = tuple[str, int]
+Place = tuple[str, int]  # the branch of the call, and the call's number in it
 
 
 class Replay:

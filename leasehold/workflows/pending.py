@@ -1,4 +1,6 @@
-"""`Pending`: what a method of the context returns. Await it, or give it to `ctx.gather`."""
+"""`Pending`: what a method of a workflow's context returns. Await it, or give it to `ctx.gather`. The driver gets each
+awaited Pending, and resumes the code when it is done.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,19 @@ class Runnable(Protocol):
         """The arguments as JSON. Raises InvalidArguments."""
 
     def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> NewRun:
-        """A run of its own."""
+        """A separate run of the task, for `ctx.start`."""
 
     def new_step(self) -> Mapping[str, Any]:
-        """Queue, max_attempts, timeout_seconds and cancelable of the task's row."""
+        """Queue, max_attempts, timeout_seconds and cancelable of the step's row, for `ctx.run`."""
 
     def decode_result(self, value: Any) -> Any:
         """The result, decoded from JSON. Raises ResultUnreadable."""
 
 
 class Journaled(Pending[T]):
-    """A call with a place in the journal. `kind` and `name`: what the journal must have at its place."""
+    """A call with a place in the run's journal: `branch` (an argument of `gather`; empty outside one) and `number`.
+    `kind` and `name`: what the journal must have there at a replay.
+    """
 
     __slots__ = ("branch", "deadline", "kind", "name", "number")
 

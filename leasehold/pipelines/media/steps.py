@@ -33,7 +33,8 @@ MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "ima
 
 @media.handles("resize")
 def resize(work: Work) -> Done:
-    """Check and decode the picture, convert it to sRGB, turn it upright and scale it into the box.
+    """Check and decode the picture, convert it to sRGB, turn it upright, and scale it so that no side is longer than
+    `max_side`.
 
     Raises Permanent with one of the codes of refusals.py.
     """
@@ -79,12 +80,15 @@ def _frame_of(data: bytes, content_type: str) -> tuple[Image.Image, int]:
 
 
 class _PreparedPicture:
-    """The frames of an original, as the outputs show them: in sRGB (RGB or RGBA), upright, scaled into the box."""
+    """The frames of an original, as the outputs show them: in sRGB (RGB or RGBA), upright, no side longer than
+    `max_side`.
+    """
 
     def __init__(self, original: Original, max_side: int) -> None:
         self._original = original
         self._picture = Picture(original.data, original.content_type, original.header)
         self._size = fit(self._picture.size, max_side)
+        # The part of a JPEG's decoded image that the picture fills, after the decoder itself has scaled it down.
         self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
         self._to_srgb = ToSrgb(self._picture.icc)
         self.animation = Animation(self._render, self._picture.frames, self._picture.plays)

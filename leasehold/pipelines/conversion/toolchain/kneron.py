@@ -1,6 +1,6 @@
-"""The steps of the vendor's toolchain. They call the vendor's package `ktc` as the public manual documents it.
+"""The steps of the toolchain of the vendor Kneron. They call its package `ktc` as the public manual documents it.
 
-**The package exists only in the vendor's container image.** So the tests run only against a recorded double of the
+**The package exists only in the vendor's container image.** So the tests run only against a double that records the
 documented calls. The vendor's tools start programs of their own: in such an image, configure the worker's sandbox to
 allow them.
 """

@@ -140,8 +140,8 @@ def text_at(body: Mapping[str, Any], name: str) -> str:
 def urls_in(output: Any) -> tuple[str, ...]:
     """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
 
-    A text that is not a link is skipped: Ark writes a message in place of a refused picture. This function does not
-    call itself, because the provider decides how deep its answer is nested.
+    A text that is not a link is skipped: the provider Ark writes a message in place of a refused picture. This function
+    does not call itself, because the provider decides how deep its answer is nested.
     """
     urls: list[str] = []
     pending = [output]
@@ -150,6 +150,7 @@ def urls_in(output: Any) -> tuple[str, ...]:
         if isinstance(value, str) and value.startswith(("https://", "http://")):
             urls.append(value)
         elif isinstance(value, dict):
+            # Reversed, because `pop` takes the last: the links keep the order of the output.
             pending += [value["url"]] if "url" in value else reversed(value.values())
         elif isinstance(value, list):
             pending += reversed(value)
