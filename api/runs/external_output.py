@@ -55,7 +55,7 @@ class NewChunks(Held):
 
 
 class KeptItems(BaseModel):
-    """`kept`: how many of the items are kept now. `cut`: the attempt is over its bounds, and nothing more is kept."""
+    """`kept`: how many of the request's items are kept. `cut`: the attempt is over its bounds, and no more is kept."""
 
     kept: int
     cut: bool
@@ -106,7 +106,7 @@ async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: W
 
 
 def _answer(stored: StoredItems | None) -> KeptItems:
-    """The answer. Raises Conflict `lease_lost` if `stored` is None."""
+    """The answer. Raises Conflict `lease_lost` if `stored` is None: the lease has ended, or the step is late."""
     if stored is None:
         raise lost()
     return KeptItems(kept=stored.items, cut=stored.cut)

@@ -1,6 +1,7 @@
 """/v1/templates: clients read templates, write and delete versions of a template, and enable or disable them.
 
-The lists also have the templates that are declared in code. Clients cannot change these.
+The lists also have the templates that are declared in code. Clients cannot change these. `kind` in a path is the
+template's `type`.
 """
 
 from __future__ import annotations
@@ -73,12 +74,14 @@ async def create_template(
     request: Request, body: Template, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
+    # A repeated request gets the stored answer, so its template is not checked again. The check is slow, and therefore
+    # comes before the transaction.
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
         await services.templates.check(caller.tenant_id, body)
 
     async def work(connection: Connection) -> Answer:
-        if not is_checked:  # the stored answer expired after `is_repeated`
+        if not is_checked:  # the request was repeated, but its stored answer has just expired
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await check_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, body)

@@ -27,7 +27,7 @@ class Follower(Protocol):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@app.task(...)` takes; `App.task` says what each means."""
+    """What `@app.task(...)` takes, except `batch`; `App.task` says what each means."""
 
     name: str | None
     queue: str | None

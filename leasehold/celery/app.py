@@ -54,7 +54,7 @@ class Celery:
             raise not_supported(name)
         self.main = main or "celery"
         self.app = App(_allowed_name(self.main))
-        self.app.middleware(self._end_after_last_retry)  # first, so that it also gets the errors of the program's own
+        self.app.middleware(self._end_after_last_retry)  # first: so it also gets the errors of the program's middleware
         self.conf = Conf()
         self.tasks: dict[str, CeleryTask] = {}
         self._tasks_of_app: dict[str, CeleryTask] = {}  # by their names in the leasehold.App
@@ -174,6 +174,7 @@ class SharedTask:
         self._tasks: dict[int, CeleryTask] = {}  # by the id() of their apps
         self.__name__ = function.__name__
         self.__wrapped__ = function
+        # Only to raise NotSupported here: there may be no app yet that would declare the task.
         options_of({name: value for name, value in options.items() if name != "name"}, "default")
         _shared_declarations.append(self._declare)
         for app in programs:

@@ -184,7 +184,7 @@ class Egress:
 
     async def check(self, url: str) -> Target:
         """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
-        check_nothing_held("a name server")
+        check_nothing_held("a name server")  # no database connection may wait for it
         parsed, port = _parsed(url)
         host = _host_of(parsed)
         addresses = await _resolve(host, port)

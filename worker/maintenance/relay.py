@@ -1,4 +1,6 @@
-"""The relay sends the hints that remain in the outbox, because their committer died or the broker was away."""
+"""The relay sends the hints (messages that tell workers of due tasks) that remain in the outbox, because the process
+that committed them died, or the broker was away.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ EVERY_SECONDS = 0.5
 #: The duty's name.
 DUTY = "relay"
 _BATCH = 500
-#: How many rows of `outbox_batch` one turn makes rows of `outbox` of. Such a row mostly has at most a hundred hints.
+#: A row of `outbox_batch` has several hints, mostly at most a hundred. One turn splits at most this many of these rows
+#: into rows of `outbox`.
 _BATCHES = 20
-#: Seconds between two reads of the whole outbox. These find rows that became visible too late for the poll window. In
-#: most cases, a slot pool's poll has found the task of such a row before.
+#: A turn reads only the rows that are in the poll window: those that became due since the last turn. Every so many
+#: seconds a turn reads the whole outbox, for rows that became visible too late for the window. In most cases, a slot
+#: pool's poll has found the task of such a row before.
 _WHOLE_EVERY_SECONDS = 60.0
 
 
@@ -51,6 +55,7 @@ class Relay:
         failpoints.reach("before_relay")
         sent = await self._send(announcements) if announcements else 0
         metrics.RELAYED.inc(sent)
+        # If the broker has not confirmed all, no more hints follow immediately.
         return None if is_all or sent < len(announcements) else 0.0
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:

@@ -46,6 +46,7 @@ class Leadership:
     async def renew(self, connection: Connection) -> bool:
         """Take or keep the leadership. Returns whether this worker leads."""
         began = monotonic()
+        # "sweeper" is the name of this leadership in the database.
         leads = await workers.lead(connection, "sweeper", self._worker, self._seconds)
         self._until = began + self._seconds if leads else float("-inf")
         return leads

@@ -11,7 +11,10 @@ from leasehold.transitions.settlements.outputs_sql import outputs_column, write_
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
 # $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 handlers that the worker
-# lacks (NULL: a step that snoozes by itself)
+# lacks (NULL: a step that snoozes by itself).
+#
+# A job that is being cancelled ends when its `leased` count is 0. So a workflow in it, which must run again to see the
+# cancel, stays in the count.
 WAIT_UNTIL = f"""-- wait_until
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     -- The guarded write: the attempt does not count.
