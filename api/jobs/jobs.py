@@ -191,6 +191,6 @@ async def delete_job(request: Request, job_id: UUID, caller: Deleter) -> Respons
     services = services_of(request)
     access = await find(services, caller, job_id, write=True)
     status = await delete(services, access)
-    if status is None:
+    if status is None:  # the job had ended
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)

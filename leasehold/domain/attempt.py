@@ -66,7 +66,7 @@ class Attempt(AttemptIdentity, Protocol):
         """Read an input of the job, or an output of a step that this step needs. Raises ObjectMissing."""
 
     async def write(self, name: str, data: bytes, content_type: str) -> None:
-        """Store an output under its deterministic key. Readers see it once the step is committed."""
+        """Store an output under a key that is the same in each attempt. Readers see it once the step is committed."""
 
     async def write_file(self, name: str, path: Path, content_type: str) -> None:
         """Store a file as `write` stores bytes. Memory stays flat, however large the file is."""

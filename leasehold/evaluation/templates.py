@@ -1,6 +1,7 @@
-"""Finds templates by name and version, and checks payloads against their schemas.
+"""Finds templates by type (a template's name) and version, and checks payloads against their schemas.
 
-Code declares templates for all tenants. A tenant writes its own templates over HTTP.
+Code declares templates for all tenants. A tenant writes its own templates over HTTP. The schema of such a template may
+be hostile: the evaluator checks payloads against it, in a child process if the schema is not trivial.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class TemplateVersion:
         return self.pipeline.terms.concurrency == "allow"
 
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a run of a template in code, whose schema is trusted. Raises Invalid with the path."""
+        """The parameters of a run of a template in code, whose schema is trusted. Raises Invalid with the path of the
+        value that does not fit.
+        """
         if (problem := first_mismatch(self._validator, dict(payload))) is not None:
             raise Invalid("invalid_payload", mismatch_sentence(*problem))
         try:
@@ -165,7 +168,7 @@ class Templates:
         """As `params`, for many payloads. Raises PayloadMismatch, which has the payload's position, for Invalid."""
         checked: list[dict[str, Any]] = []
         encoded: list[bytes] = []
-        async for payload in paced(payloads):
+        async for payload in paced(payloads):  # pauses, so that other requests run meanwhile
             try:
                 encoded.append(encoded_payload(payload))
                 checked.append(template_version.params_by_code(payload) if template_version.in_code else dict(payload))

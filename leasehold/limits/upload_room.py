@@ -29,7 +29,7 @@ SELECT coalesce(sum(greatest(bytes, $2)), 0)::bigint FROM upload WHERE tenant_id
 
 
 async def count(connection: Connection, tenant_id: str) -> int:
-    """Sum the bytes of the tenant's unfinished uploads."""
+    """Sum the bytes of the tenant's unfinished uploads, each with at least LEAST_COUNTED."""
     counted: int = await connection.fetchval(_COUNT, tenant_id, LEAST_COUNTED)
     return counted
 

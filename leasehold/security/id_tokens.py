@@ -50,8 +50,8 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
     claims: dict[str, Any] = decoded.claims
     audience = claims["aud"]
     # A token with several audiences must name its client in `azp`; in any other token `azp` may be missing.
-    is_shared = isinstance(audience, list) and len(audience) > 1
-    if claims.get("azp", None if is_shared else client_id) != client_id:
+    has_several_audiences = isinstance(audience, list) and len(audience) > 1
+    if claims.get("azp", None if has_several_audiences else client_id) != client_id:
         raise TokenRefused("its ID token is for another client")
     return claims
 

@@ -35,8 +35,8 @@ def read_json(path: Path) -> Any:
 
 
 def earlier_reports(bie_report: Path) -> dict[str, Any]:
-    """The reports of the first and the second step. The second step's report contains the first step's, so that the
-    third step need not download the first step's large model.
+    """The reports of the steps `onnx` and `bie`, for the step `nef`. The report of `bie` contains that of `onnx`, so
+    that `nef` need not download the large model of `onnx`.
     """
     bie = read_json(bie_report)
     return {"onnx": bie.pop("onnx"), "bie": bie}
