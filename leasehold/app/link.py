@@ -189,8 +189,8 @@ class DatabaseLink:
         task.add_done_callback(self._announcing.discard)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit, and admit its runs at their concurrency limits. If that fails, the relay
-        publishes the hints, and the sweeper admits the runs.
+        """Publish the hints of a commit, and admit its runs at their concurrency limits. If that fails, workers do both
+        a little later.
         """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
@@ -220,8 +220,8 @@ class DatabaseLink:
         return row["ended"] or await self._endings.wait(run_id, remaining_seconds)
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """Raises NotFound: no such run, another tenant's, or its retention has passed; Unreachable; and ObjectMissing
-        if the result was stored as an output and the output is gone.
+        """The state of the run. Raises NotFound if there is no such run, if it is another tenant's, or if its retention
+        has passed. Raises Unreachable. Raises ObjectMissing if the output that holds the result is gone.
         """
         row = await self._row_of(run_id)
         large: bytes | None = None
@@ -246,7 +246,7 @@ class DatabaseLink:
         return row
 
     async def cancel(self, run_id: UUID, reason: str) -> str:
-        """Request the cancel of the run. Returns its status from now on. Raises NotFound, and Unreachable."""
+        """Request the cancel of the run. Returns the status that the run then has. Raises NotFound, and Unreachable."""
 
         async def request() -> None:
             async with self._pool.acquire() as connection:

@@ -109,7 +109,9 @@ def workflow_of(
     local_names: Mapping[str, Any],
     connections: Connections,
 ) -> Workflow:
-    """The workflow of a function. `local_names`: of the declaring scope. Raises DeclarationError with file and line."""
+    """The workflow of a function. `local_names`: the local names where it is declared, which its annotations may use.
+    Raises DeclarationError with file and line.
+    """
     _check_function(function)
     workflow_class: Any = PositionalWorkflow if takes_positional(function, skip=1) else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
@@ -136,6 +138,6 @@ def _may_be_context(name: str, annotation: Any) -> bool:
     """Whether the parameter may be the context. Without an annotation, its name decides."""
     if annotation is None:
         return name in ("ctx", "context")
-    from leasehold.workflows.context import Context  # noqa: PLC0415 - a function with this annotation has loaded it
+    from leasehold.workflows.context import Context  # noqa: PLC0415 - who annotates with Context has loaded it
 
     return annotation in (Any, Context)

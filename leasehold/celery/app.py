@@ -38,7 +38,7 @@ class Conf:
         super().__setattr__(name, value)
 
     def update(self, *settings: dict[str, Any], **more: Any) -> None:
-        """Raises NotSupported."""
+        """Raises NotSupported for a setting that means nothing here."""
         for name, value in {**(settings[0] if settings else {}), **more}.items():
             setattr(self, name, value)
 
@@ -117,7 +117,7 @@ class Celery:
                 import_module(f"{package}.{related_name}")
 
     def config_from_object(self, source: Any, namespace: str = "") -> None:
-        """Take the settings of a module or an object. Raises NotSupported."""
+        """Take the settings of a module or an object. Raises NotSupported for one that means nothing here."""
         settings = import_module(source) if isinstance(source, str) else source
         if namespace:
             raise NotSupported("leasehold.celery reads no settings with a namespace: use LEASEHOLD_* variables")

@@ -24,9 +24,9 @@ _WRONG_CELL = 421
 class KeyAuth(httpx2.Auth):
     """Adds the API key to each request, and sends the request to the cell that serves the key's tenant.
 
-    A cell may answer that another cell serves the tenant (WrongCell), with that cell's address. Then the request goes
-    to that address, once, and so do all later requests. Exception: if `url` is https, an http address is ignored,
-    because the key would be sent unencrypted.
+    A cell may answer that another cell serves the tenant (WrongCell), with that cell's address. Then the request is
+    repeated once, at that address, and all later requests go there. Exception: if `url` is https, an http address is
+    ignored, because the key would be sent unencrypted.
     """
 
     def __init__(self, url: str, key: str) -> None:

@@ -130,7 +130,7 @@ class Step:
             raise DeclarationError(f"step {self.name}: the retry ladder must have at least one delay")
 
 
-#: The longest grace of a cancel: a client waits for its end.
+#: The longest grace of a cancel, because a client waits until the cancelled run has stopped.
 MAX_GRACE = timedelta(hours=1)
 
 

@@ -154,7 +154,8 @@ class Templates:
     async def params(
         self, tenant_id: str, template_version: TemplateVersion, payload: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The parameters of a run. Raises Invalid with the path that does not fit, and what Evaluator.check raises.
+        """The parameters of a run. Raises Invalid with the path of the value that does not fit, and what
+        Evaluator.check raises.
 
         Hold no database connection during the call if you can. The call may take as long as the evaluator's limits
         allow.

@@ -81,7 +81,8 @@ class Admission:
 
     async def is_open(self, pool: ConnectionSource, tenant_id: str) -> bool:
         """Whether a single run may be submitted without `submitting`: no rate and no queue depth is set, and the tenant
-        is far from its bounds. This call counts the run. Raises the same errors as `submitting`.
+        is far from its bound on unfinished jobs. If so, this call has counted the run. Raises the same errors as
+        `submitting`.
         """
         settings = self._settings
         if settings.queue_depth_limit or settings.submissions_per_key or settings.submissions_per_tenant:

@@ -17,7 +17,7 @@ LEAST_COUNTED = 1024 * 1024
 #: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
 #: A tenant is far from its bound while it uses at most this share of the bound. A process with a fresh count does not
-#: see what other processes admit. Each process may so admit this share: three processes together stay below the bound.
+#: see what other processes admit, so each process may admit this share: three processes together stay below the bound.
 _FAR_SHARE = 0.25
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The smallest part that S3 allows, because parts are held in memory. With at most 10,000 parts an object has 52 GB.
+#: The smallest part that S3 allows, because parts are held in memory. An object has at most 10,000 parts, so 52 GB.
 PART_BYTES = 5 * 1024 * 1024
 #: The metadata field with the id of the Upload that wrote the object.
 _WRITER_FIELD = "upload"

@@ -91,7 +91,7 @@ async def watch(connection: Connection, tenant_id: str, reported_jobs: ReportedJ
 
 async def dispatch(
     connection: Connection,
-    pipeline: Pipeline,
+    delivery_pipeline: Pipeline,
     keep_seconds: int,
     reported_jobs: ReportedJobs = ReportedJobs(),
     *,
@@ -120,7 +120,7 @@ async def dispatch(
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         webhooks = await connection.fetch(_ENABLED_WEBHOOKS, sorted({job["tenant_id"] for job in ended}))
         new_jobs = [
-            NewJob(pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds)
+            NewJob(delivery_pipeline, job["tenant_id"], params=params, keep_seconds=keep_seconds)
             for job in ended
             for params in _deliveries(job, webhooks, reported_jobs)
         ]
@@ -129,7 +129,7 @@ async def dispatch(
         ]
         callbacks = {
             job["id"]: NewJob(
-                pipeline, job["tenant_id"], params=_callback(job, reported_jobs), keep_seconds=keep_seconds
+                delivery_pipeline, job["tenant_id"], params=_callback(job, reported_jobs), keep_seconds=keep_seconds
             )
             for job in ended
             if job["callback_url"] is not None

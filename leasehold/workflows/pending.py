@@ -66,8 +66,8 @@ class Runnable(Protocol):
 
 
 class Journaled(Pending[T]):
-    """A call with a place in the run's journal: `branch` (an argument of `gather`; empty outside one) and `number`.
-    `kind` and `name`: what the journal must have there at a replay.
+    """A call with a place in the run's journal: `branch` (which argument of `gather` makes the call; empty outside a
+    `gather`) and `number`. `kind` and `name`: what the journal must have there at a replay.
     """
 
     __slots__ = ("branch", "deadline", "kind", "name", "number")

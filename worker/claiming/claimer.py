@@ -73,7 +73,7 @@ class Claimer:
             owner = await self._dead_owner(task_id)
             if owner is not None:
                 return await self._batcher.claim(task_id, (owner,))
-        # The first claim saw a lease. The sweeper may have ended that lease during the pauses.
+        # The first claim saw a lease. The sweeper (a duty of the leading worker) may have ended it during the pauses.
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:

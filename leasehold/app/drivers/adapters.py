@@ -27,7 +27,9 @@ _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it:
 
 
 class Adapter(ABC):
-    """The user's connection, with asyncpg's methods. `is_sync`: the methods wait for no event loop (see `run_now`)."""
+    """The user's connection, with asyncpg's methods. `is_sync`: the driver blocks, so the methods are coroutines that
+    never wait for the event loop (see `run_now`).
+    """
 
     is_sync = False
 

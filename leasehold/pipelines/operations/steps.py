@@ -135,7 +135,7 @@ class _OperationAttempt:
         operation, kinds = self._operation, self._context.actions.kinds
         try:
             job_filter = parse(operation.filter, operation.at)
-        except Invalid as error:  # a newer release has accepted the filter
+        except Invalid as error:  # a newer release accepted the filter, and this one cannot read it
             raise Permanent(error.code, error.message) from None
         scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, others=kinds.unowned, owned=kinds.owned)
         bound = Bound(operation.at, bound_of(operation.action))
@@ -228,8 +228,8 @@ class _OperationAttempt:
         return None
 
     def _progress_after(self, batch: _Batch, outcome: Outcome) -> Progress:
-        """The progress once the batch is committed. Also adds the refusals of jobs that were busy too often to the
-        outcome.
+        """The progress once the batch is committed. Also adds to the outcome the refusals of jobs that were busy too
+        often.
         """
         progress = self._progress.model_copy(deep=True)
         progress.busy = self._busy_after(batch, outcome)
@@ -254,7 +254,7 @@ class _OperationAttempt:
         return to_try_again
 
     def _advance_canary(self, progress: Progress, outcome: Outcome) -> None:
-        """Add the jobs of a batch to the canary. When it is complete, its time begins."""
+        """Add the jobs of a batch to the canary. When the canary is complete, the time for its jobs to end begins."""
         canary, size = progress.canary, self._operation.canary
         if not size or canary.passed is not None:
             return

@@ -39,8 +39,8 @@ def client_queue(queue: str) -> str:
 @dataclass(frozen=True, slots=True)
 class RunOf:
     """What a run has besides its job. `template` and `version`: what runs. `scope` and `scope_id`: the client's names
-    for what the run is about. `schedule_id` and `tick`: the schedule that made the run, and the instant for which.
-    `rerun_of`: the run that it repeats.
+    for what the run is about. `schedule_id` and `tick`: the schedule that made the run, and the instant at which the
+    run was due. `rerun_of`: the run that it repeats.
     """
 
     template: str

@@ -79,8 +79,8 @@ def lease_columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list
 
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
-    """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task. `hints`: a row with an
-    `outbox_id` has a hint instead. `ends`: the rows also name the jobs that have ended.
+    """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task. `hints`: some rows,
+    those with an `outbox_id`, have a hint instead. `ends`: the rows also name the jobs that have ended.
     """
     outcome = Settled({}, ended=ended_jobs(rows) if ends else [])
     for row in rows:
