@@ -50,7 +50,8 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
     worker starts and reports them. A queue with 0 slots is left out: more workers would not serve it either.
     """
     is_unknown = any(load.slots is None and load.due + load.running for load in loads.values())
-    least = max(least, max(present, 1) if is_unknown else 0)
+    if is_unknown:
+        least = max(least, present, 1)
     busy_workers = sum(slots_needed(load, target_wait) / load.slots for load in loads.values() if load.slots)
     grows_to, shrinks_to = ceil(busy_workers), ceil(busy_workers / FULL)
     size = min(max(present, grows_to), shrinks_to)

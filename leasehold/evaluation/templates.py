@@ -278,7 +278,7 @@ class Templates:
             for version in self.all_declared_in_code()
             if template_type in (None, version.template.type) and _sort_key_of(version) > last_key
         }
-        for row in rows:
+        for row in rows:  # a version in code comes before a tenant's version of the same type and number
             versions.setdefault(_sort_key(row["type"], row["version"]), _readable(tenant_id, row))
         keys = sorted(versions)
         page_keys = keys[:limit]

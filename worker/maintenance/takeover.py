@@ -75,7 +75,7 @@ class Takeover:
         slow, because it reads every row version of running tasks since the last vacuum.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
-        if not set(self.dead).issuperset(dead):
+        if not set(self.dead).issuperset(dead):  # a worker has died since the last turn
             self._hurry_until = monotonic() + _HURRY_SECONDS
         self.dead = tuple(dead)
         if self._pauses.due or monotonic() < self._hurry_until:

@@ -144,7 +144,9 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. None: the operation has acted on every target, or refused it."""
+        """The next batch. None: the operation has acted on every target, or refused it. Busy jobs are tried again when
+        there are enough of them for a batch, or no other targets are left.
+        """
         await self._read_targets()
         if self._progress.busy and (not self._targets or len(self._progress.busy) >= MAX_BATCH):
             return self._busy_batch()
