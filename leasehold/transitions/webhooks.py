@@ -124,6 +124,7 @@ async def dispatch(
             for job in ended
             for params in _deliveries(job, webhooks, reported_jobs)
         ]
+        # `params` is NULL unless the job failed and its pipeline has an `on_failure` pipeline.
         new_jobs += [
             _follower(follower_of[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
         ]

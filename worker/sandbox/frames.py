@@ -141,6 +141,7 @@ class Failed(_Frame):
 
 
 Answer = Finished | Failed
+#: The zygote's first frame, and the frames of a child.
 GREETING: TypeAdapter[Ready | Refused] = TypeAdapter(Annotated[Ready | Refused, Field(discriminator="kind")])
 FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
     Annotated[Answer | Progress | LogLine | Emitted, Field(discriminator="kind")]

@@ -18,8 +18,9 @@ from leasehold.settings import Settings
 
 
 class AmqpBroker:
-    """The Broker that publishes hints (messages that tell workers of due tasks) to RabbitMQ, and consumes them. Both
-    reconnect on `link`, the one connection that each has.
+    """The Broker that publishes hints (messages that tell workers of due tasks) to RabbitMQ, and consumes them.
+    base.Broker says what each method does. `link`: the connection of the publisher or of the consumer, made again
+    whenever it breaks.
     """
 
     name = "amqp"

@@ -116,7 +116,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "timeout_seconds": _whole_seconds(terms.timeout) if is_computed else None,
             "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if is_computed else None,
             "external": sum(step.external for step in new.pipeline.steps),
-            "gated": bool(new.limits),
+            "gated": bool(new.limits),  # the job counts at concurrency limits
             "notify": new.notify or new.callback_url is not None,
             "exclusive_key": new.exclusive_key,
             "dedupe_key": new.dedupe_key,
