@@ -1,6 +1,6 @@
 """OAuth 2.0 client credentials (RFC 6749, 4.4): the access token for requests of the platform to another service.
 
-Promotions use it: they copy a converted model's files to an HTTP file service.
+Promotions use it, which copy a finished model to the HTTP file service that an installation serves models from.
 """
 
 from __future__ import annotations

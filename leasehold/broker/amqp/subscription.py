@@ -1,5 +1,5 @@
-"""A subscription consumes one band (range of priorities) of one queue on a channel of its own, so that an error stops
-no other queue.
+"""A subscription consumes one band (high, normal or low priority) of one queue on a channel of its own, so that an
+error stops no other queue.
 """
 
 from __future__ import annotations
