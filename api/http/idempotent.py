@@ -92,6 +92,7 @@ async def once_over_transactions(
     if key is None:
         return await work()
     async with pool.acquire() as connection:
+        # Not held: no transaction of this request calls `hold` while the work runs.
         reserved = await reserve(connection, tenant_id, key, request_hash, is_held=False)
     if isinstance(reserved, StoredAnswer):
         return Answer(reserved.status_code, reserved.body, reserved.age)

@@ -1,5 +1,5 @@
-"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app announces them, if the driver
-tells of the commit and the app's settings name the database. Else the relay announces them within a second.
+"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app publishes their hints, if the
+driver tells of the commit and the app's settings name the database. Else a worker publishes them within a second.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Conn
     await adapter.check()
     connection: Any = adapter  # the adapter has the asyncpg methods that `write` uses
     all_written = Written()
-    # PIECE_SIZE calls at a time: between larger pieces `jobs.submit` would wait in an event loop, and a sync driver has
-    # none.
+    # `jobs.submit` divides more than PIECE_SIZE jobs into pieces, and lets the event loop run between them. A sync
+    # driver has no event loop, so give it no more than one piece at a time.
     for first in range(0, len(calls), PIECE_SIZE):
         written = await write(
             connection, calls[first : first + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400
@@ -59,7 +59,7 @@ async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Conn
         all_written.ids += written.ids
         all_written.hints += written.hints
         all_written.limits += written.limits
-    # A program whose settings name no database may not reach it but by its own connections.
+    # To publish hints the app opens a connection of its own. Without `database_url` it may have no way to the database.
     if "database_url" in settings.model_fields_set:
         adapter.on_commit(partial(connections.announce_soon, all_written))
     return all_written.ids

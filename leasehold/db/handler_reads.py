@@ -13,13 +13,13 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The queue of a step, and its handler: the `pipeline.step` of its code. A worker can run the step if it serves the
-#: queue and has the handler.
+#: Where a step can run: (its queue, its handler). A handler is the code of a step, named `pipeline.step`. A worker can
+#: run the step if it serves the queue and has the handler.
 Place: TypeAlias = tuple[str, str]
 
 #: `served` answers for at most this many places.
 _MAX_PLACES = 50
-#: `handlers_of_queue` reads at most this many handlers.
+#: `handlers_of_queue` returns at most this many names.
 _MAX_NAMES = 1000
 
 

@@ -37,6 +37,8 @@ journal = Table(
     # '' for the workflow's function itself; each branch of a gather has its own name
     Column("branch", Text, nullable=False),
     Column("number", Integer, nullable=False),  # counted from 1 in each branch
+    # run: starts a task of this job; start: starts another job; result: waits for another job; call: the recorded
+    # result of a plain function; patch: the workflow's code takes the new path of a change
     Column("kind", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("state", Text, nullable=False),
@@ -51,7 +53,7 @@ journal = Table(
         name="kind_known",
     ),
     CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out', 'cancelled')", name="state_known"),
-    # Finds the unfinished workflows that started a run, or await its end.
+    # Finds the calls with which workflows started another job (`child_id`), or wait for its end.
     Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result') AND state = 'open'")),
     # Finds the waits of a workflow for signals: an arriving signal ends a wait for its name.
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),

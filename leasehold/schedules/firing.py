@@ -1,5 +1,5 @@
-"""Submits the runs of schedules. The duty `schedules` of each worker calls `fire_due`. The API calls `submit_now` to
-backfill, and to run a schedule now.
+"""Submits the runs of schedules. A tick is a time at which a schedule is due by its cron expression. Each worker's
+maintenance calls `fire_due`. The API calls `submit_now` to backfill, and to run a schedule now.
 
 Several workers may fire at once, and each may die at any time. So the row of a schedule is locked while it fires. Its
 runs and its next tick commit together. No two runs have the same schedule and tick.
@@ -40,11 +40,12 @@ MAX_TICKS = 100
 #: A template with the parameters of its runs, or the error that prevents them.
 Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
-#: The duty's name in the quarantine.
+#: The name of this maintenance duty in the table `quarantine`, which has the schedules that could not be fired, until
+#: they are tried again. `not_in` leaves them out.
 DUTY = "schedules"
 
 #: SQL: a client wrote the schedule, or this process has the code of its template. $2: the pipelines of this process.
-#: Any other schedule is fired by a worker with its code.
+#: Any other schedule is fired by a worker that has the code.
 _CAN_FIRE = "(declared_by IS NULL OR template = ANY($2::text[]))"
 
 _DUE = f"""
@@ -59,7 +60,8 @@ SELECT *, clock_timestamp() AS now FROM schedule
 WHERE id = $1 AND next_run_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
 """
 
-# SQL: no run of the schedule `s` is unfinished.
+# SQL: no run of the schedule `s` is unfinished. `unindexed`: the runs are found by their ids, without the index of
+# unfinished jobs.
 _IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
                   WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
 
@@ -112,6 +114,8 @@ async def fire_due(
     """Submit the runs of due schedules, each schedule in a transaction of its own. Publish the hints of each
     `CreatedRun` after this function returns.
 
+    `keep_seconds`: how long a run is kept after its end. `limit`: the most due, and the most buffered, schedules.
+
     If a schedule cannot be fired, its `last_error` has the reason, and it is tried again after growing pauses. After
     `pause_after` such failures in a row it is paused. `admission` charges each run to the tenant; None: nothing is
     charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way, but the schedule is
@@ -149,7 +153,7 @@ async def _record_failure(
     connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int
 ) -> None:
     """Record why the schedule could not be fired. If the schedule itself is at fault, pause it after `pause_after`
-    failures.
+    failures. `failures`: how often firing has raised an error in a row. The column `failures` also counts refused runs.
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
     await connection.execute(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
@@ -297,7 +301,7 @@ async def _submit_by_overlap(
         replace(
             created,
             limits=[*created.limits, *limit_names],
-            departed=[*created.departed, *cancelled],
+            departed=[*created.departed, *cancelled],  # the runs that leave their places in the limits
             ended=[*created.ended, *ended],
         )
     ]
@@ -306,7 +310,9 @@ async def _submit_by_overlap(
 async def _cancel(
     connection: Connection, schedule: Any, run_ids: Sequence[UUID]
 ) -> tuple[Sequence[ConcurrencyLimitName], Sequence[JobEnded]]:
-    """Cancel these runs of the schedule. Returns their concurrency limits, and the runs that have ended immediately."""
+    """Cancel these runs of the schedule, even runs that clients may not cancel (`forced`). Returns their concurrency
+    limits, and the runs that have ended immediately.
+    """
     if not run_ids:
         return [], []
     limit_names = await limits_of(connection, run_ids)

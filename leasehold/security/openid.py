@@ -1,8 +1,8 @@
 """Signs people in at the installation's OpenID provider: the authorization code flow with PKCE (RFC 6749, 7636, 9207).
 
-The console's sign-in calls it; `id_tokens` checks signatures and claims. All requests to the provider go through an
-Egress of their own. Unlike the Egress of webhooks, it may also connect to the private networks that
-`console_oidc_networks` names, because the operator chose the provider.
+The console's sign-in calls it; `id_tokens` checks signatures and claims. An Egress (an HTTP client that refuses private
+addresses) sends all requests to the provider. Unlike the Egress of webhooks, this one may also connect to the private
+networks that `console_oidc_networks` names, because the operator chose the provider.
 """
 
 from __future__ import annotations
@@ -96,22 +96,22 @@ class OpenId:
         }
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
-    async def identify(self, flow: Flow, redirect_uri: str, answer: Mapping[str, str]) -> Identity:
-        """The person who has signed in. `answer`: the query parameters with which the provider sent the browser back.
+    async def identify(self, flow: Flow, redirect_uri: str, callback: Mapping[str, str]) -> Identity:
+        """The person who has signed in. `callback`: the query parameters with which the provider sent the browser back.
 
         Raises Unauthenticated `sign_in_refused`, or BadGateway `openid_unavailable`.
         """
-        if not hmac.compare_digest(answer.get("state", "").encode(), flow.state.encode()):
+        if not hmac.compare_digest(callback.get("state", "").encode(), flow.state.encode()):
             raise _refused("it belongs to another sign-in")
         configuration = await self._read_configuration()
         # RFC 9207: `iss` may be missing only if the provider does not promise to send it.
         must_name_issuer = configuration.get("authorization_response_iss_parameter_supported") is True
-        if answer.get("iss", "" if must_name_issuer else self.issuer) != self.issuer:
+        if callback.get("iss", "" if must_name_issuer else self.issuer) != self.issuer:
             raise _refused("it comes from another issuer")
-        if "error" in answer or not answer.get("code"):
-            log.info("the OpenID provider refused a sign-in", error=answer.get("error", "")[:60])
+        if "error" in callback or not callback.get("code"):
+            log.info("the OpenID provider refused a sign-in", error=callback.get("error", "")[:60])
             raise Unauthenticated("sign_in_refused", "The provider did not sign you in.")
-        tokens = await self._exchange(configuration, flow, redirect_uri, answer["code"])
+        tokens = await self._exchange(configuration, flow, redirect_uri, callback["code"])
         claims = await self._claims(configuration, flow, tokens.get("id_token"))
         groups_claim = self._settings.console_oidc_claim
         if groups_claim not in claims and isinstance(configuration.get("userinfo_endpoint"), str):
@@ -216,6 +216,7 @@ def _identity(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Iden
     subject = claims["sub"]
     if not isinstance(subject, str) or not _printable(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
         raise _refused("its ID token names nobody")
+    # The login is only shown, so an email counts unless the provider calls it unverified.
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
     login = _printable(email) or _printable(claims.get("preferred_username")) or _printable(subject)
     return Identity(issuer, subject, login, _printable(claims.get("name")) or login, _groups(claims.get(groups_claim)))

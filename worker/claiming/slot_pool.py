@@ -50,16 +50,17 @@ _CROWDED = 1 / 4
 #: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
 #: hints arrive within milliseconds, unless many hints of another tenant are in front of them.
 _HINT_SECONDS = 0.05
-#: A full pool polls again when as many attempts have ended as an 8th of its slots, or 0.02 s after the first end.
+#: After the first end of an attempt, a full pool waits for one further end per 8 slots, at most 0.02 s. Then it polls.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `has_more`: more tasks may be due. `hinted`: some claimed tasks were new, so hints
-    announce the tasks of these queues. `held_back`: some due tasks belong to tenants that have no room in this pool.
+    """What a poll found out. `has_more`: more tasks may be due. `hinted`: some claimed tasks were new. The broker has a
+    hint of each new task, so the pool need not poll again for them. `held_back`: some due tasks belong to tenants that
+    have no room in this pool.
 
-    A poll that failed counts as hinted. If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
+    If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
     """
 
     has_more: bool
@@ -299,9 +300,9 @@ class SlotPool:
             self._may_poll.clear()
             hints_arrive = self._broker.delivers_hints and self._broker.connected
             # While hints arrive, a poll claims only overdue tasks: else a hint and a poll would claim the same task.
-            overdue = self._pause_seconds if hints_arrive and not requested else 0.0
-            await self._fill_kept_slot(overdue)
-            result = await self._claim_due(overdue)
+            overdue_seconds = self._pause_seconds if hints_arrive and not requested else 0.0
+            await self._fill_kept_slot(overdue_seconds)
+            result = await self._claim_due(overdue_seconds)
             polls_again = result.has_more and not (hints_arrive and result.hinted)
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
@@ -311,12 +312,12 @@ class SlotPool:
             elif self._attempts and (result.held_back or self._shares.free <= 0):
                 await self._wait_for_slots()
 
-    async def _fill_kept_slot(self, overdue: float) -> None:
+    async def _fill_kept_slot(self, overdue_seconds: float) -> None:
         """If the slot that is kept for a poll has become free, claim one task for it."""
         if self._keeps_next_slot and not self._is_full:
             self._keep_next_slot(keeps=False)
             self._full_since = None
-            await self._claim_due(overdue, at_most=1)
+            await self._claim_due(overdue_seconds, at_most=1)
 
     async def _wait_for_request(self) -> None:
         """Wait until a poll is requested, at most `_pause_seconds`."""
@@ -381,7 +382,7 @@ class SlotPool:
             self._shares.kept_for_poll += 1 if keeps else -1
             self._may_start.set()
 
-    async def _claim_due(self, overdue: float, at_most: int | None = None) -> _PollResult:
+    async def _claim_due(self, overdue_seconds: float, at_most: int | None = None) -> _PollResult:
         """Claim due tasks and run them in the free slots. If no shared slot is free, claim tasks of tenants that run
         nothing here, and run these in the reserve.
         """
@@ -390,17 +391,17 @@ class SlotPool:
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
             return _PollResult(has_more=True, hinted=not self._finds_unhinted, held_back=False)
-        polled = await self._claim_from_database(limit, overdue)
+        polled = await self._claim_from_database(limit, overdue_seconds)
         if polled is None:
-            return _PollResult(has_more=False, hinted=True, held_back=False)
-        metrics.CLAIMS.labels("look").inc(len(polled.claimed))
+            return _PollResult(has_more=False, hinted=True, held_back=False)  # wait for the next regular poll
+        metrics.CLAIMS.labels("look").inc(len(polled.claimed))  # the metric's name for a poll
         hinted = any(claimed.previous_state == "pending" for claimed in polled.claimed)
-        if overdue and hinted:
+        if overdue_seconds and hinted:
             self._check_consumer()
         for claimed in polled.claimed:
             metrics.count_claim(claimed.queue, claimed.previous_state, claimed.waited)
             self._occupy(claimed.tenant_id, self._run_polled(claimed))
-        if polled.claimed or not polled.held_back:
+        if polled.claimed or not polled.held_back:  # else the poll could claim nothing: it shows nothing about hints
             self._finds_unhinted = bool(polled.claimed) and not hinted
         return _PollResult(
             has_more=len(polled.claimed) == limit or polled.held_back,
@@ -410,13 +411,14 @@ class SlotPool:
             held_back=polled.held_back,
         )
 
-    async def _claim_from_database(self, limit: int, overdue: float) -> Polled | None:
+    async def _claim_from_database(self, limit: int, overdue_seconds: float) -> Polled | None:
         """Claim up to `limit` due tasks. Meanwhile `limit` slots are kept for them. None: the poll failed."""
+        # `rooms`: how many tasks of each tenant the poll may claim. Tenants that run nothing here are `others`.
         others_overdue = _HINT_SECONDS if self._is_crowded else None
         rooms = replace(self._shares.begin_poll(limit), others_overdue=others_overdue)
         try:
             began = perf_counter()
-            polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
+            polled = await self._claimer.poll(self.queues, limit, overdue_seconds, rooms)
             metrics.observe_duration("look", began)
         except TRY_AGAIN as error:
             outages.DATABASE.record_error(error, "polls")

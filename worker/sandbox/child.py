@@ -1,4 +1,6 @@
-"""A child process after the zygote's fork. The zygote calls `live` in the child, which does one run of one step."""
+"""A child process of the sandbox. The zygote (a process that has loaded the handlers) forks it and calls `live` in it.
+The child does one run of one step.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ _Kind = Literal["permanent", "retryable", "unforeseen"]
 def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
     """Run as a child and exit. This never returns into the zygote's code.
 
-    `zygote`: the process to die with. `channel`: the descriptor of the protocol. `output`: the descriptor that becomes
-    the child's stdout and stderr.
+    `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the process to die with.
+    `channel`: the socket to the worker, for frames. `output`: the descriptor that becomes stdout and stderr.
     """
     status = 1
     try:
@@ -78,6 +80,7 @@ def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
     try:
         _send(answer)
     except frames.FrameError as error:
+        # FrameError's text says how many bytes the frame has, or why it is no JSON.
         _send(_failed_frame("permanent", "bad_output", f"the answer has {error}"))
     frames.receive(frames.CHANNEL)  # wait here: the worker reads this process's peak memory, and then kills it
 
@@ -135,7 +138,7 @@ def _log_to_worker(level: int) -> None:
 
 class _WorkerLink:
     """The handler's way to the worker: sends progress and chunks over the channel, and sees the worker's request to
-    stop, which is a file `cancel` beside `out`.
+    stop. That request is a file in the parent of the run's `directory`.
     """
 
     def __init__(self, directory: Path) -> None:

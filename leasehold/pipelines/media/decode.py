@@ -46,7 +46,7 @@ PLUGINS = (
 heic_decoder.load_decoder()
 _ORIENTATION_TAG = 0x0112
 
-#: The peak memory of these decoders. They report a lack of memory as damage, so `Picture` reserves the memory first.
+#: The peak memory of these decoders. They report a lack of memory as damage, so `Picture` first tries to allocate it.
 _PEAK_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
@@ -100,8 +100,9 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. If the decoder finds a larger size or more frames, here or at a later
-        frame, the picture is refused. Raises Permanent: corrupt_image or too_many_pixels.
+        `header`: the result of the header check; None: compare with no header. If the decoder finds a larger size or
+        more frames, here or at a later frame, the picture is refused. Raises Permanent: corrupt_image or
+        too_many_pixels.
         """
         with damage_is_permanent():
             if header is not None:
@@ -169,7 +170,7 @@ class Picture:
         return drafted[1] if drafted else None
 
     def frame(self, index: int) -> tuple[Image.Image, int]:
-        """Frame `index` in a plain mode, and the milliseconds for which it is shown.
+        """Frame `index` in a plain mode (8 bits a channel, no palette), and the milliseconds for which it is shown.
 
         Read frames in order: for an earlier frame, some decoders start again. Raises Permanent `corrupt_image`.
         """
