@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         """Record the signal, so that the process stops and exits with success. uvicorn's own method would raise the
-        signal again at the end.
+        signal again at the end. A SIGINT after a first signal (Ctrl-C twice) ends the process without waiting.
         """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
@@ -66,7 +66,7 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
         http=guarded(settings),
         ws="none",
         proxy_headers=False,  # the setting LEASEHOLD_TRUSTED_PROXIES replaces it
-        access_log=False,  # `Edge` logs one line for each request, with fixed fields
+        access_log=False,  # the middleware `Edge` logs one line for each request, with fixed fields
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -76,8 +76,8 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket] | None:
-    """If `host` is `ALL`: one socket for all addresses of IPv4 and IPv6, because uvicorn's own socket for `::` would be
-    for IPv6 alone. None for any other `host`: uvicorn opens the socket.
+    """If `host` is `ALL` (`::`): one socket for all addresses of IPv4 and IPv6, because uvicorn's own socket for `::`
+    would be for IPv6 alone. None for any other `host`: uvicorn opens the socket.
     """
     if host != ALL:
         return None
@@ -87,7 +87,7 @@ def _sockets(host: str, port: int) -> list[socket.socket] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    collect_rarely()
+    collect_rarely()  # garbage
     settings = Settings()
     parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
     parser.add_argument("--host", default=settings.api_host)
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     expose(settings, "api")
     if settings.traces:
         begin_traces("api")
-    allow_files(settings)
+    allow_files(settings)  # as many open files as the connections need
     try:
         with suppress(*TRY_AGAIN):  # the API also starts while its database is away
             uvloop.run(check_pooler(settings))  # raises BadSetting

@@ -10,8 +10,8 @@ from typing import Any
 from leasehold.api.http.problems import MEDIA_TYPE
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
-# Statuses, with their codes, that every operation may answer that has an id in its path, a body, or an idempotency key;
-# and every operation at all. So the routes do not declare them.
+# Statuses, with the codes of their problems. An operation may answer them if it has an id in its path, a request body,
+# or an idempotency key; each operation may answer those of the last group. So the routes do not declare them.
 _STATUSES_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
 _STATUSES_OF_BODIES = {
     400: "`malformed_json`, `bad_request`",
@@ -101,8 +101,8 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _remove_null(schema: dict[str, Any]) -> None:
-    """Remove null from the schema of a parameter. An address or a header cannot contain null: a client leaves the
-    parameter out instead.
+    """Remove null from the schema of a parameter. A URL or a header cannot contain null: a client leaves the parameter
+    out instead.
     """
     choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
     if len(choices) == 1:
@@ -119,11 +119,11 @@ def _add_links(operations_by_id: dict[str, dict[str, Any]]) -> None:
         }
         assert answer["links"].keys() <= operations_by_id.keys(), name
     created_template = operations_by_id["createTemplate"]["responses"]["201"]
-    version = {"kind": "$response.body#/type", "version": "$response.body#/version"}
+    version_parameters = {"kind": "$response.body#/type", "version": "$response.body#/version"}
     created_template["links"] = {
-        "getTemplate": {"operationId": "getTemplate", "parameters": version},
-        "enableTemplate": {"operationId": "enableTemplate", "parameters": version},
-        "deleteTemplate": {"operationId": "deleteTemplate", "parameters": version},
+        "getTemplate": {"operationId": "getTemplate", "parameters": version_parameters},
+        "enableTemplate": {"operationId": "enableTemplate", "parameters": version_parameters},
+        "deleteTemplate": {"operationId": "deleteTemplate", "parameters": version_parameters},
         "listTemplateVersions": {
             "operationId": "listTemplateVersions", "parameters": {"kind": "$response.body#/type"},
         },

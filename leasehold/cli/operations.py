@@ -55,6 +55,7 @@ def show_operation(operation: OperationId, as_json: AsJson = False) -> None:
 def abort_operation(operation: OperationId, as_json: AsJson = False) -> None:
     """Stop an operation. What it did stays done."""
     with api_client() as client:
-        client.get(f"/v1/operations/{path_part(operation)}")  # the id of another job is refused
+        # An operation is a job. This GET fails for the id of any other job, which must not be cancelled here.
+        client.get(f"/v1/operations/{path_part(operation)}")
         answer = client.post(f"/v1/jobs/{path_part(operation)}/cancel")
     show(answer, as_json, lambda: print_line(answer["status"]))

@@ -14,7 +14,8 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.db.job_reads import LIVES
 
 #: Action -> SQL: the job `j` is a target. $2: when the operation was submitted; $3: the tenant. A job that has changed
-#: since the filter found it may no longer be a target.
+#: since the filter found it may no longer be a target. `LIVES`: the job is neither deleted nor past its retention.
+#: `unindexed`: the jobs are found by their ids, without a partial index.
 _IS_TARGET = {
     "retry": unindexed(f"j.tenant_id = $3 AND j.status = 'failed' AND j.finished_at <= $2::timestamptz AND {LIVES}"),
     "cancel": unindexed(
@@ -91,8 +92,9 @@ FROM job j WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $
 async def canary(
     connection: Connection, job_ids: Sequence[UUID], of_tenant: str | None, action: str
 ) -> tuple[int, int]:
-    """How many of the jobs have not ended, and how many have ended without success. For actions other than `retry`, the
-    second number is 0. `of_tenant`: count only jobs of this tenant; None: of any tenant.
+    """How many of the canary jobs have not ended, and how many have ended without success. The second number is 0 for
+    actions other than `retry`, which let no job succeed. `of_tenant`: count only jobs of this tenant; None: of any
+    tenant.
     """
     row = await connection.fetchrow(_CANARY, list(job_ids), of_tenant)
     assert row is not None

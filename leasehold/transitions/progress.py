@@ -23,6 +23,8 @@ class Progress:
     summary: str = ""
 
 
+# A report of an earlier attempt (a smaller epoch) changes nothing. `unindexed`: the tasks are found by id, not by an
+# index of the status.
 PROGRESS = f"""
 -- progress
 INSERT INTO progress (task_id, job_id, epoch, percent, summary)

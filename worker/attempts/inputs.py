@@ -1,4 +1,6 @@
-"""Fetches the inputs of an isolated step, and verifies their digests. The attempts (isolated.py, inline.py) call it."""
+"""Finds the inputs of a step. For an isolated step it also downloads them and verifies their digests, because a child
+process has no way to the store. The attempts (isolated.py, inline.py) call it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from leasehold.worker.attempts.output_cache import OutputCache
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object that a step reads. `read`: the name in `Step.reads`, of an input of the job or of another step. `name`:
-    the name of the input or of the output. `sha256`: the digest of an output; None for an input of the job.
+    """An object that a step reads: an input of the job, or an output of another step. `read`: what `Step.reads` names,
+    the input or the other step. `name`: the name of the input or of the output. `sha256`: the digest of an output; None
+    for an input of the job.
     """
 
     read: str
@@ -49,7 +52,7 @@ async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claime
 
 
 async def item_of(pool: Pool, claimed: Claimed) -> Any:
-    """The item of a fan-out that this part works on."""
+    """The item on which this task works, which is a part of a fan-out."""
     async with pool.acquire() as connection:
         return await connection.fetchval("SELECT value FROM item WHERE task_id = $1", claimed.lease.task_id)
 
@@ -57,7 +60,7 @@ async def item_of(pool: Pool, claimed: Claimed) -> Any:
 async def fetch(
     store: ObjectStore, cache: OutputCache, sources: list[Source], directory: Path, max_bytes: int
 ) -> dict[str, tuple[Path, str]]:
-    """Download all sources at once, except those in `cache`: name -> (file, sha256).
+    """Download all sources concurrently, except those in `cache`. Returns name -> (file, sha256).
 
     Raises Permanent for a missing object, because nobody will write it any more. Raises Permanent for an object larger
     than `max_bytes`, too: a client with a signed upload URL may have replaced the object after the API checked it.

@@ -56,11 +56,11 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 
 #: Seconds for which the heartbeat renews a lease beyond the step's time limit: the attempt may still upload, or wait
 #: for the database.
-_GRACE_SECONDS = 120.0
+_AFTER_LIMIT_SECONDS = 120.0
 #: Seconds for which a worker puts off a task whose code it lacks: the worker may be of an older release. If no living
-#: worker has the code, the worker puts the task off for as long as the job is old, at most _MAX_UNKNOWN_SECONDS,
-#: because each time adds two events to the job's history. A worker that has the code wakes the task earlier
-#: (transitions/unknown_tasks.py); only a worker of an older release does not.
+#: worker has the code, the pause grows with the age of the job, up to _MAX_UNKNOWN_SECONDS, because each pause adds two
+#: events to the job's history. When a worker that has the code starts, it wakes the task earlier
+#: (transitions/unknown_tasks.py). A worker of an older release cannot do so.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
@@ -126,7 +126,7 @@ class Runner:
         Returns the job's next step, if the settlement has claimed one.
         """
         began = monotonic()
-        self._starts.count(claimed.queue)
+        self._starts.count(claimed.queue)  # the list of queues shows how many attempts start in a minute
         trace = claimed.trace or {}
         trace_id = traces.trace_id_of(trace)
         declared = self._declaration(claimed)
@@ -151,7 +151,7 @@ class Runner:
             settlement: Settlement | None = None
             outcome, next_step = "lost", None
             seconds = _time_limit(claimed, declared[1]) if declared else 0.0
-            held = self._heartbeat.hold(claimed.lease, seconds + _GRACE_SECONDS)  # renew the lease from now on
+            held = self._heartbeat.hold(claimed.lease, seconds + _AFTER_LIMIT_SECONDS)  # renew the lease from now on
             try:
                 settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, slot)
                 await self._finish_log_and_stream(log_and_stream, settlement)
@@ -191,7 +191,7 @@ class Runner:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return await self._put_off(claimed)
         work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, slot))
-        if claimed.cancelling:  # a workflow sees the cancel of its job
+        if claimed.cancelling:  # the job was cancelled before this claim: the task is a workflow, whose code sees that
             held.cancelled = True
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
@@ -241,17 +241,17 @@ class Runner:
         log_and_stream: LogAndStream,
         slot: Slot,
     ) -> Settlement:
-        record_in(log_and_stream)
+        record_in(log_and_stream)  # store what the handler logs
         try:
             if step.isolated:
                 return await self._isolated.perform(claimed, pipeline, step, held, seconds, slot.may_continue)
             return await self._inline.perform(claimed, pipeline, step, held, seconds, slot)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-            raise contained(error) from error
+            raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop
 
     def _request_stop(self, claimed: Claimed, work: asyncio.Future[Settlement]) -> None:
         """A client cancelled the job. The handler sees it at its next checkpoint; a handler without checkpoints is
-        cancelled at the end of the grace.
+        cancelled after the job's `grace_seconds`.
         """
         self._directories.request_stop(claimed.lease)
         asyncio.get_running_loop().call_later(claimed.grace_seconds, work.cancel)
@@ -287,6 +287,7 @@ class Runner:
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
             log_and_stream.recorder.add_final("error", reason, trace=traceback_of(error))
+            # A second unforeseen exception in a row is hardly an accident: retry no more.
             if isinstance(step_error, Unforeseen) and await self._was_unforeseen_before(claimed):
                 step_error = Permanent(step_error.code, step_error.message)
             return failure_of(claimed, step, step_error)
@@ -339,7 +340,7 @@ class Runner:
         except asyncpg.DataError as error:  # the step returned a value that PostgreSQL cannot store: a NUL in JSON
             refused = Permanent("bad_output", f"PostgreSQL cannot store what the step returned: {error}")
             settlement, answer = await self._settle_refused(claimed, refused)
-        except asyncpg.UniqueViolationError:
+        except asyncpg.UniqueViolationError:  # a task of the new parts exists already
             refused = Permanent("spread_twice", "the step fanned out into parts a second time")
             settlement, answer = await self._settle_refused(claimed, refused)
         outcome = _outcome(settlement, answer)

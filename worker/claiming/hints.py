@@ -1,5 +1,6 @@
-"""The hints that a slot pool has received and not followed yet, by tenant. A hint waits here unacknowledged until its
-tenant may take a slot. When the worker stops, the broker redelivers the waiting hints to other workers.
+"""The hints that a slot pool has received and whose tasks it has not claimed yet, by tenant. A hint waits here
+unacknowledged until its tenant may take a slot. When the worker stops, the broker redelivers the waiting hints to other
+workers.
 """
 
 from __future__ import annotations

@@ -13,7 +13,11 @@ from leasehold.transitions.workflows.records import Recorded, Recording, calls_c
 
 
 def _record(name: str, held: str) -> str:
-    """SQL: the statement `name`. `held`: CTEs of settlements.guard, which restrict the leases."""
+    """SQL: the statement `name`. `held`: CTEs of settlements.guard. Of the leases in `lease_batch`, the CTE `held` has
+    those that are still valid. `write_calls` adds the CTE `steps`: the tasks that the calls start.
+
+    The result has a row for each lease, and after them a row for each hint.
+    """
     return f"""-- {name}
 WITH {held}{write_calls(claims=False)}, forgiven AS (
     -- The workflow has made progress: earlier losses and errors no longer count.

@@ -1,8 +1,8 @@
 """Reads the header of a TIFF file: the size of its first page, which is the picture. Further pages are not read.
 
-Before a decoder reads the file, this module refuses: codecs with a long list of faults (JPEG from before 1995, and
-codecs of vendors), 64-bit files, and a directory whose entries name more bytes than the file has. A decoder would copy
-the bytes of each entry.
+Before a decoder reads the file, this module refuses codecs with a long list of faults (JPEG from before 1995, and
+codecs of vendors), and a directory whose entries name more bytes than the file has: a decoder would copy the bytes of
+each entry. 64-bit files do not come this far: `sniff` does not accept them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _WIDTH, _HEIGHT, _COMPRESSION, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT = 256, 25
 _TAGS = {_WIDTH, _HEIGHT, _COMPRESSION, _ORIENTATION, _TILE_WIDTH, _TILE_HEIGHT}
 #: Uncompressed, fax (2, 3, 4), LZW, JPEG, Deflate (8 and its old number), PackBits.
 _CODECS = {1, 2, 3, 4, 5, 7, 8, 32946, 32773}
+#: The number of a field's type -> bytes of one value.
 _BYTES_BY_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
 _SHORT, _LONG = 3, 4
 _INLINE_BYTES = 4  # the largest value that an entry contains itself
@@ -35,7 +36,7 @@ def read(data: bytes) -> Header:
     # A decoder decodes whole tiles, even if the picture is smaller.
     max_width, max_height = max(width, entries.get(_TILE_WIDTH, 0)), max(height, entries.get(_TILE_HEIGHT, 0))
     if width == 0 or height == 0:
-        return Header(0, 0)
+        return Header(0, 0)  # even if there are tiles: the caller refuses a picture without area
     is_turned = entries.get(_ORIENTATION, 1) in _SIDES_SWAPPED
     return Header(max_height, max_width) if is_turned else Header(max_width, max_height)
 
