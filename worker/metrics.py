@@ -84,8 +84,8 @@ CHILD_PEAK = histogram(
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
 HINTS_CLAIMED = HINTS.labels("claimed")
-for _source in ("hint", "look", "next"):
-    CLAIMS.labels(_source)
+for _found_by in ("hint", "look", "next"):
+    CLAIMS.labels(_found_by)
 _bounded_code = Bounded()  # bounds the number of different codes, because handlers choose them
 #: The state that a task was claimed in -> the label `kind` of its wait.
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
@@ -111,5 +111,7 @@ def count_failure(pipeline: str, step: str, outcome: str, code: str) -> None:
 
 
 def observe_duration(statement: str, began: float) -> None:
-    """Observe a round trip that began at `began` (perf_counter). Only one thread may use a `statement`."""
+    """Observe a round trip that began at `began` (perf_counter). All round trips of one `statement` must be observed in
+    one thread.
+    """
     STATEMENTS.labels(statement).observe(perf_counter() - began)

@@ -76,14 +76,15 @@ async def create_run(
             return accepted_response(existing)
     is_unlimited = await services.admission.is_open(services.pool, caller.tenant_id)
     if not is_unlimited:
-        await refuse_early(services, caller, {}, idempotency_key)
+        queued_tasks: dict[str, int] = {}  # the template, which names the queues, is not read yet
+        await refuse_early(services, caller, queued_tasks, idempotency_key)
     new_run = await _checked_run(services, caller, body, identity_of(request).trace)
     if is_unlimited and idempotency_key is None:  # the run may be written together with others
         if isinstance(new_run, RequestError):
             raise new_run
         if (
             new_run.dedupe_key is None
-            and new_run.template_version.independent
+            and new_run.template_version.independent  # its runs neither exclude nor replace each other
             and await services.submissions.create(new_run)
         ):
             _record_submission(new_run)

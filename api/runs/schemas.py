@@ -128,7 +128,7 @@ class RunList(BaseModel):
 
 def run_summary(row: Row) -> dict[str, Any]:
     """The run as an item of a list."""
-    # `cancel_requested_at` shows the time of the cancel.
+    # Without `at`: `cancel_requested_at` is the time of the cancel.
     cancel = row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"}
     summary = {
         "id": row["id"],

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 5.0
 #: How often a call checks whether its run was cancelled.
 _CHECK_SECONDS = 0.2
-_STREAM_BYTES = 1 << 20
+_STREAM_BYTES = 1 << 20  # the buffer of a process's answers
 
 
 class Process:
@@ -112,8 +112,9 @@ class Processes:
             self._free.release()
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
-        """Run the call, and return the JSON of its result. Raises an error of the function as a StepError, and
-        Cancelled. If the caller's asyncio task is cancelled, the process is killed.
+        """Run the call, and return the JSON of its result. `attempt`: the attempt of the task; it gets the function's
+        progress, chunks and log lines. Raises an error of the function as a StepError, and Cancelled. If the caller's
+        asyncio task is cancelled, the process is killed.
         """
         process = await self._take_process()
         call = call.model_copy(update={"log_level": child_logs.level()})
@@ -163,7 +164,7 @@ async def _watch(process: Process, attempt: Any) -> None:
 
 
 def _report(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
-    """Give the attempt what its function reports from the process `child`."""
+    """Give the attempt what its function reports. `child`: the id of the function's process."""
     if kind is Kind.PROGRESS:
         attempt.progress(*orjson.loads(body))
     elif kind is Kind.EMIT:

@@ -30,7 +30,7 @@ _BATCH = 256
 
 @asynccontextmanager
 async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[Announcer]:
-    """An announcer for the block. It marks hints as sent through `pool`."""
+    """An announcer for the block. It deletes the outbox rows of sent hints with connections of `pool`."""
     announcer = Announcer(broker, on_pool(pool))
     announcer.start()
     try:
@@ -40,7 +40,9 @@ async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[An
 
 
 class Waiting:
-    """Announcements that wait to be published. Tenants take turns: a flood of one tenant delays no other."""
+    """Announcements (hints with the ids of their outbox rows) that wait to be published. Tenants take turns: a flood of
+    one tenant delays no other.
+    """
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, deque[Announcement]] = {}  # in the order of turns; no deque is empty
@@ -62,7 +64,7 @@ class Waiting:
 
     def _make_room(self, tenant: str) -> bool:
         """Drop the newest announcement of the tenant that has the most. Returns False, and drops nothing, if `tenant`
-        already has as many as an equal share of the room for each tenant allows.
+        already has its share: `_MAX_WAITING` divided by the number of tenants.
         """
         tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
         if len(self._by_tenant.get(tenant, ())) >= _MAX_WAITING // tenants:

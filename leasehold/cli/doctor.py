@@ -26,6 +26,7 @@ _PATIENCE_SECONDS = 10.0
 
 async def examine(settings: Settings) -> list[Finding]:
     """Run all checks. Wait some seconds for the broker to connect."""
+    # The platform's schema, and those of the kinds of work that have tables of their own.
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     store = ObjectStore.from_settings(settings)
     async with open_broker(settings) as broker, AsyncExitStack() as stack:

@@ -29,7 +29,7 @@ class Sealing:
         self._setting = settings.sealing_keys
         self._parsed_text = ""
         self._fernet: MultiFernet | None = None
-        self._signing: list[bytes] = []
+        self._signing_keys: list[bytes] = []
         self._current_keys()
 
     @property
@@ -43,14 +43,14 @@ class Sealing:
         Raises Unavailable when the installation has no key.
         """
         self._required_keys()
-        return _signature(self._signing[0], purpose, text)
+        return _signature(self._signing_keys[0], purpose, text)
 
     def verifies(self, purpose: str, text: bytes, signature: str) -> bool:
         """Whether one of the keys made the signature. Raises Unavailable when the installation has no key."""
         self._required_keys()
         signature_bytes = signature.encode()  # bytes: compare_digest refuses text that is not ASCII
         return any(
-            hmac.compare_digest(_signature(key, purpose, text).encode(), signature_bytes) for key in self._signing
+            hmac.compare_digest(_signature(key, purpose, text).encode(), signature_bytes) for key in self._signing_keys
         )
 
     def require(self) -> None:
@@ -87,7 +87,7 @@ class Sealing:
             log.warning("the new LEASEHOLD_SEALING_KEYS are not used: one of them is not a key")
         else:
             self._fernet = fernet
-            self._signing = [key.encode() for key in keys]
+            self._signing_keys = [key.encode() for key in keys]
         self._parsed_text = text
         return self._fernet
 

@@ -197,7 +197,7 @@ class ObjectStore:
             precondition = self._unchanged_since(existing)
             try:
                 etag = await put(key, source, content_type, all_metadata, **precondition)  # type: ignore[arg-type]  # bytes or Path, as chosen above
-            except (PutRefused, ObjectMissing):
+            except (PutRefused, ObjectMissing):  # another writer has written the object, or has deleted it
                 existing = await self.head(key)
                 continue
             return Stored(key, size, sha256, content_type, etag, all_metadata)
@@ -286,7 +286,7 @@ class ObjectStore:
         )
 
     async def read_head(self, key: str, count: int) -> bytes:
-        """The first `count` bytes of the object, or all of a shorter one. Raises ObjectMissing."""
+        """The first `count` bytes of the object, or all bytes of a shorter object. Raises ObjectMissing."""
         return (await self.size_and_head(key, count))[1]
 
     async def size_and_head(self, key: str, count: int) -> tuple[int, bytes]:

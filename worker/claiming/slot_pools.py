@@ -23,7 +23,9 @@ _HINTS_PER_SLOT = 4
 
 
 class SlotPools:
-    """`start` serves the first queues. `start_isolated` adds the isolated queues when their children are ready."""
+    """`start` serves the inline queues, whose steps run in this process, and the isolated queues whose child processes
+    are ready. `start_isolated` adds the isolated queues when their children are ready later.
+    """
 
     def __init__(
         self,
@@ -77,9 +79,10 @@ class SlotPools:
             if pipeline.slots is None:
                 continue
             declared = {step.queue for step in pipeline.steps}
+            # A queue of the worker may have a label behind the declared name: `QUEUE@LABEL`.
             of_pipeline = frozenset(queue for queue in queues if unpinned_queue(queue) in declared)
             if of_pipeline:
-                slots = getattr(self._settings, pipeline.slots)
+                slots = getattr(self._settings, pipeline.slots)  # `pipeline.slots` names the setting
                 yield self._pool(of_pipeline, slots, reserve=slots)
                 queues -= of_pipeline
         if queues:

@@ -2,7 +2,8 @@
 module, so it imports no heavy library.
 
 If JPEG cannot hold the picture, `resize` also writes a lossless master: `resize.png` for a still with transparency,
-`resize.webp` for an animation. `webp` starts from the master, and writes the variants and `final.webp`.
+`resize.webp` for an animation. `webp` starts from the master, or else from `resize.jpg`, and writes the variants and
+`final.webp`.
 """
 
 from __future__ import annotations
