@@ -122,7 +122,10 @@ def _reason(code: str, message: str, **details: Any) -> dict[str, Any]:
 
 
 def _reason_of_limit(row: Row) -> dict[str, Any]:
-    key = without_value(row["key"])
+    """The reason of a concurrency limit at which the job waits. `inside`: the admitted jobs that are unfinished.
+    `lately`: the jobs admitted in the last minute.
+    """
+    key = without_value(row["key"])  # as the limit was declared, without the digest of the value in the payload
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
     if row["at_most"] is not None and row["inside"] >= row["at_most"]:
@@ -156,6 +159,7 @@ def _is_handler_missing(row: Row, serving: Serving) -> bool:
 
 
 def _reason_of_step(row: Row, serving: Serving) -> dict[str, Any]:
+    """The first reason that holds. `lapsed`: the lease has expired. `later`: the step is not due yet."""
     step = row["step"]
     if row["status"] == "running":
         if row["lapsed"]:

@@ -43,9 +43,10 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
             raise declaration_error(
                 self.function, "a batch runs in the worker: process=True and isolated=True run one item"
             )
-        return self.handling.batched
+        return self.handling.batched  # calls the function once for several attempts
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Call the function with one item, which is the only argument: by position, or by name."""
         returned = self.function([*positional, *named.values()])
         return _awaited_result(returned) if self._is_async else result_of_one(returned)
 

@@ -53,8 +53,8 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
         elif key is None:
             plain_runs.append(new_run)
         else:
-            # A second submission with a key of the caller must have equal arguments. With a key that is made of the
-            # arguments it has.
+            # A second submission with the caller's key must have equal arguments. If the key is made of the arguments,
+            # they need no comparison.
             arguments = b"" if call.is_key_of_arguments else encoded
             written.ids[index] = await _write_keyed(connection, new_run, key, arguments, written)
     if debounced_indexes:
@@ -78,7 +78,7 @@ async def write_plain(
     """
     if len(calls) != 1 or calls[0].key is not None or calls[0].debounce_key is not None:
         return None
-    encoded_payload(calls[0].params)
+    encoded_payload(calls[0].params)  # raises Invalid
     (is_written,), hints = await runs.create_unlimited(connection, [_new_run(calls[0], tenant, keep_seconds)])
     return Written([calls[0].run_id], list(hints)) if is_written else None
 
@@ -118,8 +118,8 @@ def _debounced(call: Call[Any]) -> debounce.Debounced:
 
 
 async def _write_keyed(connection: Connection, new_run: NewRun, key: str, arguments: bytes, written: Written) -> UUID:
-    """Write the run, unless a run with the same key was written before. Returns the id of the run. Raises Invalid
-    if that run has other `arguments`.
+    """Write the run, unless a run with the same key was written before. Returns the id of the run, and adds its hints
+    and limits to `written`. Raises Invalid if the earlier run has other `arguments`.
     """
     name = new_run.template_version.template.type
     fingerprint = idempotency.fingerprint(name.encode(), arguments)

@@ -52,7 +52,7 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     console = Console()
     started = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
-        installation = Installation(patient=False, **servers)
+        installation = Installation(patient=False, **servers)  # not patient: RabbitMQ starts after the other parts
         await installation.__aenter__()
     try:
         console.print(

@@ -59,7 +59,7 @@ class Postgres:
         self._options = DURABLE if durable else NOT_DURABLE
         self._durable = durable
         self._tls = tls
-        self._run_as = unprivileged()
+        self._run_as = unprivileged()  # PostgreSQL refuses to run as root
         self._server: Server | None = None
         self._programs = programs
         self._bin = Path()
@@ -103,7 +103,7 @@ class Postgres:
             env=_environment(),
             cwd=self.directory,
             run_as=self._run_as,
-            last_signal=signal.SIGQUIT,
+            last_signal=signal.SIGQUIT,  # sent to the server if this process dies
         )
         await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 

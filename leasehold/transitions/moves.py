@@ -17,7 +17,9 @@ DUE = {"task": "available_at", "schedule": "next_run_at"}
 
 
 def tenant_stays(tenant: str = "tenant_id") -> str:
-    """SQL condition: the tenant in the column `tenant` does not move to another cell, and has not moved there.
+    """SQL condition: the tenant in the column `tenant` does not move to another cell, and has not moved there. In the
+    first stage of a move, `drain`, nothing is copied yet: the tenant counts as staying.
+
     Housekeeping deletes only objects of tenants that stay: two cells may share a bucket, and then the other cell may
     need the objects of a tenant that moves or has moved.
     """

@@ -9,14 +9,14 @@ from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Pool
 from leasehold.transitions import concurrency
 
-#: Seconds for which a turn waits for further jobs to end. It then handles all of them together: the locks and counts
+#: Seconds for which `turn` waits for further jobs to end. It then handles all of them together: the locks and counts
 #: cost the same for one job as for hundreds.
 _GATHER_SECONDS = 0.02
 
 
 class Admitter:
-    """The admitter of one worker. If this worker dies, or the database is away, the duty `admissions` of the leading
-    worker admits the jobs a little later.
+    """The admitter of one worker. If this worker dies, or the database is away, the maintenance of the fleet (its duty
+    `admissions`) admits the jobs a little later.
     """
 
     def __init__(self, pool: Pool, announcer: Announcer) -> None:

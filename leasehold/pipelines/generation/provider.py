@@ -1,7 +1,8 @@
 """The interface of every provider of generations: its methods, their answers and their errors.
 
-A provider is a client of an external HTTP service. It keeps no state: the steps record in the task's note what must
-survive. A method fails with one of the errors below. Their messages contain no credential and no query of a URL.
+A provider is a client of an external HTTP service. It keeps no state: the steps record what must survive in the task's
+note, which the next attempt reads. A method fails with one of the errors below. Their messages contain no credential
+and no query of a URL.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class SourceImage:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the provider shall make. `token`: each generation has its own, and all attempts of a generation send the
-    same.
+    """What the provider shall make. `token`: the idempotency token. Each generation has its own, and all attempts of a
+    generation send the same.
 
     `extra`: further fields for this provider, by the provider's own names. `callback`: the address that the provider
     may call when it has news.

@@ -52,13 +52,14 @@ webhooks = Pipeline(
     ],
     # `offered`: clients start no deliveries through /v1/runs. `unlimited`: no concurrency limit makes a delivery wait.
     terms=RunTerms(offered=False, unlimited=True),
-    slots="webhook_slots",
+    slots="webhook_slots",  # the setting with the number of worker slots that are for deliveries alone
 )
 
 WEBHOOK = Kind(
     "webhook",
     pipelines=(webhooks,),
+    # No key may read deliveries without the right to change webhooks.
     scopes=Scopes(read="webhooks:write", write="webhooks:write"),
-    parents={"webhook": "/event/data/id"},
-    redacted=frozenset({"url"}),
+    parents={"webhook": "/event/data/id"},  # where the parameters have the id of the job that the event is about
+    redacted=frozenset({"url"}),  # may contain a secret of the client: /v1/jobs does not show it
 )
