@@ -165,7 +165,9 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
-    """Raises DeclarationError for a route that would read its body before it knows its caller."""
+    """Raises DeclarationError for a route that would read a request's body before it has checked the key. The route
+    class AuthenticatedFirst checks the key first.
+    """
     for route in router.routes:
         if isinstance(route, APIRoute) and route.body_field is not None and not isinstance(route, AuthenticatedFirst):
             raise DeclarationError(f"{app.title}: {route.path} would read its body before it knows its caller")
@@ -174,5 +176,6 @@ def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
 async def _answer_problem(request: Request, error: Exception) -> Response:
     """Answer an error that an endpoint raised. FastAPI calls this for each class of expected errors."""
     methods: Methods = request.app.state.methods
+    # `corrected`: a 404 becomes a 405 if the path has other methods, and a 405 gets its `Allow` header.
     problem = methods.corrected(problem_of(error), request.url.path)
     return problem.response(identity_of(request).request_id)

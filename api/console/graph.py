@@ -20,6 +20,7 @@ WIDTH, HEIGHT, _GAP_X, _GAP_Y = 168, 30, 44, 12
 _MAX_PARTS, _MAX_BOXES = 6, 60
 #: A box of many parts has the first of these states that one of its parts has.
 _WORST_FIRST = ("failed", "running", "retry", "waiting", "pending", "blocked", "cancelled", "skipped", "succeeded")
+#: A step, or the key of a box -> the steps or keys that it needs.
 Links: TypeAlias = Mapping[str, Sequence[str]]
 
 
@@ -56,7 +57,9 @@ class _Node:
 
 
 def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
-    """Each step, with the steps that it needs. A part needs the step that fanned out."""
+    """Each step, with the steps that it needs. A part (its `parent_id` is the task that fanned out) needs the step of
+    that task.
+    """
     names: dict[UUID, str] = {task["id"]: task["step"] for task in tasks}
     needs: dict[str, list[str]] = {task["step"]: [] for task in tasks}
     for task in tasks:

@@ -30,6 +30,7 @@ _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
     "toolchain",
 )  # fmt: skip
+#: The `stage_status` of an ended conversion. Before the end it is the name of the stage, as in `ONNX`.
 _STAGE_STATUS_AT_END = {"completed": "COMPLETED", "failed": "FAILED"}
 
 
@@ -59,7 +60,7 @@ def record(row: Row) -> dict[str, Any]:
         "error": row["error"],
         "origin": "api",
         "user_id": row["user_id"],
-        "tenant_id": row["owner_tenant"],
+        "tenant_id": row["owner_tenant"],  # as the client named it
         "created_by_client_id": row["client_id"],
         "source_filename": row["source_filename"],
         "input": row["input"],

@@ -37,4 +37,4 @@ class Retry(Retryable):
         super().__init__(message, code="retry", after=timedelta(seconds=countdown))
 
 
-TimeoutError = TimeoutError  # noqa: A001, PLW0127 - Celery exports its own under this name
+TimeoutError = TimeoutError  # noqa: A001, PLW0127 - tasks import it from here, as from celery.exceptions

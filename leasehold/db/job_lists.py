@@ -151,8 +151,8 @@ class Listing:
         None: the filter has no text, or another term is the driver.
         """
         job_filter = self._filter
-        others = (job_filter.worker, job_filter.schedule, job_filter.code, job_filter.template)
-        if self._tenant is None or job_filter.tags or any(other is not None for other in others):
+        driving_terms = (job_filter.worker, job_filter.schedule, job_filter.code, job_filter.template)
+        if self._tenant is None or job_filter.tags or any(term is not None for term in driving_terms):
             return None
         return next((text for text in job_filter.texts if _uuid(text) is None), None)
 
@@ -229,25 +229,25 @@ class Listing:
         )
 
     def _conditions_on_ids(self) -> list[str]:
-        """For example `< $3::uuid`: the bounds of the walk. Ids sort by time, so a time gives a bound for ids."""
-        job_filter, bounds = self._filter, []
+        """The ends of the walk, for example `< $3::uuid`. Ids sort by time, so a time gives a limit for ids."""
+        job_filter, conditions = self._filter, []
         if self._before is not None:
-            bounds.append(f"< {self._parameters.add(self._before, 'uuid')}")
+            conditions.append(f"< {self._parameters.add(self._before, 'uuid')}")
         if job_filter.created_after is not None:
-            bounds.append(
+            conditions.append(
                 f">= {self._parameters.add(id_at(max(job_filter.created_after, _EARLIEST) - _MAX_CLOCK_SKEW), 'uuid')}"
             )
         if job_filter.created_before is not None:
-            bounds.append(
+            conditions.append(
                 f"< {self._parameters.add(id_at(max(job_filter.created_before, _EARLIEST) + _MAX_CLOCK_SKEW), 'uuid')}"
             )
         if self._bound is not None:
-            bounds.append(f"< {self._parameters.add(id_at(self._bound.at + _MAX_CLOCK_SKEW), 'uuid')}")
-        return bounds
+            conditions.append(f"< {self._parameters.add(id_at(self._bound.at + _MAX_CLOCK_SKEW), 'uuid')}")
+        return conditions
 
-    def _bounded(self, column: str) -> str:
-        """SQL: the id in the `column` is within the bounds of the walk."""
-        return "".join(f" AND {column} {bound}" for bound in self._id_conditions)
+    def _between_ends(self, column: str) -> str:
+        """SQL: the id in the `column` is between the ends of the walk."""
+        return "".join(f" AND {column} {condition}" for condition in self._id_conditions)
 
     def _driver_of_filter(self) -> str:
         """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head)."""
@@ -256,13 +256,13 @@ class Listing:
         if job_ids:
             return (
                 f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(job_ids[0], 'uuid')}{self._in_tenant('j')}"
-                + (self._bounded("j.id"))
+                + self._between_ends("j.id")
             )
         if job_filter.worker is not None:  # only running steps have a lease, so there are at most as many as slots
             return (
                 "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
                 f" AND t.lease_owner = {self._parameters.add(job_filter.worker, 'uuid')}{self._in_tenant('t')}"
-                f"{self._bounded('t.job_id')}"
+                f"{self._between_ends('t.job_id')}"
             )
         if job_filter.schedule is not None:
             return self._ids("run", "job_id", f"x.schedule_id = {self._parameters.add(job_filter.schedule, 'uuid')}")
@@ -336,7 +336,7 @@ class Listing:
         """SQL: the job ids in the `column` of those rows `x` of the table that meet the condition, the newest first."""
         return (
             f"SELECT x.{column} AS id FROM {table} x WHERE {condition}{self._in_tenant('x')}"
-            f"{self._bounded(f'x.{column}')} ORDER BY x.{column} DESC"
+            f"{self._between_ends(f'x.{column}')} ORDER BY x.{column} DESC"
         )
 
     def _merged(self, drivers: Sequence[str]) -> str:
@@ -351,7 +351,7 @@ class Listing:
 
     def _conditions_of_filter(self) -> str:
         job_filter, add = self._filter, self._parameters.add
-        conditions = [LIVES]
+        conditions = [LIVES]  # the job is neither deleted nor past its retention
         if self._tenant is not None:
             conditions.append(f"j.tenant_id = {self._tenant}")
         if not self._scope.has_everything:
@@ -431,6 +431,7 @@ class Listing:
         ]
 
 
+#: Ids begin in 1970. The hour leaves room to subtract the clock skew.
 _EARLIEST = datetime.fromisoformat("1970-01-01T01:00:00+00:00")
 
 
@@ -504,7 +505,7 @@ def _rows_and_end(listing: Listing, fetched: Sequence[Row]) -> tuple[Sequence[Ro
 
 
 async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
-    async with in_index_order(connection):
+    async with in_index_order(connection):  # else PostgreSQL might sort all jobs instead of walking over the index
         return await connection.fetch(statement.text, *statement.values)
 
 

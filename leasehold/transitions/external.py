@@ -1,5 +1,6 @@
-"""Steps of external workers: ends those that run longer than their time limit, and reads the results of the steps that
-they need. The time limit runs by PostgreSQL's clock: neither a heartbeat nor a renewed lease extends it.
+"""Steps that external workers (programs of clients) claim over HTTP. Ends such steps after their time limit, and reads
+the results of the steps that they need. The time limit runs by PostgreSQL's clock: neither a heartbeat nor a renewed
+lease extends it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from leasehold.transitions import settlements
 from leasehold.transitions.quarantine import not_in, run_unit
 from leasehold.transitions.settlements import Failure, Settled, Verdict
 
-#: The duty's name in the quarantine.
+#: The name of this maintenance duty in the table `quarantine`, which has the tasks that could not be ended, until they
+#: are tried again. `not_in` leaves them out.
 DUTY = "external_limits"
 
 # While the caller holds the job's lock, no other transaction settles the step.
@@ -70,7 +72,7 @@ async def time_out(connection: Connection, templates: Templates, tenant_id: str,
     delay = (await backoff(connection, templates, tenant_id, lease.task_id)).total_seconds()
     failure = Failure(lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=delay)
     outcome = await settlements.fail(connection, [failure])
-    if outcome.verdicts[lease.task_id] is Verdict.LOST:
+    if outcome.verdicts[lease.task_id] is Verdict.LOST:  # `fail` settles nothing in a run that is being cancelled
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     return outcome
 

@@ -154,7 +154,7 @@ class Threads:
             try:
                 result = work()
             except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) as error:
-                future.set_exception(contained(error))
+                future.set_exception(contained(error))  # as a RuntimeError: these would harm the event loop
             except BaseException as error:  # noqa: BLE001 - of any kind: the caller of `run` gets it
                 future.set_exception(error)
             else:

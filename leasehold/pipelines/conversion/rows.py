@@ -35,7 +35,8 @@ class Busy(Exception):
 @dataclass(frozen=True, slots=True)
 class NewConversion:
     """A conversion to write. The job's exclusive_key is the user, because PostgreSQL admits one unfinished job for each
-    key.
+    key. `owner_tenant`: a tenant of the client's own, which the API returns. It gives no rights: the job's tenant does.
+    `input`: what the client sent, as the API shows it.
     """
 
     job: NewJob

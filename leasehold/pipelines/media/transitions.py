@@ -141,5 +141,5 @@ async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str
         )
         ended = cancellation.ended
         prefix = await jobs.expire_early(connection, job_id, tenant_id)
-    await uploads.close(connection, tenant_id, row["original_key"], keep=None)
+    await uploads.close(connection, tenant_id, row["original_key"], keep=None)  # keep no object that still arrives
     return Deleted(row["original_key"], job_id, prefix, ended)

@@ -1,4 +1,6 @@
-"""Reads the shapes, sizes, operators and multiplications of a model's graph. Both toolchains check and report them."""
+"""Reads the shapes, sizes, operators and multiplications of a model's graph. The open toolchain and the toolchain of
+Kneron check and report them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _WIDEST_ELEMENT = 16
 
 
 def fix_inputs(model: onnx.ModelProto) -> list[str]:
-    """Set a free batch size to 1. Returns a sentence for each change. Raises Permanent if another dimension is free."""
+    """Set the first dimension of each input, the batch size, to 1 if it has no size. Returns a sentence for each input
+    that changed. Raises Permanent if another dimension has no size.
+    """
     changes = []
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
