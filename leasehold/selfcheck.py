@@ -89,6 +89,7 @@ def _rights_of_role(*, owns_schema: bool) -> Finding:
 
 
 def _presence(settings: Settings, *, has_own_session: bool) -> Finding:
+    """Presence: a lock of the worker's database session shows that the worker lives. A pooler shares sessions."""
     return Finding(
         "presence",
         has_own_session or not settings.presence,
@@ -108,7 +109,7 @@ _STANDBY_HAS = {
 
 
 def _replication(standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None) -> Finding:
-    """What a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the log
+    """What a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the WAL
     that the most advanced standby does not have yet; None: this role may not read the number.
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
@@ -181,7 +182,7 @@ async def check_store(store: ObjectStore) -> list[Finding]:
 
 
 async def check_all(
-    lend: Callable[[], AbstractAsyncContextManager[Connection]],
+    connected: Callable[[], AbstractAsyncContextManager[Connection]],
     broker: Broker,
     store: ObjectStore,
     settings: Settings,
@@ -190,7 +191,7 @@ async def check_all(
     """Run all checks. A part that does not answer is a finding, not an error."""
     findings: list[Finding] = []
     try:
-        async with lend() as connection:
+        async with connected() as connection:
             findings += await check_database(connection, settings, schemas)
     except TRY_AGAIN as error:
         findings.append(Finding("database", False, f"no answer ({type(error).__name__})", "nothing works without it"))

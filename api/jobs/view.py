@@ -32,7 +32,7 @@ def summary(row: Row, kind: JobKind) -> dict[str, Any]:
         "priority": ("high", "normal", "low")[row["priority"]],
         "tags": row["tags"] or {},
         "held": row["held"],
-        "deleting": row["keep_seconds"] == 0,
+        "deleting": row["keep_seconds"] == 0,  # a delete was requested: the job goes once it has ended
         "created_at": row["created_at"],
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],
@@ -84,7 +84,7 @@ def _step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    if row["held"]:
+    if row["held"]:  # the job waits at concurrency limits; `limits` leaves out those of its scope
         return [{"limit": key} for key in row["limits"] or ["scope"]]
     now = datetime.now(UTC)
     return [
@@ -115,8 +115,8 @@ def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
-    """The job that this job repeats, or for which it was made. The kind has a JSON Pointer to the latter's id in the
-    parameters.
+    """The job that this job repeats, or the job for which it was made. Where the parameters have the id of the job for
+    which it was made, `kind.parents` says by a JSON Pointer.
     """
     if row["rerun_of"] is not None:
         return {"id": row["rerun_of"], "relation": "rerun_of"}

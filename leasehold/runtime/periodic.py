@@ -83,7 +83,7 @@ class Periodic:
         """Record an outage, which the process logs once for all duties. Returns the pause until the next turn."""
         self._failures += 1
         outage_of(error).record_error(error, self.name)
-        return min(self._every, _doubled(self._failures))
+        return min(self._every, _doubled(self._failures))  # an outage may end soon: never later than a usual turn
 
     def _after_failure(self, error: BaseException) -> float:
         """Count and log an error of the duty. Each kind of error is logged once with its traceback. Returns the pause

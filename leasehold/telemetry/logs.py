@@ -40,7 +40,7 @@ def _add_facts(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 def configure_logs(settings: Settings) -> None:
     """Set up the logs of this process, also those of libraries. A process's main calls it once."""
-    redaction.learn(settings)
+    redaction.learn(settings)  # the secrets that `_redact` removes from each line
     for_machines = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
     processors_of_all_lines: list[Processor] = [
         structlog.contextvars.merge_contextvars,

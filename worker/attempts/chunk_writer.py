@@ -1,7 +1,7 @@
 """Writes what running attempts log and emit into the database: in batches while the attempts run, and the remaining
 items before their settlements.
 
-In this module, an item is a log line or a chunk that a handler emits to its job's stream. A chunk is the items of one
+In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is the items of one
 attempt that one write takes.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
@@ -50,7 +50,7 @@ class Buffer(Protocol):
 
 
 _B = TypeVar("_B", bound=Buffer)
-_C = TypeVar("_C")
+_C = TypeVar("_C")  # a chunk, as the table's statement takes it
 
 
 class AttemptBuffer(Generic[_B]):

@@ -1,5 +1,4 @@
-"""The file format (LHNEF) of models that the built-in toolchain packages: one manifest and its parts, optionally
-signed.
+"""The file format (LHNEF) of models that the open toolchain packages: one manifest and its parts, optionally signed.
 
     8 bytes   magic, "LHNEF" 0 0 2
     8 bytes   length of the manifest, big-endian

@@ -68,7 +68,7 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Snoozing:
     """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `unknown`: the
-    `pipeline.step` of the step's code, if this worker lacks it. A worker that has it makes the step due earlier.
+    `pipeline.step` of the step's code, if this worker lacks the code. A worker that has it makes the step due earlier.
     """
 
     lease: Lease

@@ -1,4 +1,6 @@
-"""Reads the tracks of an AVIF sequence: their declared sizes, and where their samples lie."""
+"""Reads the tracks of an AVIF sequence: their declared sizes, and where their samples lie. AVIF is made of nested boxes
+(ISO 14496-12). A `Box` is (kind, start of its content, end).
+"""
 
 from __future__ import annotations
 
