@@ -24,7 +24,7 @@ from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: The largest head of a request (its address and its headers).
+#: The largest head of a request (its URL and its headers).
 MAX_HEAD_BYTES = 64 * 1024
 #: Each header counts this many bytes more than its text, because many small headers take more memory than a few large
 #: headers.
@@ -249,7 +249,7 @@ class Guarded(HttpToolsProtocol):
         if self.transport.is_closing() or self._unanswered > (1 if is_body_arriving else 0):
             return
         has_answer = is_body_arriving and not self._unanswered
-        if is_body_arriving and not has_answer and self.cycle.response_started:
+        if is_body_arriving and not has_answer and self.cycle.response_started:  # `cycle`: uvicorn's present request
             self.transport.abort()  # the client would read a second answer as a part of the first
             return
         if not has_answer:

@@ -66,7 +66,7 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    await find_listed_run(services, caller, run_id)
+    await find_listed_run(services, caller, run_id)  # raises NotFound
     payload = None if body is None else body.payload
     payload_json = encoded_payload({"payload": payload})  # raises Invalid if it is too large
     hints: list[Announcement] = []  # stays empty if the request repeats an earlier request

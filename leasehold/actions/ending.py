@@ -50,7 +50,7 @@ async def cancel(
     )
     effects = Effects(cancellation.states, cancellation.ended, cancellation.hints)
     for target in targets:
-        after_cancel = target.kind.operations.after_cancel
+        after_cancel = target.kind.operations.after_cancel  # the kind's own part in a cancel, if it has one
         if after_cancel is not None and target.id in cancellation.states:
             effects.hints += await after_cancel(connection, actions.settings, target.id, target.tenant_id)
     return effects
@@ -66,8 +66,8 @@ async def delete(
 ) -> str | None:
     """Delete the job. If the job has not ended, cancel it first. Adds to `effects`. `operation_id`: as of `cancel`.
 
-    Returns the prefix of the job's objects. Readers then find only a tombstone. After the commit, the caller deletes
-    the objects, and then the rows; retention deletes what remains.
+    Returns the prefix of the job's objects. Readers no longer find the job: a tombstone says that it was deleted. After
+    the commit, the caller deletes the objects, and then the rows; retention deletes what remains.
 
     None: a worker still has the lease of a step. Retention deletes the job when it has ended.
     """
@@ -82,7 +82,7 @@ async def delete(
         effects.states |= cancelled.states
         effects.ended += cancelled.ended
         effects.hints += cancelled.hints
-        await jobs.expire_early(connection, job_id, tenant_id)
+        await jobs.expire_early(connection, job_id, tenant_id)  # retention deletes it once it has ended
         if cancelled.ended:
             effects.hints += await actions.dispatch(connection, job_id)
             prefix = await jobs.delete(connection, job_id, tenant_id)
@@ -95,7 +95,7 @@ async def delete(
 async def delete_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> list[UUID]:
     """As `delete`, for jobs of one tenant that have ended. The caller has locked them. Returns the deleted jobs."""
     for target in targets:
-        if target.row["notify"]:
+        if target.row["notify"]:  # a webhook or a callback URL waits for the job's end
             await actions.dispatch(connection, target.id)
     deleted = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
     for hook in actions.before_jobs_go:

@@ -106,7 +106,7 @@ class Call(Generic[R]):
         """Submissions with the same debounce key become one run. None: the task has no `debounce`."""
         if self.task.terms.debounce is None:
             return None
-        unique = self.task.terms.unique or Unique()
+        unique = self.task.terms.unique or Unique()  # by default, a key of all arguments
         return f"debounce:{self.options.key or unique.key(self.params)}"
 
     @property

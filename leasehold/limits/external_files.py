@@ -119,7 +119,7 @@ async def announce(
             counted_bytes=file.size,
             at_most=file.size,
             seconds=settings.upload_url_seconds,
-            exact=True,
+            exact=True,  # the URL admits exactly `counted_bytes`
             attempt=(lease.task_id, lease.epoch),
         )
     return [output_key(prefix, file.name) for file in files]

@@ -16,7 +16,7 @@ from leasehold.transitions.workflows.records import Recorded, Recording
 
 class Journals:
     """Every workflow attempt of the worker awaits `read` and `record`. All requests use one connection. While the
-    database is away they wait, for any time.
+    database is away they wait, without a limit of time.
     """
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:
@@ -30,17 +30,17 @@ class Journals:
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 
-    async def record(self, recording: Recording) -> Recorded:
+    async def record(self, request: Recording) -> Recorded:
         """Commit the calls of a workflow that goes on."""
-        answer = await self._batcher.ask(recording)
+        answer = await self._batcher.ask(request)
         assert isinstance(answer, Recorded)
         return answer
 
-    async def read(self, reading: Reading) -> Journal | None:
-        """The rows that `reading` names, or the whole journal. None: the lease is not valid. A long journal would delay
-        all other requests: it comes back cut (`is_cut`), and the caller reads it on another connection.
+    async def read(self, request: Reading) -> Journal | None:
+        """The rows that the request names, or the whole journal. None: the lease is not valid. A long journal would
+        delay all other requests: it comes back cut (`is_cut`), and the caller reads it on another connection.
         """
-        answer = await self._batcher.ask(reading)
+        answer = await self._batcher.ask(request)
         assert not isinstance(answer, Recorded)
         return answer
 

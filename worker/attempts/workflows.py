@@ -100,6 +100,7 @@ class Workflows:
             driver.close()
             raise
         if not outcome.ended:
+            # `news`: how many signals and ends of steps the driver has seen. If more came, the workflow is due now.
             outcome.suspension = Suspending(lease, tuple(driver.calls), driver.news, outcome.ends, outcome.delay)
             driver.committed()
             self._keep(driver, lease, outcome)
@@ -159,7 +160,7 @@ class Workflows:
             driver.close()
             return
         while len(self._suspended) >= self._max_suspended:
-            self._drop(*next(iter(self._suspended.items())))
+            self._drop(*next(iter(self._suspended.items())))  # the oldest
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._memory_seconds, self._expire, lease)
         self._suspended[lease.task_id] = _Suspended(driver, lease.epoch, timer)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from leasehold.domain.kind import Kind, NamedObjects, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
-#: The queue of all steps. Pinned tasks go to the queue `generation@{server_id}`.
+#: The queue of all steps. If a client names a server for its order, the steps go to the queue `generation@{server_id}`.
 QUEUE = "generation"
 #: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
 #: the job this long after the deadline.
@@ -127,7 +127,7 @@ GENERATION = Kind(
         "leasehold.api.generation.events:router",
         "leasehold.api.generation.source_images:router",
     ),
-    # Providers have no API key: the signature in the address proves that they may call it.
+    # Providers have no API key: the signature in the URL proves that they may call it.
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
     opens="leasehold.pipelines.generation.providers:open_catalogue",
     objects=NamedObjects(
