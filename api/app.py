@@ -130,7 +130,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.router.routes.extend(router.routes)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
-    app.state.contract = Contract(app)
+    app.state.contract = Contract(app)  # the OpenAPI document, built at the first request for it
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for error in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(error, _answer_problem)

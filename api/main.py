@@ -87,7 +87,7 @@ def _sockets(host: str, port: int) -> list[socket.socket] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    collect_rarely()  # garbage
+    collect_rarely()  # let the garbage collector run seldom
     settings = Settings()
     parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
     parser.add_argument("--host", default=settings.api_host)
@@ -110,5 +110,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
         raise SystemExit(1) from error
-    freeze_loaded()
+    freeze_loaded()  # the collector no longer looks at what is loaded by now
     server.run(_sockets(options.host, options.port))

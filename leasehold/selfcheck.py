@@ -182,7 +182,7 @@ async def check_store(store: ObjectStore) -> list[Finding]:
 
 
 async def check_all(
-    connected: Callable[[], AbstractAsyncContextManager[Connection]],
+    acquire: Callable[[], AbstractAsyncContextManager[Connection]],
     broker: Broker,
     store: ObjectStore,
     settings: Settings,
@@ -191,7 +191,7 @@ async def check_all(
     """Run all checks. A part that does not answer is a finding, not an error."""
     findings: list[Finding] = []
     try:
-        async with connected() as connection:
+        async with acquire() as connection:
             findings += await check_database(connection, settings, schemas)
     except TRY_AGAIN as error:
         findings.append(Finding("database", False, f"no answer ({type(error).__name__})", "nothing works without it"))

@@ -58,6 +58,7 @@ class RunRequest(_Request):
     )
 
     template: str = Field(max_length=63)
+    # `JsonNumber` refuses JSON strings and booleans, which Pydantic would convert.
     version: Annotated[int, Field(ge=1, le=MAX_SMALLINT), JsonNumber] | None = Field(
         None, description="If left out, the newest enabled version."
     )

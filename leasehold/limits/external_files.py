@@ -33,7 +33,7 @@ SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND {unindexed("t.status = 'running'")}
 """
-# `most` is the announced size. After the URL has expired, `bytes` becomes the stored size.
+# `most` is the announced size. `bytes` is not: after the URL has expired, it becomes the stored size.
 _ANNOUNCED = """
 -- external_files_open
 SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open

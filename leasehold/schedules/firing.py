@@ -316,6 +316,7 @@ async def _cancel(
     if not run_ids:
         return [], []
     limit_names = await limits_of(connection, run_ids)
+    # `by`: the history names the overlap policy as the one who cancels.
     cancellation = await jobs.request_cancel(
         connection, run_ids, schedule["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
     )

@@ -24,6 +24,7 @@ _IS_TARGET = {
     ),
     "delete": unindexed(f"j.tenant_id = $3 AND j.created_at <= $2::timestamptz AND {LIVES}"),
 }
+#: `gated`: the job has concurrency limits. `notify`: a webhook or a callback URL waits for its end.
 _COLUMNS = """j.id, j.tenant_id, j.pipeline, j.status, j.params, j.priority, j.exclusive_key, j.dedupe_key, j.gated,
     j.notify, j.finished_at,
     r.job_id IS NOT NULL AS is_run, r.template, r.version, r.scope, r.scope_id,

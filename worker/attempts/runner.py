@@ -157,7 +157,7 @@ class Runner:
                 await self._finish_log_and_stream(log_and_stream, settlement)
                 if settlement is not None:
                     settlement = _with_next_step(settlement, claimed, slot)
-                    held.settlement_sent = True
+                    held.settlement_sent = True  # from now on it is uncertain whether the lease is held
                     outcome, next_step = await self._settle(claimed, settlement)
             finally:
                 # Drop the lease in any case: else the heartbeat would renew it until the time limit has passed.

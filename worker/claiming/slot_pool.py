@@ -40,12 +40,13 @@ log = structlog.get_logger(__name__)
 #: If polls find new work and the consumer has delivered nothing for this long, the pool makes the broker rebuild it.
 _SILENCE_SECONDS = 30.0
 
-#: Seconds between two polls of a crowded pool, and the seconds for which tasks must have been due. Only a poll serves
-#: the tenants in turn: in the broker's queue, a hint waits behind all hints of a tenant that floods the queue.
+#: Seconds between two polls of a crowded pool. While hints arrive, such a poll claims only tasks that have been due for
+#: as long. Only a poll serves the tenants in turn: in the broker's queue, a hint waits behind all hints of a tenant
+#: that floods the queue.
 _FAIR_SECONDS = 0.25
-#: A pool is crowded while hints wait in it, or while this part of its slots is busy. Each queue and priority band may
-#: have only so many unacknowledged hints (SHARES in broker/amqp/consumer.py). At about this part, the smallest of these
-#: numbers is reached: then the broker delivers no more hints of that queue and band.
+#: A pool is crowded while hints wait in it, or while this part of its slots is busy. From about this part on, the
+#: broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
+#: broker/amqp/consumer.py).
 _CROWDED = 1 / 4
 #: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
 #: hints arrive within milliseconds, unless many hints of another tenant are in front of them.

@@ -130,6 +130,7 @@ GENERATION = Kind(
     # Providers have no API key: the signature in the URL proves that they may call it.
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
     opens="leasehold.pipelines.generation.providers:open_catalogue",
+    # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.
     objects=NamedObjects(
         prefix="sources/",
         pattern=r"sources/[0-9a-f]{16}/[0-9a-f]{64}\.(jpg|png|webp)",

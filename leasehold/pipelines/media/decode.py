@@ -95,7 +95,7 @@ def damage_is_permanent() -> Iterator[None]:
 
 
 class Picture:
-    """A file that is open for decoding. `size`: the canvas before it is turned upright."""
+    """A file that is open for decoding. `size`: the canvas before it is turned upright. `frames`: how many it has."""
 
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
@@ -163,7 +163,7 @@ class Picture:
     def shrink_on_load(self, size: Size) -> Box | None:
         """Make the decoder scale a JPEG to 1/2, 1/4 or 1/8, but not below `size`. Call it before the first frame.
 
-        Returns the box that the picture then fills.
+        Returns the box that the picture then fills. None: the decoder has not scaled it.
         """
         with damage_is_permanent():
             drafted = self._image.draft(None, size)

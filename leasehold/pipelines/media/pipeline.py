@@ -70,7 +70,8 @@ MEDIA = Kind(
         "leasehold.api.media.media:router",
         "leasehold.api.media.events:router",
     ),
-    stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",
+    stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",  # bytes that count for the tenant
+    # For `leasehold doctor --reconcile`: which pictures have a row, and which uploaded objects must exist.
     objects=Objects(
         prefix="media/",
         owners="SELECT id FROM media WHERE id = ANY($1)",

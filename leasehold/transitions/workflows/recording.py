@@ -16,7 +16,8 @@ def _record(name: str, held: str) -> str:
     """SQL: the statement `name`. `held`: CTEs of settlements.guard. Of the leases in `lease_batch`, the CTE `held` has
     those that are still valid. `write_calls` adds the CTE `steps`: the tasks that the calls start.
 
-    The result has a row for each lease, and after them a row for each hint.
+    The result has a row for each lease, and after them a row for each hint. If the caller has not published a hint
+    within a second (`relay_at`), the relay does so.
     """
     return f"""-- {name}
 WITH {held}{write_calls(claims=False)}, forgiven AS (
