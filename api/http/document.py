@@ -10,8 +10,7 @@ from typing import Any
 from leasehold.api.http.problems import MEDIA_TYPE
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
-# Statuses, with the codes of their problems. An operation may answer them if it has an id in its path, a request body,
-# or an idempotency key; each operation may answer those of the last group. So the routes do not declare them.
+# Statuses that many operations may answer, with the codes of their problems. The routes do not declare them.
 _STATUSES_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
 _STATUSES_OF_BODIES = {
     400: "`malformed_json`, `bad_request`",

@@ -115,8 +115,8 @@ def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
-    """The job that this job repeats, or the job for which it was made. Where the parameters have the id of the job for
-    which it was made, `kind.parents` says by a JSON Pointer.
+    """The job that this job repeats, or the job for which it was made. `kind.parents`: a JSON Pointer to the second
+    job's id in the parameters.
     """
     if row["rerun_of"] is not None:
         return {"id": row["rerun_of"], "relation": "rerun_of"}

@@ -26,8 +26,8 @@ def _utc(instant: datetime) -> datetime:
     return instant.astimezone(UTC)
 
 
-#: An instant that a client names. Its bounds keep it within the calendar of every time zone and the column's range. It
-#: is converted to UTC, because RFC 3339 allows offsets up to 23:59, and PostgreSQL reads offsets up to 15:59.
+#: An instant that a client names. Between its bounds it fits the column, and Python can convert it to every time zone.
+#: It is converted to UTC, because RFC 3339 allows offsets up to 23:59, and PostgreSQL reads offsets up to 15:59.
 Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), AfterValidator(_utc), JsonInstant]
 
 

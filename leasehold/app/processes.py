@@ -91,7 +91,7 @@ class Process:
 
 
 class Processes:
-    """The worker's pool for one app. A process is reused for the next call, unless a call of it was interrupted."""
+    """The worker's pool for one app. A process is reused for the next call, unless its last call was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
         self._free = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)

@@ -52,8 +52,8 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. If `_MAX_WAITING` already wait, one announcement is left to the relay for each that comes:
-        the new one, or another that `_make_room` drops.
+        """Add announcements. If `_MAX_WAITING` wait already, each new announcement leaves one to the relay: itself, or
+        another that `_make_room` drops.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant

@@ -63,6 +63,6 @@ class Work:
         self.supervisor.emit(chunk)
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the job was requested. Leave files as they are, and do not catch it."""
+        """Raises Cancelled once a cancel of the job was requested. Do not catch it, and leave files as they are."""
         if self.supervisor.cancelled():
             raise Cancelled

@@ -152,7 +152,7 @@ class SlotPool:
 
     def stop_claiming(self) -> None:
         """Claim nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers. A poll
-        that is under way is not cancelled, and its tasks run: else its tasks would wait until their leases pass.
+        that is under way is not cancelled, and its tasks run: else its tasks would wait until their leases expire.
         """
         self._stopping = True
         if self._following is not None:
@@ -218,7 +218,7 @@ class SlotPool:
         return True
 
     def take_back(self, tenant: str) -> None:
-        """Give the attempt whose slot was lent a slot again, even if none is free: it must not wait a second time."""
+        """Give a slot to an attempt that has lent its own, even if none is free: it must not wait a second time."""
         self._lent -= 1
         self._shares.take(tenant)
 

@@ -35,7 +35,7 @@ class ChildOutput:
         self._line = b""  # a line whose end has not come yet
 
     def watch(self, pid: int) -> None:
-        """Start reading. Call it once the child `pid` has its copy of the write end."""
+        """Start reading. Call this when the child `pid` has its copy of the write end."""
         self._log = self._log.bind(child=pid)
         self._close_write_end()
         self._loop.add_reader(self._read_end, self._read)
