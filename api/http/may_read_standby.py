@@ -54,15 +54,15 @@ def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
         reads = services_of(request).replica_reads
         if reads is None:
             return await handler(request)
-        server = "primary"
+        reason = "primary"  # why the primary answers, as the metric names it: the standby does not serve
         if _demands_primary(request):
-            server = "fresh"
+            reason = "fresh"
         elif reads.replica.serves:
             response = await _from_standby(request, handler, reads)
             if response is not None:
                 return response
-            server = "repeated"
-        READS.labels(REQUESTS, server).inc()
+            reason = "repeated"
+        READS.labels(REQUESTS, reason).inc()
         return await handler(request)
 
     return handle
@@ -80,7 +80,7 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except ReplicaBusy:
             return None
         except STANDBY_FAILED as error:
-            if not reading.is_over:  # a slow standby may be whole: the request may have used up its time there
+            if not reading.is_over:  # `is_over`: the request has used up its time there; the standby may be only slow
                 reads.replica.leave(error)
             return None
         except asyncpg.PostgresError:  # the standby may lack a migration; any other error occurs again on the primary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Generator
 from time import monotonic, perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import structlog
 
@@ -31,14 +31,14 @@ class Watched(Awaitable[_T], Generic[_T]):
     def __await__(self) -> Generator[Any, Any, _T]:
         """As `yield from`, step by step: run `work` until it waits, pass its future on, and give `work` the answer."""
         inner = self._work.__await__()
-        # A future's iterator is no generator: it has neither `send` nor `throw`.
-        send, throw = getattr(inner, "send", lambda _value: next(inner)), getattr(inner, "throw", None)
+        # The iterator of an awaitable need not be a generator: it may have neither `send` nor `throw`.
+        send, throw = getattr(inner, "send", lambda _value: next(inner)), getattr(inner, "throw", _raise)
         value: Any = None
         error: BaseException | None = None
         while True:
             began = perf_counter()
             try:
-                future = send(value) if error is None or throw is None else throw(error)
+                future = send(value) if error is None else throw(error)
             except StopIteration as end:
                 result: _T = end.value
                 return result
@@ -50,6 +50,10 @@ class Watched(Awaitable[_T], Generic[_T]):
                 value = yield future
             except BaseException as raised:  # noqa: BLE001 - the handler gets it; mostly it is a cancellation
                 error = raised
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _record_block(pipeline: str, step: str, seconds: float) -> None:

@@ -201,8 +201,9 @@ class _Port:
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
         recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
-        # Only a cancel that the workflow has not seen yet refuses the calls under a valid lease: then return False.
-        if not recorded.committed and (cancelling or not recorded.cancelling):
+        # Under a valid lease, only a cancel of the job that the workflow has not seen yet refuses the calls.
+        has_unseen_cancel = recorded.cancelling and not cancelling
+        if not recorded.committed and not has_unseen_cancel:
             raise LeaseLost
         return recorded.committed
 

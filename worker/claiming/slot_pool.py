@@ -331,9 +331,10 @@ class SlotPool:
         about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            # Subtract the attempts that ended together with the first one. If they are enough, poll now: the next end
+            # Other attempts may have ended together with the first one. If they are enough, poll now: the next end
             # comes only with the next settlement, and the slots would be empty until then.
-            await self._wait_for_ends(1 + self.slots // _SLOTS_PER_END - ended, _ENDS_SECONDS)
+            further_ends = self.slots // _SLOTS_PER_END - (ended - 1)
+            await self._wait_for_ends(further_ends, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> int:
         """Wait until this number of `attempts` has ended, at most `seconds`. Returns how many have ended. These may be
