@@ -23,7 +23,7 @@ class Refusal:
 
 
 async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: PictureLimits) -> int | Refusal:
-    """The object's size in bytes, or the reason of its refusal.
+    """The object's size in bytes, or the reason of its refusal. `declared`: the content type that the client named.
 
     Raises Conflict if there is no object yet, StoreUnavailable if the store does not answer.
     """

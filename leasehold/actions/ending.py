@@ -36,8 +36,8 @@ async def cancel(
     operation_id: UUID | None = None,
 ) -> Effects:
     """Request the cancel of jobs of one tenant. A job that `states` leaves out did not change: it had ended, was being
-    cancelled already, or (unless `forced`) does not support cancelling. `operation_id`: the bulk operation that
-    cancels.
+    cancelled already, or (unless `forced`) does not support cancelling. The jobs' histories show `reason`, `by` (who
+    cancels) and `operation_id` (the bulk operation that cancels).
     """
     cancellation = await jobs.request_cancel(
         connection,

@@ -25,7 +25,9 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
 
     @staticmethod
     def _hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The types of one item and of its result. Raises DeclarationError."""
+        """The types of one item and of its result. `local_names`: the names where the function is declared, because its
+        annotations may use them. Raises DeclarationError.
+        """
         hints = hints_of(function, local_names)
         parameters = list(inspect.signature(function).parameters.values())
         items_type = hints.get(parameters[0].name) if len(parameters) == 1 else None

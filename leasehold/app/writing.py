@@ -37,7 +37,8 @@ class Written:
 
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
-    """Write a run for each call: all or none. Call it in a transaction.
+    """Write a run for each call: all or none. Call it in a transaction. `keep_seconds`: how long a run is kept after it
+    has ended.
 
     Raises Invalid: a key that came with other arguments, or a payload that is too large.
     """

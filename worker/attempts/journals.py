@@ -15,8 +15,8 @@ from leasehold.transitions.workflows.records import Recorded, Recording
 
 
 class Journals:
-    """Every workflow attempt of the worker awaits `read` and `record`. All requests use one connection. While the
-    database is away they wait, without a limit of time.
+    """Every workflow attempt of the worker awaits `read` and `record`. All requests use one connection, and at most
+    `at_most` of them share a round trip. While the database is away they wait, without a limit of time.
     """
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:

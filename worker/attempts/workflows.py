@@ -188,7 +188,7 @@ class _Port:
         self._lease = lease
         self._held = held
 
-    async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
+    async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:  # (branch, number) of calls; None: all
         journal = await self._workflows.journals.read(Reading(self._lease, places))
         if journal is None:
             raise LeaseLost

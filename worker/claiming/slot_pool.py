@@ -385,8 +385,8 @@ class SlotPool:
             self._may_start.set()
 
     async def _claim_due(self, overdue_seconds: float, at_most: int | None = None) -> _PollResult:
-        """Claim due tasks and run them in the free slots. If no shared slot is free, claim tasks of tenants that run
-        nothing here, and run these in the reserve.
+        """Claim tasks that have been due for `overdue_seconds`, and run them in the free slots. If no shared slot is
+        free, claim tasks of tenants that run nothing here, and run these in the reserve.
         """
         shares = self._shares
         # Claim for at most half of the slots: the attempts in the other half are settled meanwhile.

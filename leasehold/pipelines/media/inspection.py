@@ -44,7 +44,7 @@ class Original:
 
 
 def inspect(path: Path, limits: PictureLimits, declared: str | None = None) -> Original:
-    """Read the file. Refuse a file that must not reach a decoder.
+    """Read the file. Refuse a file that must not reach a decoder. `declared`: the content type that the client named.
 
     Raises Permanent with one of the codes of refusals.py.
     """

@@ -129,7 +129,8 @@ class Deleted:
 
 async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
     """Any state -> deleted, in the caller's transaction: requests no longer see the picture, and its job is cancelled.
-    Once the job has ended, the next housekeeping deletes the rows and objects. None: the tenant has no such picture.
+    Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who deletes the picture. None: the
+    tenant has no such picture.
     """
     row = await connection.fetchrow(DELETE_MEDIA, media_id, tenant_id)
     if row is None:
