@@ -195,7 +195,7 @@ class Postgres:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
         context.check_hostname = False  # the certificate may have no IP address
-        if self._tls.requires_client_certificate:  # the server's own will do: the authority has signed it
+        if self._tls.requires_client_certificate:  # as its own, the client shows the server's certificate
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
 

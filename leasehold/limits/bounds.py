@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: The tables of these rows. `gate` has the concurrency limits: those that a person has declared count.
+#: The table of a row. `gate` has the concurrency limits, of which only declared ones count.
 Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.
