@@ -1,5 +1,5 @@
 """Who did what with a job: from the audit, and from the job's events, which name the bulk operations that acted on it.
-The job's page lists these acts. The answer to an act that came too late names the latest of them.
+The job's page lists these acts. If somebody else has already acted on the job, the refusal names the latest act.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Act:
         return max(0.0, (datetime.now(UTC) - self.at).total_seconds())
 
     def is_first_click(self, caller: Caller, action: str) -> bool:
-        """Whether the caller did this `action` a moment ago: then the caller has clicked its button twice."""
+        """Whether this act is the first click of a double click by the caller, who now asks for `action` once more."""
         return (
             self.action == action
             and (self.actor, self.key_prefix) == (caller.actor.name, caller.actor.key_prefix)

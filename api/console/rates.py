@@ -77,7 +77,7 @@ async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
             start = end - number * _LENGTH
             job_filter = JobFilter(created_after=start, created_before=start + _LENGTH)
             scope = scope_of(services, caller, job_filter)
-            if scope is None:
+            if scope is None:  # the caller may read no jobs
                 return Rates([], None, None)
             job_page = await job_lists.page_of_times(connection, Listing(scope, job_filter, max_read=_MAX_READ), SAMPLE)
             parts.append(_part(start, min(start + _LENGTH, now), job_page))
@@ -94,8 +94,8 @@ def _part(start: datetime, end: datetime, job_page: Page) -> Part:
     """`end`: the end of the part; for the last part, now. `job_page`: the sample."""
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
     has_all_jobs = not job_page.has_more and job_page.ended_at is None
-    if not n or has_all_jobs:
-        return Part(start, n, failed, exact=True)
+    if not n or has_all_jobs:  # without a job there is no time to estimate from
+        return Part(start, n, failed, exact=has_all_jobs)
     # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part.
     covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)
     return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)

@@ -53,7 +53,7 @@ _NOT_READ = Serving()
 
 
 async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _FULL_DEPTH) -> dict[str, Any]:
-    """Build the answer. `job`: a row with `id`, `status`, `held` and `error`."""
+    """Build the answer. `job`: a row with `id`, `status`, `held` (it waits at concurrency limits) and `error`."""
     async with services.pool.acquire() as connection:
         waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"], depth.steps, depth.ahead)
         full_limits = await job_reads.why_held(connection, tenant_id, job["id"], depth.ahead)
@@ -76,7 +76,7 @@ async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) ->
     served_by_place = await handler_reads.served(connection, places, await workers.dead(connection))
     nearest: dict[Place, Sequence[str]] = {}
     for place, served in served_by_place.items():
-        if served.workers and not served.able:
+        if served.workers and not served.able:  # no worker has the handler
             queue, handler = place
             names = await handler_reads.handlers_of_queue(connection, queue)
             nearest[place] = get_close_matches(handler, names, _MAX_NEAREST, 0.8)
@@ -125,7 +125,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
     """The reason of a concurrency limit at which the job waits. `inside`: the admitted jobs that are unfinished.
     `lately`: the jobs admitted in the last minute.
     """
-    key = without_value(row["key"])  # as the limit was declared, without the digest of the value in the payload
+    # A limit that counts by a value of the payload has the value's digest in its key, which says nothing to a reader.
+    key = without_value(row["key"])
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
     if row["at_most"] is not None and row["inside"] >= row["at_most"]:

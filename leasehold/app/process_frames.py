@@ -21,7 +21,9 @@ HEAD = struct.Struct(">BQ")
 
 
 class Kind(IntEnum):
-    """The worker sends CALL; the process sends all others. The body of DONE is the JSON of the result."""
+    """The worker sends CALL; the process sends all others. The body of EMIT is a chunk of the job's stream, and that of
+    DONE the JSON of the result.
+    """
 
     CALL = 1
     PROGRESS = 2

@@ -14,21 +14,24 @@ from leasehold.domain.pipeline import Pipeline
 
 
 class StartedTask:
-    """Implements leasehold.workflows.pending.Runnable."""
+    """A task that a workflow may start. `ctx.start` starts a run of its own; `ctx.run` adds a step to the workflow's
+    job. Implements leasehold.workflows.pending.Runnable.
+    """
 
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results) -> None:
         self._pipeline = pipeline
-        (self._step,) = pipeline.steps
+        (self._step,) = pipeline.steps  # a task is a pipeline of one step
         self._arguments = arguments
         self._results = results
-        self.step_name = pipeline.name.partition(".")[2]  # in the workflow; the pipeline's own step has another name
+        # The workflow's step is named after the task (`send_receipt`, of the pipeline `shop.send_receipt`).
+        self.step_name = pipeline.name.partition(".")[2]
         self.handler = f"{pipeline.name}.{self._step.name}"
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._arguments.encoded(args, kwargs)
 
     def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> Any:
-        """For `ctx.start`."""
+        """The run that `ctx.start` starts."""
         from leasehold.app.writing import template_version_of  # noqa: PLC0415 - code that only declares tasks does not load the database driver
         from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
 
@@ -41,7 +44,7 @@ class StartedTask:
         )
 
     def new_step(self) -> Mapping[str, Any]:
-        """For `ctx.run`."""
+        """The columns of the step that `ctx.run` adds."""
         return {
             "queue": self._step.queue,
             "max_attempts": self._step.max_attempts,

@@ -41,8 +41,8 @@ class Garbage(ValueError):
 
 def encode(hint: Hint) -> bytes:
     """The message's body; the hint's headers go beside it."""
-    # str(): asyncpg's UUIDs are of a subclass, which orjson refuses.
     tenant = hint.tenant[:MAX_TENANT]
+    # str(): asyncpg's UUIDs are of a subclass, which orjson refuses.
     return orjson.dumps({
         "v": VERSION, "task": str(hint.task_id), "queue": hint.queue, "band": hint.band, "tenant": tenant
     })  # fmt: skip

@@ -52,8 +52,9 @@ def _pages(
 
 
 def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the lines until the job has ended. Resume the stream after it breaks, and after the API ends it to check
-    the key again. Return after a stream without lines that began after the job's end: no more lines can come.
+    """Yield the lines until the job has ended. The API ends each stream from time to time, to check the API key again:
+    resume it then, and after it breaks. Return when a stream that began after the job's end has no lines: no more can
+    come.
     """
     path = f"/v1/jobs/{path_part(job)}"
     client.get(path)  # raises if the API does not answer: only a stream that breaks later is resumed

@@ -1,5 +1,6 @@
-"""The polls of one slot pool. A poll reads tasks that became due within the poll window (runtime/poll_window.py). It
-counts the running tasks of all tenants only when a new count is due. The claimer calls `Polls.claim`.
+"""The polls of one slot pool. A poll reads the tasks that became due within the poll window: since the last poll, and
+now and then all due tasks (runtime/poll_window.py). It counts the running tasks of all tenants only when a new count is
+due. The claimer calls `Polls.claim`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Polls:
     async def claim(
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
     ) -> Polled:
-        """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does. `overdue`: a `pending` task is
-        left to its hint until it has been due for this many seconds.
+        """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does. `overdue`: the poll
+        leaves out a `pending` task until it has been due for this many seconds, because its message (hint) may still
+        come. `rooms`: how many more tasks each tenant may get, and the `overdue` of tenants that have no entry.
         """
         started_at, seconds_back = monotonic(), self._window.seconds_back()
         polled = await claims.poll(

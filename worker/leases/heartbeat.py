@@ -4,6 +4,8 @@ the main loop cannot cost a lease.
 A lease is trusted until `start of the last good renewal + lease_seconds - trust_margin_seconds`. After that another
 worker may hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing
 a lease when its attempt outlives the time limit: else a worker whose main loop hangs would keep its tasks for ever.
+
+The heartbeat's session holds the worker's presence, a lock by which other workers see that this one lives.
 """
 
 from __future__ import annotations
@@ -109,8 +111,8 @@ class Heartbeat:
         - The answer to the claim came too late.
         - This worker has a newer claim of the same task.
         - This worker holds the task with the same epoch, because a failover has lost the commit of the earlier claim.
-          Through the new claim, the attempt that already runs owns the task again. A second attempt with the same owner
-          and epoch could overwrite what the first attempt settles.
+          The older HeldLease stays in force: its attempt still runs, and the new claim made it the owner again. A
+          second attempt with the same owner and epoch could overwrite what the first attempt settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
         held = HeldLease(lease, monotonic() + seconds, confirmed=confirmed)
@@ -144,7 +146,9 @@ class Heartbeat:
             return held is not None and not held.lost
 
     def all_held(self) -> list[UUID]:
-        """The tasks whose leases this worker holds, as far as it knows."""
+        """The tasks whose leases this worker holds, as far as it knows, and those with lost leases that are not dropped
+        yet.
+        """
         with self._lock:
             return list(self._held)
 
@@ -160,9 +164,9 @@ class Heartbeat:
         return not is_doubtful and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
     def record_lost_answer(self) -> None:
-        """Call this when the answer to a claiming statement is lost, and no repetition claims all of its tasks again.
-        The heartbeat then releases the orphans: tasks that this worker owns by PostgreSQL's rows, but does not hold
-        (orphans.py).
+        """Call this when the answer to a claiming statement is lost, and the caller does not repeat the statement, or
+        the repetition may miss some of its tasks. The heartbeat then releases the orphans: tasks that this worker owns
+        by PostgreSQL's rows, but does not hold (orphans.py).
         """
         self._answer_lost = True
 
@@ -232,8 +236,9 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         presence_key = await self._registration.write(connection)
+        # After a failover: other workers must not take the tasks before `_renew` has confirmed the leases.
         await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
-        await self._orphans.begin_search(connection)  # after that, because only leases from before it can be of orphans
+        await self._orphans.begin_search(connection)  # last: it looks only at leases from before it
         database.CONNECTS.inc()
         database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):

@@ -26,13 +26,13 @@ def main() -> None:
     gc.disable()  # until all is loaded: a collection of the modules would find no garbage
     options = _options()
     fences.die_with(options.parent)
-    fences.close_descriptors(options.control)
+    fences.close_descriptors(options.control)  # all others
     os.umask(0o077)
     control = socket.socket(fileno=options.control)
     try:
         registry = Pipelines.from_source(options.source)
         packages = _packages(options.source, registry[options.pipeline].module)  # the code that children may read
-        own_fences = fences.Fences.around(packages, options.work_dir)
+        own_fences = fences.Fences.around(packages, options.work_dir)  # raises the zygote's own
         pipeline = _load(registry, options.pipeline)
     except Exception as error:  # noqa: BLE001 - a handler's module may raise anything: report it and do not start
         reason = str(error) if isinstance(error, DeclarationError) else text_of(error)
@@ -86,8 +86,8 @@ def _preload(pipeline: Pipeline) -> None:
 
 def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences) -> None:
     """Fork and reap children at the worker's requests, until the worker closes the channel. A request is one number:
-    FORK, or the process id of a child to reap. An ended child stays a zombie until the worker requests its status, so
-    the system does not reuse its process id before.
+    FORK, with the descriptors of the child's channel and output, or the process id of a child to reap. An ended child
+    stays a zombie until the worker requests its status, so the system does not reuse its process id before.
     """
     zygote = os.getpid()
     while True:
@@ -105,7 +105,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences
         except OSError as error:
             pid = -(error.errno or 1)  # a negative answer: there is no child
         if pid == 0:
-            control.detach()  # the child uses this descriptor's number for its own channel
+            control.detach()  # its descriptor's number is reused for the child's channel, which it must not close
             child.live(pipeline, own_fences, zygote, *descriptors)  # never returns
         for descriptor in descriptors:
             os.close(descriptor)

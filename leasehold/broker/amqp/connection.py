@@ -67,6 +67,7 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
             if task.cancelling() > cancellations_before:
                 raise asyncio.CancelledError from error
             raise
+    # The timeout of this block has taken its own cancellation back, and has raised TimeoutError.
     if task.cancelling() > cancellations_before:
         raise asyncio.CancelledError
 
@@ -162,7 +163,9 @@ class Nodes:
 
     @property
     def is_current_untried(self) -> bool:
-        """Whether the current node was not tried in this round. It can then be tried without a wait."""
+        """Whether the current node was not tried in this round. It can then be tried without a wait. A new round begins
+        after a connection that was accepted, and after all nodes have failed.
+        """
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:

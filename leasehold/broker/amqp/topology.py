@@ -1,4 +1,5 @@
-"""The queues on RabbitMQ: a durable queue for each queue and priority band, and one for hints that RabbitMQ sets aside.
+"""The queues on RabbitMQ: for each queue of the platform one durable queue for each priority band, and one for hints
+(messages that a task is due) that RabbitMQ sets aside.
 
 Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
 `mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
@@ -47,8 +48,8 @@ class Topology:
     async def declare(self, connection: AbstractConnection, name: str) -> None:
         """Make sure that the queue `name` and the queue of hints that were set aside exist.
 
-        Each declare has a channel of its own, because a refusal closes the channel. Raises the broker's error.
-        Exception: if the queue exists with other arguments, the conflict is logged, and the existing queue is used.
+        Each declare has a channel of its own, because a refusal closes the channel. If the queue exists with other
+        arguments, this logs the conflict, and the existing queue is used. Raises any other error of the broker.
         """
         await self._declare(connection, self.set_aside, self._set_aside_arguments())
         await self._declare(connection, name, self._arguments())

@@ -1,4 +1,6 @@
-"""Writes and reads the rows of generations and of source images, for the endpoints and the steps."""
+"""Writes and reads the rows of generations (orders of images and videos that an outside provider makes) and of their
+source images, for the endpoints and the steps.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 
 Row: TypeAlias = asyncpg.Record
-#: The name of the duty that deletes source images, in the quarantine.
+#: The quarantine lists source images that cannot be deleted under this name: that of the duty which deletes them.
 SOURCES = "expired_sources"
 #: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000
@@ -27,7 +29,9 @@ MAX_COUNTED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class NewGeneration:
-    """`task_id`: the client's own id of the order. `request_hash`: equal for a repetition of the same order."""
+    """`task_id`: the client's own id of the order, and not that of a row of `task`. `server_id`: the label
+    of the workers that may submit it. `request_hash`: equal for a repetition of the same order.
+    """
 
     job: NewJob
     task_id: str
@@ -38,8 +42,8 @@ class NewGeneration:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawnGeneration:
-    """The facts of a generation that its withdrawal from the provider needs. `submitted`: the value of the submit step,
-    once that step has succeeded.
+    """What is needed to cancel a generation at its provider. `submitted`: the value of the submit step, once that step
+    has succeeded.
     """
 
     job_status: str
@@ -143,8 +147,8 @@ async def withdrawn(connection: Connection, job_id: UUID, tenant_id: str) -> Wit
 #: The public statuses in which a server is busy.
 UNDER_WAY = frozenset({"processing", "polling"})
 
-# The public status. `status_text` in leasehold/api/generation/view.py follows the same rules. A generation that waits
-# for its server is pending, too.
+# The public status. `j`: the job; `s`: its submit step. A generation that waits for its server is pending, too.
+# `status_text` in leasehold/api/generation/view.py follows the same rules.
 STATUS = """
 CASE j.status
     WHEN 'succeeded' THEN 'completed' WHEN 'failed' THEN 'failed'
@@ -190,7 +194,9 @@ async def keep_source(connection: Connection, tenant_id: str, key: str, duration
 
 
 async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Mapping[str, datetime]) -> None:
-    """Expire the new images of a refused form immediately. An image whose expiry another form has extended stays."""
+    """Expire the new images of a refused request immediately. An image stays if another request has made it expire
+    later.
+    """
     await connection.execute(
         "UPDATE source_image SET expires_at = clock_timestamp()"
         " FROM unnest($2::text[], $3::timestamptz[]) AS form(key, expires_at)"

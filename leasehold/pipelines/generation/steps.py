@@ -37,7 +37,7 @@ _OUTCOME_UNKNOWN = (
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
 )
 
-generation.opens(open_provider_context)
+generation.opens(open_provider_context)  # once for each worker; a handler finds it as `attempt.opened`
 
 
 @generation.handles("submit")
@@ -60,6 +60,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         answer = await provider.submit(order, credential)
     except TryLater as error:
         tries = note.get("tries", 0) + 1
+        # This note replaces the other: nothing was ordered, so `asked_at` goes.
         return Snooze(_retry_delay(params, error, tries), {"tries": tries, "last_error": error.message})
     except Rejected as error:
         raise await _recorded(attempt, error) from None
@@ -89,7 +90,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
         return Snooze(_with_jitter(params.poll_seconds), first_note)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
     if _now() >= params.deadline_at:
-        await _cancel_late_order(attempt, provider, note, credential)
+        raise await _cancelled_late_order(attempt, provider, note, credential)
     try:
         answer = await provider.poll(note["ref"], _order(attempt, note), credential)
     except Rejected as error:
@@ -121,7 +122,7 @@ async def store(attempt: Attempt) -> Done:
         attempt.progress(50.0 + 50.0 * (number + 1) / len(urls), f"stored {stored} of {len(urls)}")
     if not stored:
         raise Permanent(errors[0]["code"], errors[0]["message"])
-    return Done(
+    return Done(  # `tos_...` are the names of the HTTP contract for the object store
         value={
             "original_urls": urls,
             "total_files": len(urls),
@@ -168,13 +169,15 @@ def _order(attempt: Attempt, note: dict[str, Any]) -> Order:
     return order_of(params, attempt.job_id, seconds_left)
 
 
-async def _cancel_late_order(attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str) -> None:
-    """Ask the provider to stop, because the deadline has passed. Always raises Permanent."""
+async def _cancelled_late_order(
+    attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str
+) -> Permanent:
+    """Ask the provider to stop, because the deadline has passed. Returns the error to raise."""
     try:
         await provider.cancel(note["ref"], order_of(attempt.params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
         attempt.log.warning("the provider could not be asked to stop", code=error.code)
-    raise Permanent("deadline_exceeded", _too_late_message(note))
+    return Permanent("deadline_exceeded", _too_late_message(note))
 
 
 def _too_late_message(note: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
-"""`suspend`: a workflow waits. Its calls are committed and its lease ends. A signal, the end of a step or a time makes
-it due again. With the same commit, the worker may claim one of the steps that the calls start.
+"""`suspend`: a workflow waits. Its calls (what its code asked `ctx` for since the last commit) are committed and its
+lease ends. A signal, the end of a step or a time makes it due again. With the same commit, the worker may claim one of
+the steps that the calls start.
 
 `task.news` counts the signals that have come for a workflow, and its steps that have ended.
 """
@@ -26,8 +27,11 @@ from leasehold.transitions.workflows.records import Call, calls_column
 
 # $4: calls. $5: `news` when the worker read it; if it is higher now, the workflow is due immediately. $6: the workflow
 # is due when `news` has grown by this number (NULL: it waits for a time only). $7: seconds until it is due in any case
-# (NULL: never). $8: the step among each lease's calls that its worker claims with this commit (NULL: none). $9: the
-# duration of that step's lease. As in `complete`, a claimed step gets no hint, and its job has no external workers.
+# (NULL: never). $8: for each workflow, the step that its calls start and that the same worker claims with this commit
+# (NULL: none). $9: the duration of that step's lease. A claimed step gets no hint.
+#
+# HELD_IN_LIVE_JOB gives the tables `lease_batch` (the leases of this call) and `held` (those that hold). write_calls
+# gives `steps`: the steps that the calls start. `seq`: the number of the job's last event before this statement.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     -- The guarded write: the attempt does not count, and earlier errors and losses no longer count.
@@ -83,6 +87,7 @@ WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, 'waiting' AS state,
+       -- The second case: an earlier suspend of this lease has succeeded, and its answer was lost.
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
@@ -103,8 +108,9 @@ FROM taken t
 @dataclass(frozen=True, slots=True)
 class Suspending:
     """A workflow that waits. `known_news`: Journal.news as the worker read it. `ends`: the workflow is due when this
-    many more of its steps have ended; None: no step makes it due. `delay`: seconds until the workflow is due in any
-    case. `claim_next`: one of the steps that `calls` start on the workflow's queue; the worker has room to run it.
+    many more of its steps have ended; a signal counts as an end. None: only `delay` makes it due. `delay`: seconds
+    until the workflow is due in any case. `claim_next`: one of the steps that `calls` start on the workflow's queue;
+    the worker has room to run it.
     """
 
     lease: Lease

@@ -115,6 +115,7 @@ WITH lease_batch AS MATERIALIZED (
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, 'waiting' AS state,
+       -- The second case: an earlier suspend of this lease has succeeded, and its answer was lost.
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next

@@ -63,7 +63,7 @@ def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> boo
 
 
 def _snr_db(signal: float, noise: float) -> float:
-    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. For a reference of zeros it is -0."""
+    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0 if the reference is zeros and the other is not."""
     if not noise:
         return _MAX_DB
     ratio = signal / noise
