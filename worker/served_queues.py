@@ -38,7 +38,7 @@ class ServedQueues:
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
         """The queues that the settings name; if they name none, all queues that the pipelines declare. The worker also
-        serves these queues pinned to its labels (`queue@label`): only workers with a label serve its queues.
+        serves these queues pinned to its labels: only workers with the label `l` serve a queue `queue@l`.
         """
         declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
         named = frozenset(settings.queues or declared)
@@ -61,8 +61,8 @@ def _names(pipelines: Iterable[Pipeline], *, isolated: bool) -> tuple[str, ...]:
 
 
 def _slots(settings: Settings, served: Iterable[Pipeline], isolated: Collection[str], queue: str) -> int:
-    """The slots of the slot pool that serves `queue`. A pipeline with slots of its own names the setting with their
-    number (`Pipeline.slots`). All other inline pipelines share `worker_concurrency`.
+    """The slots of the slot pool that serves `queue`. `Pipeline.slots` is the name of a setting: the number of the
+    pipeline's own slots. All other inline pipelines share `worker_concurrency`.
     """
     if queue in isolated:
         return number_of_children(settings)

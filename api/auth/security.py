@@ -119,7 +119,7 @@ def tenant_of(caller: Caller) -> str | None:
     return None if OPERATE in caller.scopes else caller.tenant_id
 
 
-def tenant_to_list(caller: Caller, tenant: str | None) -> str | None:
+def listed_tenant(caller: Caller, tenant: str | None) -> str | None:
     """The tenant whose objects to list; None: all tenants. An operator gets the tenant that the request names
     (`tenant`), and any other caller its own tenant.
     """

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from leasehold.api.auth.security import AUDIT_READ, Require, tenant_to_list
+from leasehold.api.auth.security import AUDIT_READ, Require, listed_tenant
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.may_read_standby import may_read_standby
@@ -85,7 +85,7 @@ async def list_audit(
     cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
-    audit_filter = AuditFilter(tenant_to_list(caller, tenant), actor, action, target, since, until)
+    audit_filter = AuditFilter(listed_tenant(caller, tenant), actor, action, target, since, until)
     before = instant_and_id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await audit.page(connection, audit_filter, before, limit + 1)
@@ -105,7 +105,7 @@ async def list_audit(
 async def export_audit(request: Request, caller: Reader, tenant: Tenant = None) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        heads = await audit.heads(connection, tenant_to_list(caller, tenant))
+        heads = await audit.heads(connection, listed_tenant(caller, tenant))
     return StreamingResponse(_lines(services, heads), media_type=_LINES)
 
 
@@ -118,6 +118,6 @@ async def _lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterat
             async with services.pool.acquire() as connection:
                 rows = await audit.read_part(connection, head, seq)
             if not rows:
-                break  # retention has deleted these rows meanwhile: the next export begins later
+                break  # retention has deleted these rows meanwhile: the next export begins at a higher `seq`
             yield b"".join(encoded(audit.as_answer(row)) + b"\n" for row in rows)
             seq = rows[-1]["seq"]

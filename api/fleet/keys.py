@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require, tenant_of, tenant_to_list
+from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require, listed_tenant, tenant_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.openapi import problems
@@ -109,7 +109,7 @@ async def list_all_keys(
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
 ) -> Response:
     """The order is by tenant, client and age."""
-    tenant_id, after = tenant_to_list(caller, tenant), id_at(cursor)
+    tenant_id, after = listed_tenant(caller, tenant), id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await list_keys(connection, tenant_id, ended=ended, at_most=limit + 1, after=after)
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None

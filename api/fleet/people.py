@@ -14,7 +14,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from leasehold.api.auth.security import PEOPLE_WRITE, Require, tenant_of, tenant_to_list
+from leasehold.api.auth.security import PEOPLE_WRITE, Require, listed_tenant, tenant_of
 from leasehold.api.fleet.keys import refuse_scopes_not_held
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
@@ -36,8 +36,8 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`person_not_found`"}
 
 class Person(BaseModel):
     """A person within one tenant. `role`: the role in force; null: no group gives the person a role any more.
-    `set_role`: the role that an admin has set; null: the provider's groups decide. `scopes`: the scopes that are not of
-    the role. `seen_at`: the time of the last sign-in.
+    `set_role`: the role that an admin has set; null: the provider's groups decide. `scopes`: what the person may do
+    besides what the role allows. `seen_at`: the time of the last sign-in.
     """
 
     id: UUID
@@ -95,7 +95,7 @@ async def list_people(
     cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
-    tenant_id, before = tenant_to_list(caller, tenant), instant_and_id_at(cursor)
+    tenant_id, before = listed_tenant(caller, tenant), instant_and_id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await people.search(connection, tenant_id, text, limit + 1, before)
     next_cursor = cursor_of(rows[limit - 1]["seen_at"], rows[limit - 1]["id"]) if len(rows) > limit else None

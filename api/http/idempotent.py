@@ -102,15 +102,15 @@ async def once_over_transactions(
             async with pool.acquire() as connection:
                 await store(connection, reserved, answer.status_code, answer.body)
     except BaseException:
-        await _acquire_and_release(pool, reserved)
+        await _release_on_new_connection(pool, reserved)
         raise
     if not answer.is_stored:
-        await _acquire_and_release(pool, reserved)
+        await _release_on_new_connection(pool, reserved)
     return answer
 
 
-async def _acquire_and_release(pool: ConnectionSource, reserved: Reservation) -> None:
-    with best_effort("an idempotency key, which stays reserved for a minute"):
+async def _release_on_new_connection(pool: ConnectionSource, reserved: Reservation) -> None:
+    with best_effort("the release of an idempotency key, which stays reserved for a minute"):
         async with pool.acquire() as connection:
             await release(connection, reserved)
 
@@ -126,5 +126,5 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
 
 
 async def _release(connection: Connection, reserved: Reservation) -> None:
-    with best_effort("an idempotency key, which stays reserved for a second"):
+    with best_effort("the release of an idempotency key, which stays reserved for a second"):
         await release(connection, reserved)

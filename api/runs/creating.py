@@ -74,7 +74,7 @@ async def create_run(
             existing = await _existing_run(connection, caller.tenant_id, body)
         if existing is not None:  # before the payload is checked and the submission charged
             return accepted_response(existing)
-    is_unlimited = await services.admission.is_open(services.pool, caller.tenant_id)
+    is_unlimited = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
     if not is_unlimited:
         queued_tasks: dict[str, int] = {}  # the template, which names the queues, is not read yet
         await refuse_early(services, caller, queued_tasks, idempotency_key)

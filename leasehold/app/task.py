@@ -23,7 +23,7 @@ from leasehold.app.local import LocalAttempt
 from leasehold.app.place import declaration_error, place_of
 from leasehold.app.results import Results
 from leasehold.app.run import Run
-from leasehold.app.started import StartedTask
+from leasehold.app.startable import StartableTask
 from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
 from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
@@ -68,7 +68,7 @@ class Task(Generic[P, R]):
         self.name = self.pipeline.name
         self._declare_limits()
         #: As a workflow starts the task.
-        self.runnable = StartedTask(self.pipeline, self.arguments, self.results)
+        self.runnable = StartableTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
         self.handling = Handling(self.name, function, self.arguments, self.results, terms)

@@ -283,7 +283,9 @@ def logs(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | 
 
 
 def stream(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | None = None) -> Feed[models.Chunk]:
-    """What a job emits, as it is written, until it ends. After a `restart` drop the step's earlier chunks."""
+    """What a job emits, as it is written, until it ends. After a chunk with the event
+    `restart`, drop the earlier chunks of its step.
+    """
 
     def parse(name: str, data: Any) -> models.Chunk:
         return models.Chunk.model_validate({"event": name} | data)

@@ -1,4 +1,5 @@
-"""The program of the evaluator's child process: it reads questions from stdin and writes answers to stdout.
+"""The program of the evaluator's child process, which checks payloads against JSON Schemas: it reads questions from
+stdin and writes answers to stdout.
 
 Each question starts a timer of CPU seconds. When the timer ends, the kernel sends SIGPROF, whose default action kills
 the process, also inside a library. The timer counts CPU seconds, so that no honest payload is refused because the
@@ -82,7 +83,7 @@ def _answer(validators: OrderedDict[str, Draft202012Validator], questions: Binar
             if "at_most" in question and (cost := expanded_size(question["schema"])) > question["at_most"]:
                 return {"cost": cost}
             validators[name] = compiled(question["schema"])
-        except InPlaceCycle:
+        except InPlaceCycle:  # references that lead back to themselves at the same place of the payload
             return {"cycle": True}
         except (ValidationError, ReferencingError, ValueError) as error:
             return {"no_schema": str(error).splitlines()[0][:_MAX_MESSAGE]}

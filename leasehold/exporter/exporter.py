@@ -1,4 +1,4 @@
-"""Exports metrics that only the database knows: queues, leases, the outbox (hints to workers that wait for the broker),
+"""Exports metrics that only the database knows: queues, leases, the outbox (hints that the broker has not got yet),
 the database's own health.
 
 One elected process exports them, the leader. Every worker and every API process tries to lead. The leader is the
@@ -84,11 +84,12 @@ async def query_all(
     includes: Callable[[str], bool] = lambda _name: True,
 ) -> Rows:
     """The rows of one round, by question. `silent_seconds`: a worker without a heartbeat for this many seconds is
-    silent. `kind_questions`: those of kinds of work. `includes`: whether to ask the question with this name.
+    silent. `kind_questions`: the questions that kinds of work add. `includes`: whether to ask the question with this
+    name.
 
     A question that the database refuses, or whose values do not fit its statement, is counted and left out. So is the
     first question that takes too long. A second timeout ends the round, because the database is then slow as a whole.
-    Raises the error that ended the round, one of TRY_AGAIN.
+    Raises the error that ended the round: a timeout, or an error of the connection.
     """
     rows: dict[str, Sequence[Any]] = {}
     timeouts = 0
@@ -101,7 +102,7 @@ async def query_all(
         try:
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            timeouts += isinstance(error, TimeoutError)
+            timeouts += isinstance(error, TimeoutError)  # for `is_away`, a timeout alone is no absence
             # On an open connection, an InterfaceError means that the question has too many or too few values.
             has_wrong_values = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
             if timeouts > 1 or (not has_wrong_values and is_away(connection, error)):
@@ -230,7 +231,7 @@ def _backlog_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield _gauge("outbox_oldest_seconds", "Age of the oldest row of the outbox", backlog["outbox_oldest"])
     yield _gauge("dead_letters", f"Failed tasks that wait for somebody to replay them{capped}", backlog["dead_letters"])
     yield _gauge(
-        "schedule_oldest_due_seconds", "How long ago the schedule that is latest was due", backlog["schedule_oldest"]
+        "schedule_oldest_due_seconds", "How long the most overdue schedule has been due", backlog["schedule_oldest"]
     )
     yield _gauge("jobs_unfinished", f"Jobs that have not ended{capped}", backlog["unfinished"])
 
@@ -241,7 +242,7 @@ def _workers_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _quarantine_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    meaning = "Units of a duty that are set aside because they failed by themselves"
+    meaning = "Units of a duty (such as one schedule of all) that are set aside because they fail alone, too"
     yield _labelled("quarantined_units", meaning, ["duty"], [((row["duty"],), row["n"]) for row in rows])
 
 
@@ -257,6 +258,7 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
     # task has waited longest.
     exported = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
     by_queue = {row["queue"]: row for row in exported}
+    # A queue that is only in `leased` has running tasks and no others.
     names = sorted({*by_queue, *sorted(leased)[:MAX_QUEUES]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]
@@ -270,9 +272,11 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
     yield _per_queue("queue_workers", "Workers that serve the queue and are not draining", by_queue, names, "workers")
     yield _per_queue("queue_paused", "1 while somebody has paused the queue", by_queue, names, "paused")
     yield _per_queue("lease_oldest_seconds", "How long the oldest attempt has been running", leased, names, "oldest")
-    yield _per_queue("leases_overdue", "Leases that have passed and that nobody has taken", leased, names, "overdue")
     yield _per_queue(
-        "lease_overdue_oldest_seconds", "How long ago the oldest of them passed", leased, names, "overdue_oldest"
+        "leases_overdue", "Leases that have expired and that nobody has taken over", leased, names, "overdue"
+    )
+    yield _per_queue(
+        "lease_overdue_oldest_seconds", "How long ago the oldest of them expired", leased, names, "overdue_oldest"
     )
 
 

@@ -63,7 +63,7 @@ def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dic
     return Counter(
         external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
         for step in pipeline.steps
-        if not step.needs and not step.part
+        if not step.needs and not step.part  # a fan-out adds the tasks of a part later
     )
 
 
@@ -79,9 +79,9 @@ class Admission:
         self._usage = Usage(settings, [kind.stored for kind in kinds if kind.stored is not None])
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
-    async def is_open(self, pool: ConnectionSource, tenant_id: str) -> bool:
-        """Whether a single run may be submitted without `submitting`: no rate and no queue depth is set, and the tenant
-        is far from its bound on unfinished jobs. If so, this call has counted the run. Raises the same errors as
+    async def reserve_single_run(self, pool: ConnectionSource, tenant_id: str) -> bool:
+        """Count a single run, if it may be submitted without `submitting`: no rate and no queue depth is set, and the
+        tenant is far from its bound on unfinished jobs. False: use `submitting`. Raises the same errors as
         `submitting`.
         """
         settings = self._settings
@@ -108,7 +108,7 @@ class Admission:
         await self._check_depth_of_written(connection, paid.queues)
 
     async def add_queues_of(self, connection: Connection, paid: Paid, job_id: UUID) -> None:
-        """Add the queues in which the job's runnable tasks wait to `paid`. For jobs that are not new, as in a retry."""
+        """Add to `paid` the queues in which the job's runnable tasks wait. For jobs that are not new, as in a retry."""
         if self._settings.queue_depth_limit is None:
             return
         rows = await connection.fetch(
@@ -159,7 +159,7 @@ class Admission:
 
     async def check_stored_bytes(self, connection: Connection, tenant_id: str, size: int) -> None:
         """Check that `size` more bytes may be stored for the tenant. Raises TooMany `storage_full`."""
-        await self._usage.reserve(connection, tenant_id, 0, size)
+        await self._usage.reserve(connection, tenant_id, 0, size)  # 0: only checks
 
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
         """As `Usage.measure`."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-#: The escape of a NUL character in JSON: `\u0000`. Backslashes before it, if their number is even, escape each other.
+#: The escape of a NUL character in JSON: `\u0000`. After an odd number of further backslashes it is text, because the
+#: last of them escapes its backslash.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CUT = b'{"cut":true}'
 
@@ -41,7 +42,8 @@ class Emissions:
     def emit(self, chunk: Any) -> bool:
         """Add a chunk: a text, or another JSON value. False: the stream is cut, and has no room for the chunk.
 
-        Raises TypeError for a value without a JSON form, and ValueError for one with a NUL character.
+        NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
+        for one without a JSON form.
         """
         if isinstance(chunk, str):
             chunk = chunk.replace("\x00", "")
@@ -73,12 +75,14 @@ class Emissions:
         return first, chunks
 
     def for_later(self) -> Emissions:
-        """Emissions with the same bounds, for work that this attempt begins and a later attempt may take over."""
+        """Emissions with the same bounds, for the next step, which a child begins before its attempt is claimed: that
+        attempt may take them over.
+        """
         return Emissions(self._max_chunks, self._max_bytes, self._lock)
 
     def hand_over(self, other: Emissions) -> None:
         """Give the chunks so far, and all later chunks, to `other`."""
-        # Each later chunk is a first chunk again, because this function takes it immediately.
+        # Each later chunk is a first chunk again, because this function takes it immediately: so `_add` calls it again.
         self.on_first = partial(self.hand_over, other)
         for chunk in self.take()[1]:
             other._add(chunk)

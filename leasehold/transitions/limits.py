@@ -42,8 +42,9 @@ class TenantRules:
     watched: bool
 
 
-#: A key may end with `=` and a digest, which stand for a value of the payload. This is the length of such an end.
-_VALUE_LENGTH = 41
+#: The key of a limit for one value of the payload ends with `=` and the value's digest (`payload:T:/pointer=3f2a...`).
+#: This is the length of that end.
+_SUFFIX_LENGTH = 41
 
 _TENANT_RULES = """
 -- run_surroundings
@@ -68,7 +69,7 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
-    notify = rules.watched and not job.pipeline.terms.unlimited
+    notify = rules.watched and not job.pipeline.terms.unlimited  # webhooks tell nothing of the platform's own work
     hints = await jobs.submit(connection, [replace(job, limits=limits, notify=notify)])
     return Submitted(hints, [(limit.tenant_id, limit.key) for limit in limits])
 
@@ -117,7 +118,7 @@ def _pipeline_limit(tenant_id: str, pipeline: str, limit: PipelineLimit, params:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[: _VALUE_LENGTH - 1]
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[: _SUFFIX_LENGTH - 1]
 
 
 async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
@@ -148,16 +149,16 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
         await _follow(connection, limit)
 
 
-# Two sorts of declared limits have followers: `tenant` of EVERYBODY, and `payload:...`. Jobs wait at the followers, and
-# not at the declared limit. A follower has the same bounds, and counts the jobs of one tenant, or of one value of the
-# payload. The follower's key for a value is the declared key and `=DIGEST`. A declared key may contain `=`, too: so the
-# statement cuts off a fixed length.
+# A follower is a row that nobody declared. It has the bounds of a declared limit, and counts the jobs of one tenant, or
+# of one value of the payload. Two sorts of declared limits have followers: `tenant` of EVERYBODY, and `payload:...`.
+# Jobs wait at the followers, and not at the declared limit. The follower's key for a value is the declared key and
+# `=DIGEST`. A declared key may contain `=`, too: so the statement cuts off a fixed length.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
 FROM (SELECT tenant_id, key FROM gate
       WHERE NOT declared AND CASE WHEN $1 = '{EVERYBODY}' AND $2 = 'tenant' THEN key = 'tenant'
-                                  ELSE tenant_id = $1 AND left(key, -{_VALUE_LENGTH}) = $2 END
+                                  ELSE tenant_id = $1 AND left(key, -{_SUFFIX_LENGTH}) = $2 END
       ORDER BY tenant_id, key FOR UPDATE) AS follower
 WHERE gate.tenant_id = follower.tenant_id AND gate.key = follower.key
 RETURNING gate.tenant_id, gate.key
@@ -198,13 +199,14 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
 
 
 # After the withdrawal of a tenant's own limit `tenant`, its row gets the bounds of EVERYBODY's limit, if there is one:
-# the jobs that wait there then wait by these bounds.
+# the jobs that wait there then wait by these bounds. Every other row gets null bounds, which hold nobody back: `max`
+# makes a row of `general` in any case.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute
 FROM (SELECT max(at_most) AS at_most, max(per_minute) AS per_minute FROM gate
-      WHERE tenant_id = '{EVERYBODY}' AND key = 'tenant' AND declared AND ($1, $2) <> ('{EVERYBODY}', 'tenant')
-        AND $2 = 'tenant') AS general
+      WHERE tenant_id = '{EVERYBODY}' AND key = 'tenant' AND declared
+        AND $1 <> '{EVERYBODY}' AND $2 = 'tenant') AS general
 WHERE gate.tenant_id = $1 AND gate.key = $2 AND gate.declared
 RETURNING true
 """
@@ -217,4 +219,5 @@ async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[Con
     async with connection.transaction():
         if not await connection.fetchval(_WITHDRAW, tenant_id, key):
             return []
-        return [(tenant_id, key), *await _follow(connection, ConcurrencyLimit(tenant_id, key))]
+        without_bounds = ConcurrencyLimit(tenant_id, key)
+        return [(tenant_id, key), *await _follow(connection, without_bounds)]

@@ -25,9 +25,9 @@ from leasehold.worker.attempts.output_cache import OutputCache
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object that a step reads: an input of the job, or an output of another step. `read`: what `Step.reads` names,
-    the input or the other step. `name`: the name of the input or of the output. `sha256`: the digest of an output; None
-    for an input of the job.
+    """An object that a step reads: an input of the job, or an output of another step. `read`: the name in `Step.reads`,
+    of the input or of the other step. `name`: the name of the input or of the output. `sha256`: the digest of an
+    output; None for an input of the job.
     """
 
     read: str

@@ -57,7 +57,7 @@ class Attempt(Protocol):
     @property
     def lease(self) -> Lease: ...
     @property
-    def handler(self) -> tuple[str, str]: ...
+    def handler(self) -> tuple[str, str]: ...  # pipeline and step
     @property
     def job_id(self) -> UUID: ...
     @property
@@ -101,8 +101,9 @@ class Workflows:
             raise
         if not outcome.ended:
             # `news`: how many signals and ends of steps the driver has seen. If more came, the workflow is due now.
+            # `ends`: after how many further ends of steps it is due.
             outcome.suspension = Suspending(lease, tuple(driver.calls), driver.news, outcome.ends, outcome.delay)
-            driver.committed()
+            driver.committed()  # if the commit fails, the driver is not used again
             self._keep(driver, lease, outcome)
         return outcome
 
@@ -188,7 +189,8 @@ class _Port:
         self._lease = lease
         self._held = held
 
-    async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:  # (branch, number) of calls; None: all
+    # Of each call its branch (the concurrent part of the workflow that made it) and its number there; None: all.
+    async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
         journal = await self._workflows.journals.read(Reading(self._lease, places))
         if journal is None:
             raise LeaseLost
@@ -201,7 +203,7 @@ class _Port:
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
         recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
-        # Under a valid lease, only a cancel of the job that the workflow has not seen yet refuses the calls.
+        # If the lease is valid, the calls are refused only when the job was cancelled and the workflow has not seen it.
         has_unseen_cancel = recorded.cancelling and not cancelling
         if not recorded.committed and not has_unseen_cancel:
             raise LeaseLost

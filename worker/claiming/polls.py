@@ -1,6 +1,6 @@
-"""The polls of one slot pool. A poll reads the tasks that became due within the poll window: since the last poll, and
-now and then all due tasks (runtime/poll_window.py). It counts the running tasks of all tenants only when a new count is
-due. The claimer calls `Polls.claim`.
+"""The polls of one slot pool. Most polls read the tasks that became due since the last poll (within the poll window,
+runtime/poll_window.py). Now and then a poll reads all due tasks. It counts the running tasks of all tenants only when a
+new count is due. The claimer calls `Polls.claim`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Polls:
     ) -> Polled:
         """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does. `overdue`: the poll
         leaves out a `pending` task until it has been due for this many seconds, because its message (hint) may still
-        come. `rooms`: how many more tasks each tenant may get, and the `overdue` of tenants that have no entry.
+        come. `rooms`: how many more tasks each tenant may get, and the `overdue` of tenants that are not in
+        `rooms.by_tenant`.
         """
         started_at, seconds_back = monotonic(), self._window.seconds_back()
         polled = await claims.poll(
@@ -45,6 +46,7 @@ class Polls:
             other_room=rooms.for_others,
             other_overdue=rooms.others_overdue,
         )
+        # `polled.oldest`: for how many seconds the oldest task that the poll read has been due.
         self._window.polled(started_at, whole=seconds_back is None, oldest=polled.oldest, min_overdue=overdue)
         self._load.polled(started_at, polled.running)
         return polled

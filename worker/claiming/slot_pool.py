@@ -44,7 +44,7 @@ _SILENCE_SECONDS = 30.0
 #: as long. Only a poll serves the tenants in turn: in the broker's queue, a hint waits behind all hints of a tenant
 #: that floods the queue.
 _FAIR_SECONDS = 0.25
-#: A pool is crowded while hints wait in it, or while this part of its slots is busy. From about this part on, the
+#: A pool is crowded while hints wait in it, or while this part of its slots is busy. When about as many are busy, the
 #: broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
 #: broker/amqp/consumer.py).
 _CROWDED = 1 / 4
@@ -57,9 +57,9 @@ _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `has_more`: more tasks may be due. `hinted`: some claimed tasks were new. The broker has a
-    hint of each new task, so the pool need not poll again for them. `held_back`: some due tasks belong to tenants that
-    have no room in this pool.
+    """What a poll found out. `has_more`: more tasks may be due. `hinted`: some claimed tasks were new. The broker has
+    hints of new tasks, so the pool need not poll again for the others. `held_back`: some due tasks belong to tenants
+    that have no room in this pool.
 
     If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
     """
@@ -227,6 +227,7 @@ class SlotPool:
         arrived. If these hints stayed, the pool would believe that other tasks wait. Then jobs of many steps would
         leave their slots after each step.
         """
+        # Not `holds`: after an outage of the database the worker may no longer hold what it believes.
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
         if not duplicates:
             return
@@ -312,6 +313,7 @@ class SlotPool:
                 await self._wait_for_request()
             elif self._attempts and (result.held_back or self._shares.free <= 0):
                 await self._wait_for_slots()
+            # else: there are free slots and more tasks, so poll again at once
 
     async def _fill_kept_slot(self, overdue_seconds: float) -> None:
         """If the slot that is kept for a poll has become free, claim one task for it."""
@@ -331,8 +333,8 @@ class SlotPool:
         about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            # Other attempts may have ended together with the first one. If they are enough, poll now: the next end
-            # comes only with the next settlement, and the slots would be empty until then.
+            # One settlement ends many attempts. If enough have ended together with the first one, poll now: the next
+            # ends come only with the next settlement, and the slots would be empty until then.
             further_ends = self.slots // _SLOTS_PER_END - (ended - 1)
             await self._wait_for_ends(further_ends, _ENDS_SECONDS)
 
@@ -403,7 +405,7 @@ class SlotPool:
         for claimed in polled.claimed:
             metrics.count_claim(claimed.queue, claimed.previous_state, claimed.waited)
             self._occupy(claimed.tenant_id, self._run_polled(claimed))
-        if polled.claimed or not polled.held_back:  # else the poll could claim nothing: it shows nothing about hints
+        if polled.claimed or not polled.held_back:  # if all were held back, the poll shows nothing about hints
             self._finds_unhinted = bool(polled.claimed) and not hinted
         return _PollResult(
             has_more=len(polled.claimed) == limit or polled.held_back,

@@ -158,7 +158,7 @@ def _alter_table(schema: SchemaTables, match: re.Match[str], _text: str) -> Effe
     effects = [_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
     replaced = set(_DROPPED_CONSTRAINT.findall(actions)) & set(_ADDED_CONSTRAINT.findall(actions))
     # The statement may replace a constraint by another of the same name. No rule can tell whether the new constraint
-    # refuses more, so the revision's docstring must say so.
+    # refuses more. So nothing is reported of this statement, and the revision's docstring must say what it narrows.
     narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced)
     locks = tuple(lock for effect in effects for lock in effect.locks)
     return Effect(locks, narrows, known=all(effect.known for effect in effects))
@@ -274,7 +274,7 @@ _ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[SchemaTables, str, re.Match[
         (rf"VALIDATE CONSTRAINT {_NAME}", _validate),
         (
             rf"ALTER COLUMN {_NAME} SET NOT NULL",
-            _narrowing("scan", "{table}.{name} refuses what older code may leave out"),
+            _narrowing("scan", "{table}.{name} refuses NULL, which older code may write"),
         ),
         (rf"ALTER COLUMN {_NAME} TYPE", _narrowing("rewrite", "{table}.{name} has another type")),
         (rf"ALTER COLUMN {_NAME} (?:DROP NOT NULL|SET DEFAULT)", _loosen),
@@ -285,6 +285,9 @@ _ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[SchemaTables, str, re.Match[
         (rf"DROP COLUMN (?:IF EXISTS )?{_NAME}", _narrowing("", "{table}.{name} is gone")),
         (rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}", _loosen),
         (r"SET \(fillfactor = \d+\)", _set_storage),
-        (rf"RENAME (?:COLUMN )?(?:{_NAME} )?TO", _narrowing("", "{table} is not what older code names")),
+        (
+            rf"RENAME (?:COLUMN )?(?:{_NAME} )?TO",
+            _narrowing("", "{table}, or a column of it, has a new name; older code uses the old one"),
+        ),
     )
 ]

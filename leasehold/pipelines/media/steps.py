@@ -88,9 +88,10 @@ class _PreparedPicture:
         self._original = original
         self._picture = Picture(original.data, original.content_type, original.header)
         self._size = fit(self._picture.size, max_side)
-        # The part of a JPEG's decoded image that the picture fills, after the decoder itself has scaled it down.
+        # A JPEG's decoder scales to whole pixels, rounded up. The box is the part of its image that the picture fills.
         self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
         self._to_srgb = ToSrgb(self._picture.icc)
+        # `plays`: how many times the frames are shown.
         self.animation = Animation(self._render, self._picture.frames, self._picture.plays)
 
     @property

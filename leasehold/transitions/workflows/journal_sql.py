@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-#: SQL: the statement claims the step of the call `w`. See settlements.suspending.
+#: SQL: whether the statement claims the step of the call `w` (a row of `written`, below). `held.external`: how many
+#: of the job's steps external workers do. $8: see settlements.suspending.
 _IS_TAKEN = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
                AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue)"""
 
@@ -18,12 +19,17 @@ def write_calls(*, claims: bool) -> str:
     """
     if claims:
         taken = _IS_TAKEN
-        status = """CASE WHEN taken THEN 'running' ELSE 'pending' END, CASE WHEN taken THEN owner END,
-           CASE WHEN taken THEN clock_timestamp() + $9::interval END, taken::int, taken::int,
-           CASE WHEN taken THEN clock_timestamp() END"""
-        columns = "status, lease_owner, lease_until, epoch, attempt, started_at"
+        value_by_column = {
+            "status": "CASE WHEN taken THEN 'running' ELSE 'pending' END",
+            "lease_owner": "CASE WHEN taken THEN owner END",
+            "lease_until": "CASE WHEN taken THEN clock_timestamp() + $9::interval END",
+            "epoch": "taken::int",
+            "attempt": "taken::int",
+            "started_at": "CASE WHEN taken THEN clock_timestamp() END",
+        }
     else:
-        taken, columns, status = "false", "status", "'pending'"
+        taken, value_by_column = "false", {"status": "'pending'"}
+    columns, values = ", ".join(value_by_column), ", ".join(value_by_column.values())
     return f""", written AS MATERIALIZED (
     -- The calls of the workflows in `held`.
     SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
@@ -45,10 +51,11 @@ def write_calls(*, claims: bool) -> str:
 ), consumed AS (
     DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
+    -- `contained`: the workflow started the task, so its failure is the workflow's and no dead letter.
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
                       timeout_seconds, cancelable, contained, {columns})
     SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
-           timeout_seconds, cancelable, true, {status}
+           timeout_seconds, cancelable, true, {values}
     FROM written WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
     RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds

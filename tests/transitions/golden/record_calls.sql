@@ -47,6 +47,7 @@ WITH lease_batch AS MATERIALIZED (
 ), consumed AS (
     DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
+    -- `contained`: the workflow started the task, so its failure is the workflow's and no dead letter.
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
                       timeout_seconds, cancelable, contained, status)
     SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,

@@ -48,12 +48,11 @@ WITH lease_batch AS MATERIALIZED (
 ), consumed AS (
     DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
+    -- `contained`: the workflow started the task, so its failure is the workflow's and no dead letter.
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
                       timeout_seconds, cancelable, contained, status, lease_owner, lease_until, epoch, attempt, started_at)
     SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
-           timeout_seconds, cancelable, true, CASE WHEN taken THEN 'running' ELSE 'pending' END, CASE WHEN taken THEN owner END,
-           CASE WHEN taken THEN clock_timestamp() + $9::interval END, taken::int, taken::int,
-           CASE WHEN taken THEN clock_timestamp() END
+           timeout_seconds, cancelable, true, CASE WHEN taken THEN 'running' ELSE 'pending' END, CASE WHEN taken THEN owner END, CASE WHEN taken THEN clock_timestamp() + $9::interval END, taken::int, taken::int, CASE WHEN taken THEN clock_timestamp() END
     FROM written WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
     RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds

@@ -1,5 +1,5 @@
-"""Runs models with onnxruntime, for the open toolchain and the toolchain of Kneron: on one thread of the processor, so
-that the same input gives the same answer. No libraries of custom operators are loaded.
+"""Runs models with onnxruntime, for both toolchains (our own of open-source libraries, and Kneron's): on one thread of
+the processor, so that the same input gives the same answer. No libraries of custom operators are loaded.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Write the graph as onnxruntime optimises it for any processor, so that to load the written graph costs little."""
+    """Write the graph that onnxruntime has optimised, by what holds for any processor. It then loads fast."""
     options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
     _session(source, options)

@@ -9,7 +9,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
 
-#: The most bytes of properties and metadata. Bytes that two items name count twice: a decoder copies them twice.
+#: The most bytes of properties and metadata. If two items refer to the same bytes, these
+#: count twice: a decoder copies them twice.
 _MAX_COPIED_BYTES = 64 * 1024 * 1024
 #: The reference of a metadata item to the items that it describes ("content describes").
 _DESCRIBES = b"cdsc"

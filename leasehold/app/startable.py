@@ -13,7 +13,7 @@ from leasehold.app.results import Results
 from leasehold.domain.pipeline import Pipeline
 
 
-class StartedTask:
+class StartableTask:
     """A task that a workflow may start. `ctx.start` starts a run of its own; `ctx.run` adds a step to the workflow's
     job. Implements leasehold.workflows.pending.Runnable.
     """
@@ -36,7 +36,7 @@ class StartedTask:
         from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
 
         return NewRun(
-            template_version=template_version_of(self._pipeline),
+            template_version=template_version_of(self._pipeline),  # each version of a task's declaration is one
             tenant_id=tenant,
             params=params,
             keep_seconds=keep_seconds,
