@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from uuid import UUID
 
+import aio_pika
 import pytest
 from pydantic import SecretStr
 
 from leasehold.broker import make_broker
+from leasehold.broker.amqp.topology import Topology
 from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Connection
 from leasehold.embedded.rabbitmq import RabbitMQ
@@ -116,6 +118,16 @@ async def impatient_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIte
     await node.start()
     yield node
     await node.kill()
+
+
+async def until_consumed(settings: Settings, queue: str, *, by: int) -> None:
+    """Wait until RabbitMQ has this number of consumers of the queue's normal band."""
+    name = Topology(settings.amqp_queue_prefix, settings.amqp_queue_type).name_of(queue, 1)
+    assert settings.amqp_url is not None
+    async with await aio_pika.connect(settings.amqp_url.get_secret_value()) as connection, asyncio.timeout(60):
+        channel = await connection.channel()
+        while (await channel.declare_queue(name, passive=True)).declaration_result.consumer_count != by:
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.timeout(200)
