@@ -85,7 +85,7 @@ class StoredForm:
 
     params: ConversionParams
     user_id: str
-    owner_tenant: str | None
+    owner_tenant: str | None  # the form's `tenant_id`: a tenant of the client
     file_name: str
     model_bytes: int
     images: int
@@ -128,6 +128,7 @@ class _Form:
         self._references = references
         self._settings = settings
         self._toolchain = settings.conversion_toolchain
+        # The vendor's toolchain reads .tflite itself.
         self._accepts_tflite = settings.conversion_tflite or self._toolchain == "kneron"
         self._fields: dict[str, str] = {}
         self._file_name: str | None = None
@@ -239,8 +240,8 @@ def _check_file_name(file_name: str, *, accepts_tflite: bool) -> None:
         if not accepts_tflite:
             raise Unsupported(
                 "tflite_unsupported",
-                "This installation converts .onnx models. For .tflite its workers need leasehold[tflite], and the API"
-                " LEASEHOLD_CONVERSION_TFLITE=true; or bring the model to ONNX first.",
+                "This installation converts .onnx models. For .tflite its workers need leasehold[tflite], and its API"
+                " needs LEASEHOLD_CONVERSION_TFLITE=true. Or convert the model to ONNX before you send it.",
             )
     elif not name.endswith(".onnx"):
         raise Invalid("unsupported_format", "The model's file name ends in .onnx.")

@@ -43,7 +43,9 @@ def status_text(row: Row) -> StatusText:
 
 
 def unknown(task_id: str) -> GenerationAnswer:
-    """The answer for an unknown task. It is not a problem, because clients of the original API do not expect one."""
+    """The answer for an unknown task. It is no problem document (RFC 9457), because
+    clients of the API that this one imitates do not expect one.
+    """
     return GenerationAnswer(
         created=int(time()),
         data=GenerationState(task_id=task_id, url="", status=0, status_text="unknown", urls=[]),
@@ -94,7 +96,10 @@ def _error(row: Row) -> GenerationError:
         code, message = _DEFAULT_ERRORS[JobState(row["status"])]
         return GenerationError(code=code, message=message, retryable=True)
     return GenerationError(
-        code=error["code"], message=error["message"], retryable=error["retryable"], fail_code=row["fail_code"]
+        code=error["code"],
+        message=error["message"],
+        retryable=error["retryable"],
+        fail_code=row["fail_code"],  # the provider's own code
     )
 
 

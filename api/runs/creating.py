@@ -74,12 +74,12 @@ async def create_run(
             existing = await _existing_run(connection, caller.tenant_id, body)
         if existing is not None:  # before the payload is checked and the submission charged
             return accepted_response(existing)
-    is_unlimited = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
-    if not is_unlimited:
-        queued_tasks: dict[str, int] = {}  # the template, which names the queues, is not read yet
+    is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
+    if not is_reserved:
+        queued_tasks: dict[str, int] = {}  # no queues to check yet: the template names them, and is read later
         await refuse_early(services, caller, queued_tasks, idempotency_key)
     new_run = await _checked_run(services, caller, body, identity_of(request).trace)
-    if is_unlimited and idempotency_key is None:  # the run may be written together with others
+    if is_reserved and idempotency_key is None:  # the run may be written together with others
         if isinstance(new_run, RequestError):
             raise new_run
         if (
@@ -95,7 +95,9 @@ async def create_run(
 async def _create_alone(
     services: Services, caller: Caller, body: RunRequest, idempotency_key: str | None, new_run: NewRun | RequestError
 ) -> Response:
-    """Write the run in a transaction of its own, with its idempotency key and its charges."""
+    """Write the run in a transaction of its own, with its idempotency key and its charges. For a repeated request
+    `work` does not run, and so nothing is created. A refusal (`new_run` is an error) is raised inside of it.
+    """
     created: list[tuple[NewRun, CreatedRun]] = []
     limit_headers: dict[str, str] = {}
 

@@ -69,9 +69,10 @@ class Portal:
             if self._is_closed:
                 work.close()
                 raise PortalClosed
-            return asyncio.run_coroutine_threadsafe(self._run_unless_closed(work), self._loop)
+            return asyncio.run_coroutine_threadsafe(self._run_until_closed(work), self._loop)
 
-    async def _run_unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work`. If `close` ends it, raises PortalClosed."""
         try:
             return await work
         except asyncio.CancelledError:

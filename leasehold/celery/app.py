@@ -95,7 +95,7 @@ class Celery:
         return declared
 
     def find(self, run_id: UUID) -> Run[Any]:
-        """The run of any of the app's tasks."""
+        """The run with this id, of any of the app's tasks: one task, here the canvas, finds the runs of all."""
         run: Run[Any] = self._canvas.find(run_id)
         return run
 
@@ -138,7 +138,9 @@ class Celery:
         return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
 
     async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
-        """The middleware around each attempt. After too many errors it ends the run of a task with `bind=True`."""
+        """The middleware around each attempt. The platform's rule allows a task with `bind=True` many retries: this
+        ends its run after its own `max_retries`. `is_last` is False for other tasks.
+        """
         try:
             yield
         except Exception as error:

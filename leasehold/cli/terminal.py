@@ -1,8 +1,8 @@
 """Prints lines, tables and JSON for all commands, and makes text harmless that users and handlers wrote: messages of
 errors, log lines, tags and names.
 
-Rich does not read `[...]` in harmless text as markup. The terminal gets no control characters from it. With control
-characters a job's log could write to the operator's clipboard or hide lines.
+Such a text is printed as `Text`, in which Rich reads no markup. The terminal gets no control characters from it. With
+control characters a job's log could write to the operator's clipboard or hide lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ console = Console()
 #: All control characters except tab and line feed; marks that change the direction, and so the order, of shown text;
 #: other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The first column of a table must leave this width, with the border, to each other column.
+#: The width of another column of a table, with its border. The first column may have the rest, and always half.
 _OTHER_COLUMN_WIDTH = 10
 
 

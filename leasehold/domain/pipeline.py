@@ -21,11 +21,12 @@ from leasehold.domain.backoff import DEFAULT_LADDER
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.json_pointer import find_value
 
-#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share.
+#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share: those that
+#: run in the worker's own process.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
-#: Wraps one attempt of an inline step: `Pipeline.around` takes the attempt.
+#: Takes an attempt of an inline step, and is entered around it.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
-#: Wraps one attempt of an inline step: `Pipeline.room` takes the attempt, and yields whether there is room for it.
+#: Takes an attempt of an inline step, is entered around it, and yields whether there is room for it.
 Room: TypeAlias = Callable[[Any], AbstractAsyncContextManager[bool]]
 #: An Opener that also takes the worker's registry of pipelines.
 RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any]]
@@ -95,7 +96,8 @@ class Step:
     `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
     `isolated`: the handler runs in a sandboxed child process. If not, the step is inline: the worker itself runs it.
     `external`: external workers do the step over HTTP. They claim it by `queue`.
-    `handler`: `pipeline.step` of the code that does the step. Templates written over HTTP use it.
+    `handler`: the name `PIPELINE.STEP` of the step in code whose handler does this one. Templates written over HTTP use
+    it.
     """
 
     name: str
@@ -140,8 +142,8 @@ class RunTerms:
 
     `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope. Two runs have the same scope when
     they were submitted with equal `scope`, `scope_id` and parameters named in `dedupe_keys`.
-    `timeout`: the longest time that a run may take, from its admission at its scope and its concurrency limits.
-    `start_within`: the longest time that a run may wait for that admission. None: no bound.
+    `timeout`: the longest time that a run may take, once its scope and its concurrency limits have let it start.
+    `start_within`: the longest time that a run may wait for these. None: no bound.
     `grace`: how long a running step may take to stop after a cancel, and a workflow to undo its work. In whole seconds,
     at most MAX_GRACE.
     """
@@ -215,7 +217,7 @@ class Pipeline:
         self.slots = slots
         self.preload = preload
         self.opener: Opener | None = None
-        #: The pipeline of the run that follows each failed or expired one (leasehold/transitions/webhooks.py).
+        #: When a run of this pipeline fails or expires, a run of that one is started (transitions/webhooks.py).
         self.on_failure: Pipeline | None = None
         #: Concurrency limits of this pipeline's runs, beside those that an operator declares.
         self.limits: tuple[PipelineLimit, ...] = ()

@@ -63,7 +63,7 @@ def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dic
     return Counter(
         external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
         for step in pipeline.steps
-        if not step.needs and not step.part  # a fan-out adds the tasks of a part later
+        if not step.needs and not step.part  # a part runs once for each item of a fan-out, later
     )
 
 
@@ -80,9 +80,9 @@ class Admission:
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
     async def reserve_single_run(self, pool: ConnectionSource, tenant_id: str) -> bool:
-        """Count a single run, if it may be submitted without `submitting`: no rate and no queue depth is set, and the
-        tenant is far from its bound on unfinished jobs. False: use `submitting`. Raises the same errors as
-        `submitting`.
+        """A shortcut for one run: reserve its place among the tenant's unfinished jobs, and return True, if there is
+        nothing else for `submitting` to do. That is so if no rate and no queue depth is set, and the tenant is far from
+        its bound on unfinished jobs. Raises the same errors as `submitting`.
         """
         settings = self._settings
         if settings.queue_depth_limit or settings.submissions_per_key or settings.submissions_per_tenant:
@@ -162,7 +162,7 @@ class Admission:
         await self._usage.reserve(connection, tenant_id, 0, size)  # 0: only checks
 
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
-        """As `Usage.measure`."""
+        """As `Usage.measure`: the tenant's counts and bounds, by name."""
         return await self._usage.measure(connection, tenant_id)
 
     async def refund(

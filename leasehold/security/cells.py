@@ -3,7 +3,7 @@
 Cells are several installations that share the tenants among them. Each has its own PostgreSQL and RabbitMQ, and each
 reads the same map: which cells there are, and in which cell a tenant lives. A cell refuses a request that belongs to
 another cell before it reads or writes anything for the request. The answer has the address of the right cell. A gateway
-is not needed; with a gateway that reads the cell's name in the key, a client needs no second request.
+is not needed; with a gateway that reads the cell's name in the API key, a client needs no second request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.domain.errors import BadSetting, WrongCell
 from leasehold.file_secrets import FileSecret
 from leasehold.settings import Settings
 
-#: The name of a cell. It is a part of the keys that the cell makes.
+#: The name of a cell. It is a part of the API keys that the cell makes.
 CELL = re.compile(r"[a-z0-9]{1,11}")
 
 
@@ -96,8 +96,8 @@ class Cells:
         """Raises WrongCell if the tenant lives in another cell. The map decides; if the tenant is missing in it, the
         cell that the key names decides.
 
-        `tenant_id` is None if nobody knows the tenant, and `key_cell` if the key names no cell. A cell that the map
-        does not name counts as this one, because cells may be renamed.
+        `tenant_id` is None if the tenant is not known yet. `key_cell` is None if the key names no cell. A cell that the
+        map does not name counts as this one, because cells may be renamed.
         """
         current_map = self.map
         cell_of_key = key_cell if key_cell is not None and key_cell in current_map.addresses else self.own
@@ -106,8 +106,8 @@ class Cells:
             raise WrongCell(cell, current_map.addresses[cell])
 
     def refuse_key_of(self, key_cell: str | None) -> None:
-        """As `refuse_elsewhere`, before the key's row is read. While tenants of the map live in this cell, this refuses
-        nothing: a key of another cell may belong to a tenant that has moved here, and only the key's row decides.
+        """As `refuse_elsewhere`, before the key's row is read. A tenant that has moved here still uses keys of its old
+        cell, and only a key's row names its tenant. So this refuses nothing while tenants of the map live in this cell.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)

@@ -1,8 +1,8 @@
 """UrlSigner: signed URLs, by which a client without the store's keys reads or writes one object.
 
-botocore computes the signatures. Its `generate_presigned_url` would do so, too, but at each call it first finds the
-endpoint and serialises the parameters by rules, which takes two thirds of its time. A UrlSigner asks the client once
-for the address of the bucket.
+botocore computes the signatures. Its `generate_presigned_url` would do so, too, but at each call it first evaluates the
+rules of its endpoints and serialises the parameters, which takes two thirds of its time. A UrlSigner asks the client
+once for the address of the bucket.
 """
 
 from __future__ import annotations

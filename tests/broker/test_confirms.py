@@ -135,6 +135,6 @@ async def test_a_closed_channel_ends_every_wait_and_what_was_not_confirmed_is_no
 async def test_confirms_of_what_was_never_sent_or_given_up_are_no_trouble() -> None:
     line = Line()
     window = line.sent(b"a")
-    window.give_up()
+    window.complete()
     line.sieve.sift(acked(7) + acked(1) + acked(1))
     assert window.confirmed == [True]

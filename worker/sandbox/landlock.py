@@ -2,7 +2,8 @@
 no privileges to do so.
 
 A Landlock domain covers the calling thread, and the threads and processes that this thread starts later. A library may
-start a thread pool while it loads. So a zygote enters its domain before it loads a handler's module.
+start a thread pool while it loads. So a zygote (the process that forks the
+children of steps) enters its domain before it loads a handler's module.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE = (1 << bit for bit in range(6))
-_MAKE_DIR, _MAKE_FILE, _REFER, _TRUNCATE = 1 << 7, 1 << 8, 1 << 13, 1 << 14
+_MAKE_DIR, _MAKE_FILE = 1 << 7, 1 << 8
+_REFER, _TRUNCATE = 1 << 13, 1 << 14  # `refer`: to rename or link a file from one folder to another
 
 READ = READ_FILE | READ_DIR
 #: The rights of a step in its own directory. They allow renames between folders, but no symlinks, sockets or devices.

@@ -30,10 +30,10 @@ _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length
 _MANDATORY = 1
 #: The flags of the properties that a content header has.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
-_JSON = b"\x10application/json"  # after its length
+_JSON = b"\x10application/json"  # a short string: its length, then the text
 _PERSISTENT = 2  # the delivery mode
-#: The largest payload of a frame that every broker must accept: section 1.4.2.6 (frame-max). Hints have about 200
-#: bytes.
+#: The largest payload of a frame that every broker must accept: section 1.4.2.6 (frame-max). Hints (messages that
+#: a task is due) have about 200 bytes.
 _MAX_BYTES = 4096 - 8
 
 
@@ -68,9 +68,9 @@ class Window:
         self.confirmed[index] = ok and not self.returned[index]
         self._unconfirmed -= 1
         if not self._unconfirmed:
-            self.give_up()
+            self.complete()
 
-    def give_up(self) -> None:
+    def complete(self) -> None:
         """Complete `settled`: no further confirm will come."""
         if not self.settled.done():
             self.settled.set_result(None)
@@ -108,7 +108,7 @@ class Confirms:
         """Give up the waiting messages: the channel is closed, and no confirm will come."""
         waiting, self._waiting = self._waiting, {}
         for window, _ in waiting.values():
-            window.give_up()
+            window.complete()
 
     def __call__(self, kind: int, payload: bytes) -> bool:
         """Handle the frame if it is a confirm, a refusal, or part of a returned message; False: it is another frame."""

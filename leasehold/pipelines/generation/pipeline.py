@@ -53,9 +53,9 @@ class GenerationParams(BaseModel):
     negative_prompt: str | None = None
     width: int | None = None
     height: int | None = None
-    sample_strength: float | None = None
+    sample_strength: float | None = None  # of the HTTP contract: only the provider knows its meaning
     images: tuple[Source, ...] = ()
-    is_pro: bool = False
+    is_pro: bool = False  # as `sample_strength`
     duration: int | None = Field(default=None, description="Of a video, in milliseconds.")
     ratio: str | None = None
     extra: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ generation = Pipeline(
     "generation",
     params=GenerationParams,
     module="leasehold.pipelines.generation.steps",
-    terms=RunTerms(title="Generation", offered=False),
+    terms=RunTerms(title="Generation", offered=False),  # its clients use /v1/images and /v1/video, and not /v1/runs
     steps=[
         # Not cancelable: if the submit has bought something, it must record the purchase.
         Step(
@@ -129,7 +129,7 @@ GENERATION = Kind(
     ),
     # Providers have no API key: the signature in the URL proves that they may call it.
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
-    opens="leasehold.pipelines.generation.providers:open_catalogue",
+    opens="leasehold.pipelines.generation.providers:open_catalogue",  # once for each process, for its endpoints
     # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.
     objects=NamedObjects(
         prefix="sources/",
@@ -139,9 +139,11 @@ GENERATION = Kind(
         " ORDER BY key LIMIT $2",
     ),
     housekeeping="leasehold.pipelines.generation.housekeeping:housekeeping",
-    questions="leasehold.pipelines.generation.questions:questions",
+    questions="leasehold.pipelines.generation.questions:questions",  # of the exporter: statements for its metrics
     scopes=Scopes(read="generation:read", write="generation:write"),
     redacted=frozenset({"credential"}),
+    # A withdrawal belongs to the job whose id stands there in its parameters.
     parents={"generation_withdrawal": "/job_id"},
+    # What the actions on jobs (cancel, retry, delete) do for this kind.
     operations="leasehold.pipelines.generation.operations:operations",
 )

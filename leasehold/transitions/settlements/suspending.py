@@ -30,8 +30,9 @@ from leasehold.transitions.workflows.records import Call, calls_column
 # (NULL: never). $8: for each workflow, the step that its calls start and that the same worker claims with this commit
 # (NULL: none). $9: the duration of that step's lease. A claimed step gets no hint.
 #
-# HELD_IN_LIVE_JOB gives the tables `lease_batch` (the leases of this call) and `held` (those that hold). write_calls
-# gives `steps`: the steps that the calls start. `seq`: the number of the job's last event before this statement.
+# HELD_IN_LIVE_JOB gives the tables `lease_batch` (the leases of this statement) and `held` (those that are still
+# valid). write_calls gives `steps`: the steps that the calls start. `wake_at` is a value of `news`, and no time.
+# `gated`: the job has concurrency limits. A hint is the message that tells workers of a due task.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     -- The guarded write: the attempt does not count, and earlier errors and losses no longer count.
@@ -57,20 +58,21 @@ WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
         GROUP BY job_id
     ) AS counts
     WHERE j.id = counts.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counts.suspended - counts.claimed AS seq,
+    -- `last_seq`: the number of the job's last event before this statement.
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counts.suspended - counts.claimed AS last_seq,
               counts.suspended, counts.started, j.pipeline, j.pipeline_version, j.inputs, j.output_prefix, j.gated,
               j.grace_seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
-    SELECT s.job_id, a.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), a.tenant_id, 'suspended',
+    SELECT s.job_id, a.last_seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), a.tenant_id, 'suspended',
            a.status, s.id, s.step, 'waiting', s.epoch,
            jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.started)
     FROM suspended s JOIN advanced a ON a.id = s.job_id
 ), taken AS MATERIALIZED (
-    -- The steps that this statement claims.
+    -- The steps that this statement claims. A step's name may have a number after `#`, and a key has a point there.
     SELECT s.*, a.tenant_id, a.pipeline, a.pipeline_version, a.inputs, a.trace, a.gated, a.grace_seconds,
            a.status AS job_status, a.output_prefix || '/' || replace(s.step, '#', '.') AS output_prefix,
-           a.seq + a.suspended + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
+           a.last_seq + a.suspended + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
     FROM steps s JOIN advanced a ON a.id = s.job_id
     WHERE s.status = 'running'
 ), claim_events AS (
@@ -86,6 +88,7 @@ WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     JOIN advanced a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
+-- The verdict for each lease.
 SELECT a.id AS task_id, 'waiting' AS state,
        -- The second case: an earlier suspend of this lease has succeeded, and its answer was lost.
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
@@ -93,8 +96,10 @@ SELECT a.id AS task_id, 'waiting' AS state,
        NULL::jsonb AS next
 FROM lease_batch a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
+-- The hints to publish.
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL FROM hinted h
 UNION ALL
+-- The steps that were claimed.
 SELECT t.id, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
     'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,
     'queue', t.queue, 'priority', t.priority, 'errors', 0, 'crashes', 0, 'was', 'pending', 'waited', 0,

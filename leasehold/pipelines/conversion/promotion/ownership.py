@@ -1,10 +1,12 @@
-"""Records which tenant owns which key at the promotion target, and which call is writing the key at the moment.
+"""Records which tenant owns which key at the promotion target, and which call is writing the key at the moment. A
+promotion is a call of the API that copies a job's artifacts to another bucket, the target.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
 These rows name the objects to remove and to restore, so the leading worker can undo a call whose process died.
 
 Columns of a key's row: `turn` is the id of the call that has claimed the key, `for_job` the job that this call
-promotes, `reached` the change that the call may have made, and `job_id` the job whose artifact lies at the key.
+promotes, `reached` the change that the call may have made, and `job_id` the job whose artifact lies at the key. Columns
+of a conversion: `promoting_until`, until when a call has claimed the job, and `promoted`, the keys of a finished call.
 """
 
 from __future__ import annotations
@@ -143,7 +145,7 @@ WITH dead_keys AS MATERIALIZED (
     WHERE job_id IN (SELECT job_id FROM free_jobs)
     RETURNING job_id
 ), locked_keys AS (
-    -- The time is checked again, because another worker may have held the key since `dead_keys` read it.
+    -- FOR UPDATE checks the time again, on the row's newest version: another worker may have held the key meanwhile.
     SELECT key FROM promoted_object
     WHERE turn IS NOT NULL AND until < statement_timestamp() AND key IN (
         SELECT dead_keys.key FROM dead_keys

@@ -1,6 +1,5 @@
-"""The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine.
-
-Two names come from the vendor: BIE for the int8 model, NEF for the package.
+"""The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine, in place of the
+toolchain of the chips' vendor, Kneron. Two names come from the vendor: BIE for the int8 model, NEF for the package.
 
 Every step is deterministic in its input bytes, parameters and version. Measured times go into `Done.value`, never into
 a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path, and a
@@ -71,7 +70,7 @@ def optimise(work: Work) -> Done:
     model = load(source, params.limits)
     report_progress(work, 5, "checking")
     opset = optimising.opset_of(model)
-    model, changes = optimising.check(model, params.limits)
+    model, changes = optimising.check(model, params.limits)  # and repair what can be repaired
     original_facts = facts_of(model) | {"opset": opset}
     report_progress(work, 20, "running the original")
     _save(model, target)
@@ -93,7 +92,7 @@ def optimise(work: Work) -> Done:
         {
             "operators": len(optimised_facts["operators"]),
             "parameters": optimised_facts["parameters"],
-            "macs": optimised_facts["macs"],
+            "macs": optimised_facts["macs"],  # multiply-accumulate operations of one answer
         },
     )
 

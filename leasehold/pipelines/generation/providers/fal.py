@@ -31,8 +31,9 @@ _FILES = ("images", "image", "videos", "video")
 #: A model's id may begin with one of these. Then the owner is the second part of the id.
 _NAMESPACES = frozenset({"workflows", "comfy"})
 _CODES = {"content_policy_violation": "content_refused"}
-#: If fal answers a request for a result with one of these statuses, the request has failed, not the model.
-_REQUEST_FAILED = frozenset({401, 403, 404, 408, 429})
+#: If fal answers our question for a result with one of these statuses, only the question has failed. It says nothing of
+#: the model's work.
+_QUESTION_FAILED = frozenset({401, 403, 404, 408, 429})
 
 
 class Fal:
@@ -67,7 +68,7 @@ class Fal:
         if body.get("error"):
             raise _failed(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
-        if not result.is_success and result.status < 500 and result.status not in _REQUEST_FAILED:  # noqa: PLR2004 - HTTP
+        if not result.is_success and result.status < 500 and result.status not in _QUESTION_FAILED:  # noqa: PLR2004 - HTTP
             raise _failed(*_error_in(result.body))
         output = _body_of(result)
         urls = urls_in([output[field] for field in _FILES if field in output])
@@ -76,6 +77,7 @@ class Fal:
         return Finished(urls)
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
+        """Whether fal has stopped the order."""
         answer = await self._send("PUT", f"{_request_path(ref, order)}/cancel", credential)
         return answer.stopped()
 
@@ -89,7 +91,9 @@ class Fal:
         *,
         buys: bool = False,
     ) -> ProviderAnswer:
-        """Send the request to `path` below fal's address. `buys`: the request may cost money."""
+        """Send the request to `path` below fal's address. `buys`: the request is an order, which may cost money. After
+        a lost answer its outcome is unknown.
+        """
         return await self._sender.send(
             method,
             self._url + path,
@@ -105,6 +109,7 @@ def _app_of(order: Order) -> str:
         raise Rejected("model_required", "fal has no default model: name a model.")
     parts = order.model.split("/")
     app_parts = 3 if parts[0] in _NAMESPACES else 2
+    # No part is empty, `.` or `..`: such a part would change the URL's path.
     if len(parts) < app_parts or not all(part.strip(".") for part in parts):
         raise Rejected("model_required", "A model of fal is `owner/app`, or `owner/app` and the path of an endpoint.")
     return "/".join(parts[:app_parts])
