@@ -21,8 +21,8 @@ from leasehold.domain.backoff import DEFAULT_LADDER
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.json_pointer import find_value
 
-#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share: those that
-#: run in the worker's own process.
+#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share: those
+#: that run in the worker's own process.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 #: Takes an attempt of an inline step, and is entered around it.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
