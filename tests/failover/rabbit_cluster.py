@@ -13,6 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import Server, unprivileged
@@ -67,6 +68,22 @@ class Cluster:
         for node in self.nodes.values():
             await node.start()
 
+    async def until_whole(self, queue: str) -> None:
+        """Wait until all nodes run, and all have their copy of the queue. A node that counts as running may not have
+        opened its copy yet: if the next one ended then, the queue would have lost two of three.
+        """
+        async with asyncio.timeout(_SECONDS):
+            while await self.running() < len(self.nodes) or len((await self.describe(queue))["online"]) < len(
+                self.nodes
+            ):
+                await asyncio.sleep(0.1)
+
+    async def describe(self, queue: str) -> dict[str, Any]:
+        """What the cluster says of the queue."""
+        found = await self._any_node.management.call("GET", f"/api/queues/{VHOST}/{queue}")
+        wanted = ("leader", "online", "members", "consumers", "messages_ready", "messages_unacknowledged", "state")
+        return {key: found.get(key) for key in wanted}
+
     async def leader_of(self, queue: str) -> RabbitMQ:
         found = await self._any_node.management.call("GET", f"/api/queues/{VHOST}/{queue}")
         return next(node for node in self.nodes.values() if node.name == found["leader"])
@@ -88,7 +105,7 @@ class Cluster:
         await self._change_cookies(node, "wrong")
         for other in self.nodes.values():
             if other is not node:
-                await node._control("eval", f"erlang:disconnect_node('{other.name}').")
+                await node.run_tool("rabbitmqctl", "eval", f"erlang:disconnect_node('{other.name}').")
 
     async def heal(self, node: RabbitMQ) -> None:
         await self._change_cookies(node, self._cookie)
@@ -97,7 +114,7 @@ class Cluster:
         """Nodes with different cookies refuse each other."""
         for other in self.nodes.values():
             if other is not node:
-                await node._control("eval", f"erlang:set_cookie('{other.name}', '{cookie}').")
+                await node.run_tool("rabbitmqctl", "eval", f"erlang:set_cookie('{other.name}', '{cookie}').")
 
     @contextmanager
     def frozen(self, node: RabbitMQ) -> Iterator[None]:

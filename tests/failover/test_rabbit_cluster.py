@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -49,8 +50,8 @@ SECONDS = 60.0
 class Stream:
     """Publishes hints one after another until each is confirmed, and remembers when each was confirmed and arrived."""
 
-    def __init__(self, publisher: AmqpBroker, consumer: AmqpBroker) -> None:
-        self.publisher, self.consumer = publisher, consumer
+    def __init__(self, cluster: Cluster, publisher: AmqpBroker, consumer: AmqpBroker) -> None:
+        self.cluster, self.publisher, self.consumer = cluster, publisher, consumer
         self.confirmed: dict[UUID, float] = {}
         self.arrived: dict[UUID, float] = {}
         self.twice = 0
@@ -79,9 +80,24 @@ class Stream:
         return min(max(self.confirmed.values()), max(self.arrived.values())) > recently
 
     async def flowing(self) -> None:
-        async with asyncio.timeout(SECONDS):
-            await until(lambda: self.flows or self.sending.done())
+        try:
+            async with asyncio.timeout(SECONDS):
+                await until(lambda: self.flows or self.sending.done())
+        except TimeoutError:
+            pytest.fail(f"hints do not flow: {await self._described()}")
         assert not self.sending.done(), self.sending
+
+    async def _described(self) -> dict[str, Any]:
+        now = time.monotonic()
+        return {
+            "confirmed": len(self.confirmed),
+            "seconds since": now - max(self.confirmed.values(), default=0.0),
+            "arrived": len(self.arrived),
+            "seconds since then": now - max(self.arrived.values(), default=0.0),
+            "publisher": self.publisher.describe(),
+            "consumer": self.consumer.describe(),
+            "queue": await self.cluster.describe(QUEUE),
+        }
 
     async def gap(self, since: float) -> float:
         """The longest time since then in which no hint arrived, once hints arrive steadily again."""
@@ -107,7 +123,7 @@ async def stream_over(cluster: Cluster) -> AsyncIterator[Stream]:
     publisher, consumer = brokers
     assert isinstance(publisher, AmqpBroker)
     assert isinstance(consumer, AmqpBroker)
-    stream = Stream(publisher, consumer)
+    stream = Stream(cluster, publisher, consumer)
     for broker in brokers:
         await broker.open()
     await consumer.consume({"media": 30}, stream.take)
@@ -145,8 +161,7 @@ async def test_a_node_is_killed_and_comes_back(cluster: Cluster, role: str) -> N
         print(f"\nthe node {role} is killed: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
         assert gap < DIED
         await node.start()
-        while await cluster.running() < len(cluster.nodes):
-            await asyncio.sleep(0.1)
+        await cluster.until_whole(QUEUE)
         await stream.flowing()
 
 
@@ -170,18 +185,20 @@ async def test_a_node_is_frozen_and_wakes(cluster: Cluster, role: str) -> None:
                 await node.stop()
                 await node.start()
                 woke = math.inf
+        await cluster.until_whole(QUEUE)
         await stream.flowing()
 
 
 async def test_all_nodes_are_restarted_one_after_another(cluster: Cluster) -> None:
-    """As an upgrade of the brokers does it: the next node stops once all are together again."""
+    """As an upgrade of the brokers does it: the next node stops once all are together again, with their copies of the
+    queue.
+    """
     async with stream_over(cluster) as stream:
         for place, node in enumerate(cluster.nodes.values()):
             since = time.monotonic()
             await node.stop()
             await node.start()
-            while await cluster.running() < len(cluster.nodes):
-                await asyncio.sleep(0.1)
+            await cluster.until_whole(QUEUE)
             gap = await stream.gap(since)
             print(f"\nnode {place} is restarted: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
             assert gap < DIED
@@ -218,8 +235,7 @@ async def test_a_partition_heals(cluster: Cluster, role: str) -> None:
         gap = await stream.gap(since)
         print(f"the partition heals: no hint for {gap:.2f} s; {stream.twice} hints twice")  # noqa: T201
         assert gap < HEALED
-        while await cluster.running() < len(cluster.nodes):
-            await asyncio.sleep(0.1)
+        await cluster.until_whole(QUEUE)
         await stream.flowing()
 
 
