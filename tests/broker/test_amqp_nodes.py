@@ -105,6 +105,20 @@ async def test_a_node_that_answers_is_not_left_however_little_it_has_to_do(
     assert broker.describe()["connects"] == {"publish": 1, "consume": 1}
 
 
+async def test_a_node_that_answers_within_one_tick_of_the_clock_is_not_left(
+    amqp_url: str, open_broker: OpenBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of uvloop has ticks of a millisecond, and a broker on the same machine answers sooner."""
+    loop, tick = asyncio.get_running_loop(), 0.05
+    exact = loop.time
+    monkeypatch.setattr(loop, "time", lambda: exact() // tick * tick)
+    broker = await open_broker(amqp_url, amqp_silence_seconds=0.5)
+    await broker.consume({"media": 10}, lambda _: None)
+    await until(lambda: all(broker.describe()["consuming"].values()))
+    await asyncio.sleep(2.0)
+    assert broker.describe()["connects"] == {"publish": 1, "consume": 1}
+
+
 async def test_when_a_node_goes_the_next_one_is_used_for_both_roles(amqp_url: str, open_broker: OpenBroker) -> None:
     wires = [Wire(amqp_url), Wire(amqp_url)]
     for wire in wires:
