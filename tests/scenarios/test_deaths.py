@@ -112,16 +112,19 @@ async def test_a_worker_told_to_stop_finishes_what_it_runs(fleet: Fleet) -> None
 
 async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Fleet) -> None:
     await fleet.api_here()
-    worker = await fleet.worker(drain_seconds=0)
-    accepted = await fleet.send(PICTURE)
-    job_id = UUID(accepted["job_id"])
-    await fleet.reaches(job_id, "resize", "running")
-    worker.signal(signal.SIGTERM)
-    assert await worker.wait() == 0
-    row = await fleet.rows.connection.fetchrow(
-        "SELECT status, attempt FROM task WHERE job_id = $1 AND step = 'resize'", job_id
-    )
-    assert row is not None
+    for _ in range(5):  # on a busy machine the step may end before the signal comes
+        worker = await fleet.worker(drain_seconds=0)
+        accepted = await fleet.send(PICTURE)
+        job_id = UUID(accepted["job_id"])
+        await fleet.reaches(job_id, "resize", "running")
+        worker.signal(signal.SIGTERM)
+        assert await worker.wait() == 0
+        row = await fleet.rows.connection.fetchrow(
+            "SELECT status, attempt FROM task WHERE job_id = $1 AND step = 'resize'", job_id
+        )
+        assert row is not None
+        if row["status"] != "succeeded":
+            break
     assert tuple(row) == ("pending", 0)  # and the attempt does not count
     await fleet.worker()
     await fleet.finished(accepted["media_id"])
