@@ -96,22 +96,12 @@ async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_n
     assert (await unfinished() > 0) is loses
 
 
-def opened(directory: Path) -> Path:
-    """A directory that a server of the user `nobody` can reach."""
-    for one in (directory, *directory.parents):
-        if one.name.startswith("pytest-of-"):
-            break
-        one.chmod(0o755)
-    one.chmod(0o755)
-    return directory
-
-
 @pytest.fixture
-async def impatient_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RabbitMQ]:
+async def impatient_broker(run_directory: Path) -> AsyncIterator[RabbitMQ]:
     """A node that requeues deliveries that are not acknowledged in time."""
-    directory = opened(tmp_path_factory.mktemp("impatient"))
     limit = f"consumer_timeout = {CONSUMER_TIMEOUT * 1000}"
-    node = RabbitMQ(directory / "rabbitmq", await install_rabbitmq(), settings=(limit,))
+    # Not below `tmp_path`: each pytest that starts closes the directory of all their paths to the node's user.
+    node = RabbitMQ(run_directory / "impatient-rabbitmq", await install_rabbitmq(), settings=(limit,))
     node.configure()
     interval = f"[{{rabbit, [{{channel_tick_interval, {CHECK_SECONDS * 1000}}}]}}].\n"
     (node.directory / "advanced.config").write_text(interval)  # rabbitmq.conf has no such option
