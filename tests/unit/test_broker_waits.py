@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from leasehold.broker.amqp import connection
+from leasehold.broker.amqp import connection, topology
 from leasehold.broker.amqp.connection import Link, guarded
 from leasehold.broker.amqp.subscription import Subscription
+from leasehold.broker.amqp.topology import Topology
 from leasehold.broker.amqp.wire import Wire
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.postgres import _Session
@@ -164,6 +165,27 @@ async def test_a_loop_that_goes_on_after_every_error_ends_when_it_is_cancelled(
     done, _ = await asyncio.wait({task}, timeout=1)
     assert done, "the loop goes on"
     assert task.cancelled()
+
+
+async def test_a_declare_that_is_stuck_is_given_up_although_its_channel_does_not_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RabbitMQ answers a close after the declare, and may not answer a declare of a queue without a leader."""
+
+    async def unanswered(*_arguments: object, **_more: object) -> None:
+        await asyncio.Event().wait()
+
+    async def channel(**_arguments: object) -> Any:
+        return SimpleNamespace(queue_declare=unanswered, close=unanswered)
+
+    stuck: Any = SimpleNamespace(channel=channel)
+    monkeypatch.setattr(topology, "RPC_SECONDS", 0.01)
+    monkeypatch.setattr(topology, "CLOSE_SECONDS", 0.01, raising=False)
+    declaring = asyncio.ensure_future(Topology("test", "quorum").declare(stuck, "q"))
+    done, _ = await asyncio.wait({declaring}, timeout=5)
+    declaring.cancel()
+    assert done, "the declare waits for its channel"
+    assert isinstance(declaring.exception(), TimeoutError)
 
 
 async def test_a_link_closes_whenever_it_is_closed() -> None:

@@ -8,13 +8,14 @@ none of them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
 import structlog
 from aiormq.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelPreconditionFailed
 
-from leasehold.broker.amqp.connection import guarded
+from leasehold.broker.amqp.connection import CLOSE_SECONDS, guarded
 from leasehold.broker.base import BANDS
 
 #: RabbitMQ sets a hint aside after this many deliveries. This is only a second safeguard: PostgreSQL counts the
@@ -55,14 +56,16 @@ class Topology:
         await self._declare(connection, name, self._arguments())
 
     async def _declare(self, connection: AbstractConnection, name: str, arguments: dict[str, Any]) -> None:
-        async with guarded(RPC_SECONDS):
-            channel: AbstractChannel = await connection.channel(publisher_confirms=False)
-            try:
+        channel: AbstractChannel | None = None
+        try:
+            async with guarded(RPC_SECONDS):
+                channel = await connection.channel(publisher_confirms=False)
                 await channel.queue_declare(name, durable=True, arguments=arguments)
-            except ChannelPreconditionFailed as conflict:
-                self._log_conflict(name, conflict)
-            finally:
-                await channel.close()
+        except ChannelPreconditionFailed as conflict:
+            self._log_conflict(name, conflict)
+        finally:
+            if channel is not None:
+                await _close(channel)
 
     def _log_conflict(self, name: str, conflict: ChannelPreconditionFailed) -> None:
         if name in self._conflicts:
@@ -87,3 +90,10 @@ class Topology:
 
     def _set_aside_arguments(self) -> dict[str, Any]:
         return {"x-queue-type": self.queue_type, "x-max-length": SET_ASIDE_MAX, "x-overflow": "drop-head"}
+
+
+async def _close(channel: AbstractChannel) -> None:
+    """Close the channel, also while its declare is stuck: RabbitMQ answers the close only after the declare."""
+    with suppress(Exception):
+        async with guarded(CLOSE_SECONDS):
+            await channel.close()
