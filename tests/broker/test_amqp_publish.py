@@ -130,6 +130,23 @@ async def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(
     await inbox.until_seen(ids(batch))
 
 
+async def test_a_channel_on_which_rabbitmq_refuses_hints_is_replaced(open_broker: OpenBroker, amqp_url: str) -> None:
+    """RabbitMQ 3.10 refuses whatever comes over a channel that once found a queue's leader dead."""
+    async with raw_channel(amqp_url) as channel:
+        full = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+        await channel.declare_queue("leasehold.full.normal", durable=True, arguments=full)
+    broker = await open_broker()
+    assert isinstance(broker, AmqpBroker)
+    first = broker._publisher._session
+    await publish_until_confirmed(broker, hints(1, "full"))
+    async with asyncio.timeout(30):
+        while (session := broker._publisher._session) is None or session is first:
+            assert await broker.publish(hints(1, "full")) == [False]
+            await asyncio.sleep(0.05)
+    assert broker._publisher.link.connects == 1
+    await publish_until_confirmed(broker, hints(3, "media"))
+
+
 async def test_a_connection_lost_in_the_middle_of_a_batch_ends_in_false_and_not_in_a_cancellation(
     open_broker: OpenBroker, wire: Wire
 ) -> None:

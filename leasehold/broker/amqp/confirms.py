@@ -54,18 +54,20 @@ def publish(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -
 
 class Window:
     """Messages that were written at once. `confirmed` and `returned` have an entry for each. `confirmed` is final
-    once the future `settled` is done.
+    once the future `settled` is done. `has_refusals`: RabbitMQ has answered for a message that it could not take it.
     """
 
     def __init__(self, messages: Sequence[tuple[str, bytes]]) -> None:
         self.messages = messages
         self.confirmed = [False] * len(messages)
         self.returned = [False] * len(messages)
+        self.has_refusals = False
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unconfirmed = len(messages)
 
     def settle(self, index: int, *, ok: bool) -> None:
         self.confirmed[index] = ok and not self.returned[index]
+        self.has_refusals = self.has_refusals or not ok
         self._unconfirmed -= 1
         if not self._unconfirmed:
             self.complete()

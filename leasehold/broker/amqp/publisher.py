@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
 import structlog
 from aiormq.abc import AbstractChannel, AbstractConnection
 
 from leasehold.broker.amqp.confirms import Confirms, Window, publish
-from leasehold.broker.amqp.connection import Ladder, Link, guarded, until_closed
+from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, Link, guarded, until_closed, until_one_ends
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
+from leasehold.broker.amqp.watchdog import Patience
 from leasehold.broker.amqp.wire import Wire
 from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
@@ -26,6 +29,10 @@ from leasehold.settings import Settings
 
 #: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
+#: How long a channel is kept on which RabbitMQ refuses hints. Each time within a minute twice as long, up to ten
+#: seconds: RabbitMQ may have its reason, such as a queue that somebody has bounded, and other queues' hints use the
+#: channel, too.
+_REFUSED_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +45,8 @@ class _Session:
     ) -> None:
         self.connection = connection
         self.declared: set[str] = set()
+        self.opened_at = monotonic()
+        self.is_given_up = asyncio.Event()  # another channel shall take this one's place
         self._channel = channel
         self._wire = wire
         self._confirms = confirms
@@ -79,6 +88,7 @@ class Publisher:
         self._timeout = settings.amqp_publish_timeout
         self._topology = topology
         self._session: _Session | None = None
+        self._patience_with_refusals = Patience(_REFUSED_SECONDS)
         self.link = Link(settings, "publish", self._serve)
         self.unroutable = 0
 
@@ -130,7 +140,19 @@ class Publisher:
         if not window.settled.done() and session is self._session and not await _is_blocked(session.connection):
             self.link.drop(f"the node confirmed nothing for {self._timeout:g} s (LEASEHOLD_AMQP_PUBLISH_TIMEOUT)")
             session.abort()  # a stuck channel would hold up the handshake of the close
+        if window.has_refusals:
+            self._give_up_after_refusal(session)
         return window.confirmed
+
+    def _give_up_after_refusal(self, session: _Session) -> None:
+        """Replace the channel, because RabbitMQ refuses hints on it. If the first message of a channel to a quorum
+        queue meets a leader that has just died, RabbitMQ 3.10 refuses all later ones on this channel, also after the
+        queue has another leader.
+        """
+        is_new = monotonic() - session.opened_at < self._patience_with_refusals.seconds
+        if session is self._session and not is_new and not session.is_given_up.is_set():
+            self._patience_with_refusals.record_left()
+            session.is_given_up.set()
 
     def _on_return(self, name: str) -> None:
         """RabbitMQ returned a message, because its queue does not exist: somebody deleted the queue, or the broker lost
@@ -159,17 +181,23 @@ class Publisher:
                 channel: AbstractChannel = await connection.channel(publisher_confirms=True)
             ladder.record_opened()
             confirms = Confirms(self._on_return)
-            self._session = _Session(connection, channel, wire, confirms)
+            self._session = session = _Session(connection, channel, wire, confirms)
             wire.sieve.attach(channel.number, confirms)  # it gives the channel's frames to `confirms` first
             try:
-                await until_closed(channel)
+                await until_one_ends(until_closed(channel), session.is_given_up.wait())
             finally:
                 self._session = None
                 wire.sieve.detach(channel.number, confirms)
                 confirms.abandon()
             if not connection.is_opened:
                 return await until_closed(connection)  # the link logs why, and calls `_serve` with the next connection
-            log.warning("publishing channel was closed; opening another")
+            if session.is_given_up.is_set():
+                log.warning("RabbitMQ refuses hints on the publishing channel; opening another")
+                with suppress(Exception):
+                    async with guarded(CLOSE_SECONDS):
+                        await channel.close()
+            else:
+                log.warning("publishing channel was closed; opening another")
             await ladder.wait()
 
 

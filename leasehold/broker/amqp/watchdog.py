@@ -20,9 +20,9 @@ _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
 class Patience:
-    """For how many seconds a node may be silent: `seconds`. After a node was left for its silence, twice as long each
-    time, up to 10 s or `seconds`. So on an overloaded machine, where every node is slow, connections stay. The first
-    limit returns when no node was left for a minute.
+    """For how many seconds a node may be silent (or a channel may refuse hints): `seconds`. After it was left for that,
+    twice as long each time, up to 10 s or `seconds`. So on an overloaded machine, where every node is slow, connections
+    stay. The first limit returns when none was left for a minute.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Patience:
         return min(self._seconds * 2.0 ** min(self._left, 10), max(_MOST_SECONDS, self._seconds))
 
     def record_left(self) -> None:
-        """Record that a node was left because it was silent."""
+        """Record that a node was left because it was silent, or a channel because it refused hints."""
         self._left += 1
         self._left_at = monotonic()
 
