@@ -15,6 +15,8 @@ from chaos.row_changes import Change, seconds
 _CLOCK_DIFFERENCE = 0.005
 #: The longest time for which a lease lasts longer after a failover (LEASE_HAS_PASSED in transitions/workers.py).
 _GRACE_SECONDS = 10.0
+#: For this long the new primary may have taken writes when its promotion is recorded: pg_promote() looks every 0.1 s.
+_PROMOTING_SECONDS = 0.2
 _RUNNABLE = ("pending", "retry", "waiting")
 
 
@@ -47,7 +49,8 @@ def _had_old_session(history: History, record: HintRecord, failover: Failover) -
     """Whether the process had a session with the old primary after the promotion, while it held the hint."""
     if failover.silent_since is None:  # the old primary had ended before
         return False
-    since, until = max(record.since, failover.promoted_at), min(record.at, failover.ended_at)
+    since = max(record.since, failover.promoted_at - _PROMOTING_SECONDS)
+    until = min(record.at, failover.ended_at)
     return since < until and any(
         session.since < until and session.until > since
         for session in history.sessions

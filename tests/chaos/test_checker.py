@@ -675,6 +675,9 @@ ASKS_OLD = Session(ME, "leasehold worker", T0 - 9, T0 + 9, port=1)
     ("failover", "session", "excused"),
     [
         (OLD_SERVES, ASKS_OLD, True),
+        # The ACK is of T0 + 0.95. A promotion is recorded up to 0.2 s after the new primary takes writes.
+        (OLD_SERVES._replace(promoted_at=T0 + 1.1), ASKS_OLD, True),
+        (OLD_SERVES._replace(promoted_at=T0 + 1.2), ASKS_OLD, False),
         (OLD_SERVES._replace(ended_at=T0 - 1), ASKS_OLD, False),
         (OLD_SERVES._replace(silent_since=None), ASKS_OLD, False),  # it had died
         (OLD_SERVES, replace(ASKS_OLD, until=T0 - 1), False),
