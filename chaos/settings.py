@@ -7,6 +7,7 @@ SWEEP_SECONDS = 0.5
 TRUST_MARGIN_SECONDS = 1.0
 MAX_LOSSES = 20
 DATABASE_SECONDS = 10.0
+GRACE_SECONDS = 10.0  # for at most this long a lease lasts longer after a failover (LEASE_HAS_PASSED in workers.py)
 EXTERNAL_LEASE_SECONDS = 5.0  # the shortest lease that the API gives
 #: How long the key of a request that died stays reserved.
 IN_FLIGHT_SECONDS = 5.0

@@ -10,11 +10,10 @@ from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.evidence import Row
 from chaos.history import Failover, History
 from chaos.row_changes import Change, seconds
+from chaos.settings import GRACE_SECONDS
 
 #: The clocks of the proxy and of the triggers that record changes of rows may differ by this many seconds.
 _CLOCK_DIFFERENCE = 0.005
-#: The longest time for which a lease lasts longer after a failover (LEASE_HAS_PASSED in transitions/workers.py).
-_GRACE_SECONDS = 10.0
 #: For this long the new primary may have taken writes when its promotion is recorded: pg_promote() looks every 0.1 s.
 _PROMOTING_SECONDS = 0.2
 _RUNNABLE = ("pending", "retry", "waiting")
@@ -84,6 +83,6 @@ def _is_claimable(history: History, task: Row, at: float) -> bool:
     at = min(at, history.database_time(at))
     if task["status"] == "running":  # after `max_losses` lost workers the task fails, and no worker may claim it
         # After a failover a lease lasts longer, until its owner has come back.
-        grace = _GRACE_SECONDS if history.failovers else 0.0
+        grace = GRACE_SECONDS if history.failovers else 0.0
         return seconds(task["lease_until"]) + grace < at and task["losses"] < history.terms.max_losses
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at

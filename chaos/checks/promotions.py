@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from chaos.checks.verdict import NotApplicable, Observation, observed
 from chaos.history import History, is_external
 from chaos.row_changes import Change, seconds
-from chaos.settings import DATABASE_SECONDS
+from chaos.settings import DATABASE_SECONDS, GRACE_SECONDS
 from chaos.starvation import OURSELVES
 
 #: A failover may cause a loss from this long before the promotion on: the primary is silent then.
@@ -20,8 +20,6 @@ _SILENCE_SECONDS = 8.0
 #: A failover may cause a loss until this long after the promotion: a lease of 4 s that nobody could renew, and the
 #: grace of 10 s, have passed by then.
 _LEASES_SECONDS = 16.0
-#: For this long leases last longer after a failover (LEASE_HAS_PASSED in transitions/workers.py).
-_GRACE_SECONDS = 10.0
 #: A worker needs at most this long to reach the new primary and to renew its leases there.
 _RETURN_SECONDS = 3.0
 #: A worker may fail to renew its lease if it, or the proxy before the database, waits for a processor for this part of
@@ -88,7 +86,7 @@ def _was_kept_away(history: History, task: str, charge: Change) -> bool:
         for failover in history.failovers
         if failover.silent_since is not None and owner.partition(".")[0] in failover.cut_off
     )
-    return charge.at - ended_at > _GRACE_SECONDS and charge.at - since - kept_away < _RETURN_SECONDS
+    return charge.at - ended_at > GRACE_SECONDS and charge.at - since - kept_away < _RETURN_SECONDS
 
 
 def _was_starved(history: History, task: str, charge: Change) -> bool:

@@ -180,7 +180,7 @@ async def test_a_declare_that_is_stuck_is_given_up_although_its_channel_does_not
 
     stuck: Any = SimpleNamespace(channel=channel)
     monkeypatch.setattr(topology, "RPC_SECONDS", 0.01)
-    monkeypatch.setattr(topology, "CLOSE_SECONDS", 0.01, raising=False)
+    monkeypatch.setattr(connection, "CLOSE_SECONDS", 0.01)
     declaring = asyncio.ensure_future(Topology("test", "quorum").declare(stuck, "q"))
     done, _ = await asyncio.wait({declaring}, timeout=5)
     declaring.cancel()

@@ -89,6 +89,15 @@ async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
     await asyncio.wait({resource.closing})
 
 
+async def close(resource: AbstractConnection | AbstractChannel) -> None:
+    """Close `resource` with AMQP's handshake, for at most CLOSE_SECONDS. After that the close is cancelled: a close may
+    wait for a request that RabbitMQ never answers. The cancelled close of a connection drops its socket.
+    """
+    with suppress(Exception):
+        async with guarded(CLOSE_SECONDS):
+            await resource.close()
+
+
 def _reason(connection: AbstractConnection) -> str:
     closing = connection.closing
     error = closing.exception() if closing.done() and not closing.cancelled() else None
@@ -258,11 +267,7 @@ class Link:
             await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None
-            # Close with AMQP's handshake, for at most CLOSE_SECONDS. After that the close is cancelled, which drops the
-            # socket.
-            with suppress(Exception):
-                async with guarded(CLOSE_SECONDS):
-                    await connection.close()
+            await close(connection)
 
     async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
         self._drop_requested.clear()

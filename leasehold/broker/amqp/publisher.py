@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -16,7 +15,7 @@ import structlog
 from aiormq.abc import AbstractChannel, AbstractConnection
 
 from leasehold.broker.amqp.confirms import Confirms, Window, publish
-from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, Link, guarded, until_closed, until_one_ends
+from leasehold.broker.amqp.connection import Ladder, Link, close, guarded, until_closed, until_one_ends
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.watchdog import Patience
 from leasehold.broker.amqp.wire import Wire
@@ -193,9 +192,7 @@ class Publisher:
                 return await until_closed(connection)  # the link logs why, and calls `_serve` with the next connection
             if session.is_given_up.is_set():
                 log.warning("RabbitMQ refuses hints on the publishing channel; opening another")
-                with suppress(Exception):
-                    async with guarded(CLOSE_SECONDS):
-                        await channel.close()
+                await close(channel)
             else:
                 log.warning("publishing channel was closed; opening another")
             await ladder.wait()

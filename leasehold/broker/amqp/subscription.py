@@ -14,7 +14,7 @@ from aiormq import spec
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from leasehold.broker.amqp.acks import Acks
-from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, guarded, until_closed
+from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, close, guarded, until_closed
 from leasehold.broker.amqp.deliveries import Deliveries, Message
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.wire import Wire
@@ -127,14 +127,9 @@ class Subscription:
             await asyncio.wait({channel.closing, until_cancelled, sender}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._consumer_tag = self._channel = self._acks = None
-            await self._close(channel, sender, until_cancelled)
+            await cancel_and_wait(sender, until_cancelled)
+            await close(channel)
             wire.sieve.detach(channel.number, deliveries)
-
-    async def _close(self, channel: AbstractChannel, *tasks: asyncio.Task[object]) -> None:
-        await cancel_and_wait(*tasks)
-        with suppress(Exception):
-            async with guarded(CLOSE_SECONDS):
-                await channel.close()
 
     def _report(self, error: Exception | None) -> None:
         """Log an error only if it differs from the last: a queue may be out of order for hours."""

@@ -8,14 +8,13 @@ none of them.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any, Literal
 
 import structlog
 from aiormq.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelPreconditionFailed
 
-from leasehold.broker.amqp.connection import CLOSE_SECONDS, guarded
+from leasehold.broker.amqp.connection import close, guarded
 from leasehold.broker.base import BANDS
 
 #: RabbitMQ sets a hint aside after this many deliveries. This is only a second safeguard: PostgreSQL counts the
@@ -65,7 +64,7 @@ class Topology:
             self._log_conflict(name, conflict)
         finally:
             if channel is not None:
-                await _close(channel)
+                await close(channel)
 
     def _log_conflict(self, name: str, conflict: ChannelPreconditionFailed) -> None:
         if name in self._conflicts:
@@ -90,10 +89,3 @@ class Topology:
 
     def _set_aside_arguments(self) -> dict[str, Any]:
         return {"x-queue-type": self.queue_type, "x-max-length": SET_ASIDE_MAX, "x-overflow": "drop-head"}
-
-
-async def _close(channel: AbstractChannel) -> None:
-    """Close the channel, also while its declare is stuck: RabbitMQ answers the close only after the declare."""
-    with suppress(Exception):
-        async with guarded(CLOSE_SECONDS):
-            await channel.close()
