@@ -17,7 +17,7 @@ from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.pipeline import ConversionParams
 from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise, refusals, tflite
-from leasehold.pipelines.conversion.toolchain.comparison import LARGEST, compare, describe
+from leasehold.pipelines.conversion.toolchain.comparison import LARGEST_FLOAT, compare, describe
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import _noise
 from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
 from leasehold.pipelines.conversion.toolchain.running import Runnable
@@ -222,7 +222,7 @@ async def test_a_model_with_too_many_values_for_the_packages_manifest_is_refused
 def test_an_answer_that_is_infinite_in_int8_is_as_far_away_as_can_be() -> None:
     reference, answer = {"y": np.array([[1.0, 2.0]])}, {"y": np.array([[np.inf, 2.0]])}
     compared = compare([reference], [answer])["y"]
-    assert compared == {"snr_db": -200.0, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": 0.0}
+    assert compared == {"snr_db": -200.0, "cosine": 0.0, "max_error": LARGEST_FLOAT, "top1_agreement": 0.0}
     assert compare([answer], [answer])["y"] == {
         "snr_db": 200.0, "cosine": 1.0, "max_error": 0.0, "top1_agreement": 1.0,
     }  # fmt: skip
@@ -231,8 +231,8 @@ def test_an_answer_that_is_infinite_in_int8_is_as_far_away_as_can_be() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_layer_that_is_not_finite_in_int8_is_the_worst_one(bad: float) -> None:
     reference = np.array([[1.0, 2.0]])
-    assert _noise(reference, np.array([[bad, 2.0]])) == LARGEST
-    assert _noise(reference, np.array([[1.0]])) == LARGEST
+    assert _noise(reference, np.array([[bad, 2.0]])) == LARGEST_FLOAT
+    assert _noise(reference, np.array([[1.0]])) == LARGEST_FLOAT
     assert _noise(np.array([[bad, 2.0]]), np.array([[bad, 2.0]])) == 0.0
 
 

@@ -34,7 +34,7 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewConversion:
-    """A conversion to write. The job's exclusive_key is the user, because PostgreSQL admits one unfinished job for each
+    """A conversion to write. The job's exclusive_key is the user: a unique index allows one unfinished job for each
     key. `owner_tenant`: a tenant of the client's own, which the API returns. It gives no rights: the job's tenant does.
     `input`: what the client sent, as the API shows it.
     """
@@ -61,11 +61,11 @@ async def create(connection: Connection, new: NewConversion) -> Submitted:
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "job_exclusive":
             raise
-        raise Busy(await _unfinished(connection, new)) from None
+        raise Busy(await _unfinished_job(connection, new)) from None
     return submitted
 
 
-async def _unfinished(connection: Connection, new: NewConversion) -> UUID | None:
+async def _unfinished_job(connection: Connection, new: NewConversion) -> UUID | None:
     job_id: UUID | None = await connection.fetchval(
         "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
         new.job.tenant_id,
@@ -109,7 +109,7 @@ async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bo
 
 
 async def forget_expired(connection: Connection, limit: int = 1000) -> None:
-    """Housekeeping: forget conversions that were deleted REMEMBER_EXPIRED ago."""
+    """Housekeeping: forget conversions that were deleted (at `forgotten_at`) REMEMBER_EXPIRED ago."""
     await connection.execute(
         "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"
         " WHERE forgotten_at < statement_timestamp() - $1::interval ORDER BY forgotten_at LIMIT $2)",
@@ -133,7 +133,10 @@ async def newest(
     before: UUID | None,
     limit: int,
 ) -> tuple[Sequence[Row], int]:
-    """A page of conversions, newest first, and the number of conversions on all pages (counted up to MAX_COUNTED)."""
+    """A page of conversions, newest first, and the number of conversions on all pages (counted up to MAX_COUNTED).
+
+    `before`: the last job of the page before; None: the first page. None for `user_id` or `states`: any.
+    """
     page = await connection.fetch(
         f"{_CONVERSION} WHERE {_SELECTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",
         tenant_id, user_id, states, before, limit,

@@ -19,7 +19,7 @@ conversion = Table(
     Column("owner_tenant", Text),  # the client's own `tenant_id`: the API returns it, and it grants nothing
     Column("source_filename", Text, nullable=False),
     Column("input", JSONB, nullable=False),  # {filename, object_key, size_bytes, ref_images_count}
-    Column("client_id", Text),  # the client whose key created it; NULL in rows older than this column
+    Column("client_id", Text),  # the client whose API key created it; NULL in rows older than this column
     Column("promoting_until", TIMESTAMP(timezone=True)),  # until then a promote request holds the conversion
     Column("promoted", JSONB),  # the keys at the target, once all artifacts are copied
     # For the lists, newest first: of a tenant, and of one user of a tenant.
@@ -42,16 +42,16 @@ promoted_object = Table(
     metadata,
     Column("key", Text, primary_key=True),  # the key at the target, with the tenant's folder
     Column("tenant_id", Text, nullable=False),
-    Column("job_id", Uuid),  # the job whose artifact lies there; NULL until a call has finished
-    Column("turn", Uuid),  # the call that is writing the key
-    Column("for_job", Uuid),  # the job that this call promotes
-    Column("until", TIMESTAMP(timezone=True)),  # after this time the call counts as dead, and a worker undoes it
-    Column("reached", Text),  # what the call may have done at the key: created | unsure | replaced
-    Column("backup", Text),  # the key in our own store of the object that the call replaces
+    Column("job_id", Uuid),  # the job whose artifact lies there; NULL until a request has finished
+    Column("turn", Uuid),  # the id of the promote request that is writing the key
+    Column("for_job", Uuid),  # the job that this request promotes
+    Column("until", TIMESTAMP(timezone=True)),  # after this time the request counts as dead, and a worker undoes it
+    Column("reached", Text),  # what the request may have done at the key: created | unsure | replaced
+    Column("backup", Text),  # where our own store has a copy of the object that the request replaces
     CheckConstraint("reached IN ('created', 'unsure', 'replaced')", name="reached_known"),
     CheckConstraint("(turn IS NULL) = (until IS NULL) AND (turn IS NULL) = (for_job IS NULL)", name="turn_ends"),
     # false <= true, so `<=` means "implies".
     CheckConstraint("(reached = 'replaced') <= (backup IS NOT NULL)", name="replaced_has_backup"),
-    # For the keys of unfinished calls: by their job, and by the time after which they count as dead.
+    # For the keys of unfinished requests: by their job, and by the time after which a request counts as dead.
     Index("promoted_object_turn", "for_job", "until", postgresql_where=text("turn IS NOT NULL")),
 )

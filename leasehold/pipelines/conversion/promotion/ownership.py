@@ -4,9 +4,10 @@ promotion is a call of the API that copies a job's artifacts to another bucket, 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
 These rows name the objects to remove and to restore, so the leading worker can undo a call whose process died.
 
-Columns of a key's row: `turn` is the id of the call that has claimed the key, `for_job` the job that this call
-promotes, `reached` the change that the call may have made, and `job_id` the job whose artifact lies at the key. Columns
-of a conversion: `promoting_until`, until when a call has claimed the job, and `promoted`, the keys of a finished call.
+Columns of a key's row: `turn` is the id of the call that has claimed the key, `until` when this call counts as dead,
+`for_job` the job that the call promotes, `reached` the change that it may have made, and `job_id` the job whose
+artifact lies at the key. Columns of a conversion: `promoting_until`, until when a call has claimed the job, and
+`promoted`, the keys of a finished call.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LEASE_SECONDS = 900
 COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
 #: Seconds for which a new call, or the leading worker, holds the keys of dead calls while it undoes them. More than
-#: UNDO_SECONDS.
+#: UNDO_SECONDS, because nobody else may hold a key that is still being undone.
 _UNDO_LEASE_SECONDS = 300
 #: The most keys of dead calls that the leading worker undoes at once.
 _MAX_DEAD_KEYS = 20
@@ -54,8 +55,8 @@ class PromoteCall:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """What a call may have done at a key that it has claimed. `change` None: nothing yet. `backup`: the key in the
-    installation's store that holds a copy of the replaced object.
+    """What a call may have done at a key that it has claimed. `change` None: it has done nothing yet. `backup`: the key
+    in the installation's store that holds a copy of the replaced object.
     """
 
     call_id: UUID

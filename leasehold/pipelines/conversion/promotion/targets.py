@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds that the transfer of one artifact may take.
 _MAX_SECONDS = 300.0
-#: The largest object of a file service that can be replaced. It is first downloaded, to be backed up.
+#: The largest object of a file service that can be replaced, because the object is first downloaded as a backup.
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
 #: The metadata field of an object that names the call that wrote it.
@@ -100,7 +100,7 @@ def is_configured(settings: Settings) -> bool:
     return settings.promote_url is not None or settings.promote_bucket is not None
 
 
-def _failed(key: str) -> BadGateway:
+def _promotion_failed(key: str) -> BadGateway:
     return BadGateway("promotion_failed", f"{key} could not be written to the target; nothing was promoted.")
 
 
@@ -108,8 +108,8 @@ class _Bucket:
     """Another bucket. `conditional`: `create` sends `If-None-Match`, so that the store refuses the put if the key holds
     an object.
 
-    Some stores ignore this header. So `create` also looks at the key itself, when all bytes have arrived. Then it
-    overwrites an object only if somebody puts it there in the moment between this look and the end of the upload.
+    Some stores ignore this header. So `create` also looks at the key itself, when all bytes have arrived. The upload
+    can then overwrite only an object that somebody writes between this look and the end of the upload.
     """
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
@@ -126,7 +126,9 @@ class _Bucket:
             await self._copy(self._store, source, self._target_store, key, key, size, call_id, only_new=True)
         except PutRefused:
             raise target_exists(key) from None
-        return True  # the metadata of the object names the call, so `remove` removes no object of another call
+        # True even for a store that ignores the header: `remove` reads the call from the object's metadata, so an undo
+        # never removes an object of another call.
+        return True
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
         await self._copy(self._store, source, self._target_store, key, key, size, call_id)
@@ -161,8 +163,9 @@ class _Bucket:
         only_new: bool = False,
     ) -> None:
         """Copy the object `source` to the key `destination`. `target_key`: the key at the target, which errors name: a
-        client does not know the keys of the installation's store. `only_new`: raises PutRefused if `destination` holds
-        an object.
+        client does not know the keys of the installation's store. `size`: refuse a copy of another size; None: any size
+        is right. `call_id` "": the object names no call. `only_new`: raises PutRefused if `destination` holds an
+        object.
         """
         metadata = {_CALL_FIELD: call_id} if call_id else {}
         upload = destination_store.upload(
@@ -173,7 +176,7 @@ class _Bucket:
                 async for piece in source_store.pieces(source):
                     await upload.write(piece)
                 if size is not None and upload.size != size:
-                    raise _failed(target_key)
+                    raise _promotion_failed(target_key)
                 if only_new and await destination_store.head(destination) is not None:
                     raise PutRefused(destination)
                 await upload.finish()
@@ -190,13 +193,14 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
         raise
     except StoreError as error:
         log.warning("a promotion failed", error=type(error).__name__)
-        raise _failed(key) from error
+        raise _promotion_failed(key) from error
 
 
 class _FileService:
-    """An HTTP file service. Each request has a bearer token. `PUT {base}/{key}` with `If-None-Match: *` creates an
-    object, `PUT` without this header replaces it, and `DELETE` removes it. A service may lack `HEAD`; without `GET`,
-    nothing can be replaced. A service at a private address is refused, unless a setting allows its network.
+    """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`.
+    `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this header replaces it, and `DELETE`
+    removes it. A service may lack `HEAD`. Without `GET`, nothing can be replaced, because a backup comes first. A
+    service at a private address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -214,7 +218,7 @@ class _FileService:
             return Existing.NOTHING
         if answer.status in (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED):
             return Existing.UNKNOWN
-        raise _refused(key, answer)
+        raise _promotion_refused(key, answer)
 
     async def create(self, key: str, source: str, size: int, call_id: str) -> bool:
         request_headers = {
@@ -227,14 +231,14 @@ class _FileService:
         if answer.status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
             raise target_exists(key)
         if not _is_success(answer):
-            raise _refused(key, answer)
+            raise _promotion_refused(key, answer)
         return answer.status == HTTPStatus.CREATED
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
         request_headers = {"Content-Length": str(size), "Content-Type": _BINARY, "X-Request-Id": call_id}
         answer = await self._ask("PUT", key, request_headers, partial(self._store.pieces, source))
         if not _is_success(answer):
-            raise _refused(key, answer)
+            raise _promotion_refused(key, answer)
 
     async def back_up(self, key: str, backup: str) -> None:
         with tempfile.TemporaryDirectory() as directory:
@@ -245,7 +249,7 @@ class _FileService:
                 status = await self._download(key, path)
             if status != HTTPStatus.OK:
                 log.warning("the file service does not return the object that is to be replaced", status=status)
-                raise _failed(key)
+                raise _promotion_failed(key)
             with _as_bad_gateway(key):
                 await self._store.put(
                     backup, path, content_type=_BINARY, metadata={}, may_replace=lambda _existing: True
@@ -262,7 +266,7 @@ class _FileService:
                 headers=await self._authorization(),
             )
         except (EgressRefused, EgressFailed) as error:
-            raise _failed(key) from error
+            raise _promotion_failed(key) from error
         return download.status
 
     async def restore(self, key: str, backup: str) -> None:
@@ -270,13 +274,13 @@ class _FileService:
             head = await self._store.head(backup)
         if head is None:
             log.warning("the backup of a promoted object is missing", key=key)
-            raise _failed(key)
+            raise _promotion_failed(key)
         await self.replace(key, backup, head.size, "")
 
     async def remove(self, key: str, call_id: str) -> None:
         answer = await self._ask("DELETE", key, {"X-Request-Id": call_id})
         if not _is_success(answer) and answer.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-            raise _refused(key, answer)
+            raise _promotion_refused(key, answer)
 
     async def _authorization(self) -> dict[str, str]:
         token = self._token if self._tokens is None else await self._tokens.token()
@@ -301,6 +305,7 @@ class _FileService:
     async def _ask_once(
         self, method: str, key: str, request_headers: dict[str, str], content: Callable[[], AsyncIterable[bytes]] | None
     ) -> Answer:
+        # A header without a value is left out: a restore belongs to no call.
         headers = {name: value for name, value in {**await self._authorization(), **request_headers}.items() if value}
         body = b"" if content is None else content()
         try:
@@ -309,13 +314,13 @@ class _FileService:
             )
         except (EgressRefused, EgressFailed, StoreError) as error:
             log.warning("a promotion failed", error=type(error).__name__, code=getattr(error, "code", None))
-            raise _failed(key) from error
+            raise _promotion_failed(key) from error
 
 
 def _is_success(answer: Answer) -> bool:
     return 200 <= answer.status < 300  # noqa: PLR2004 - HTTP's successes
 
 
-def _refused(key: str, answer: Answer) -> BadGateway:
+def _promotion_refused(key: str, answer: Answer) -> BadGateway:
     log.warning("a promotion was refused", status=answer.status)
-    return _failed(key)
+    return _promotion_failed(key)

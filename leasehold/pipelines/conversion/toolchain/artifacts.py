@@ -1,5 +1,5 @@
-"""The names of the files that the open toolchain and the toolchain of Kneron write, and helpers for their reports and
-their progress.
+"""The names of the files that both toolchains write (our own of open-source libraries, and that of the vendor Kneron),
+and helpers for their reports and their progress.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from leasehold.domain.verdicts import File
 from leasehold.domain.work import Work
 
 BINARY = "application/octet-stream"
+# The vendor's names: BIE for the int8 model, NEF for the package that a chip loads.
 ONNX, BIE, NEF = "output/out.onnx", "output/out.bie", "output/out.nef"
 ONNX_REPORT, BIE_REPORT, REPORT = "output/onnx-report.json", "output/bie-report.json", "output/report.json"
 

@@ -1,4 +1,6 @@
-"""Compares the outputs of two models, and measures how fast a model runs. Both toolchains call it for their reports."""
+"""Compares the outputs of two models, and measures how fast a model runs. Both toolchains (our own of open-source
+libraries, and Kneron's) call it for their reports.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-_MAX_DB = 200.0  # reported as the SNR of equal outputs, which is infinite; -_MAX_DB for an infinite difference
+#: Equal outputs have an infinite SNR: _MAX_DB is reported. For an infinite difference, -_MAX_DB is reported.
+_MAX_DB = 200.0
 #: Reported for an infinite difference. JSON has no infinity, and null would look as if nothing had been measured.
-LARGEST = sys.float_info.max
+LARGEST_FLOAT = sys.float_info.max
 _TIMED_RUNS = 5
 
 
@@ -22,7 +25,7 @@ def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[
     """For each output, over all samples: SNR in dB, cosine similarity, largest error, and top-1 agreement (0 to 1).
 
     The first three leave out values that are NaN or infinite in the reference. An output counts as infinitely different
-    (`LARGEST`) if its shape differs, or if it has a NaN or infinite value where the reference has a finite one.
+    (`LARGEST_FLOAT`) if its shape differs, or if it has a NaN or infinite value where the reference has a finite one.
     """
     return {
         name: _compare_output([answer[name] for answer in reference], [answer[name] for answer in answers])
@@ -35,7 +38,7 @@ def _compare_output(reference: list[np.ndarray[Any, Any]], answers: list[np.ndar
     pairs = list(zip(reference, answers, strict=True))
     top1_equal = [_same_top1(expected, answer) for expected, answer in pairs]
     agreement = sum(top1_equal) / len(top1_equal)
-    infinite_difference = {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST, "top1_agreement": agreement}
+    infinite_difference = {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST_FLOAT, "top1_agreement": agreement}
     if any(expected.shape != answer.shape for expected, answer in pairs):
         return infinite_difference
     all_expected, all_answers = (
@@ -63,7 +66,7 @@ def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> boo
 
 
 def _snr_db(signal: float, noise: float) -> float:
-    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0 if the reference is zeros and the other is not."""
+    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0 if only the reference is zeros."""
     if not noise:
         return _MAX_DB
     ratio = signal / noise

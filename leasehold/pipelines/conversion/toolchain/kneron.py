@@ -1,4 +1,5 @@
-"""The steps of the toolchain of the vendor Kneron. They call its package `ktc` as the public manual documents it.
+"""The steps of the toolchain of the vendor Kneron. They call the vendor's package `ktc` as its public manual says. The
+vendor's names are BIE for the int8 model, and NEF for the package that a chip loads.
 
 **The package exists only in the vendor's container image.** So the tests run only against a double that records the
 documented calls. The vendor's tools start programs of their own: in such an image, configure the worker's sandbox to
@@ -41,13 +42,16 @@ from leasehold.pipelines.conversion.toolchain.shapes import facts_of, fix_inputs
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite
 
 _OLD_OPSET = 11  # models of an older opset go through the vendor's converter from ONNX 1.4 to 1.6
-_MAX_TEXT = 10_000
-#: One thread: the analyser's memory grows with each thread, and it aborts if memory is short.
+_MAX_REPORT_CHARACTERS = 10_000  # of the vendor's evaluation, which our report quotes
+#: One thread, because each thread makes the analyser's memory grow, and the analyser aborts if memory is short.
 _THREADS = 1
 
 
 def optimise(work: Work) -> Done:
-    """Convert a .tflite model to ONNX, then run the vendor's optimiser. Raises Permanent; Retryable without `ktc`."""
+    """Convert a .tflite model to ONNX, then run the vendor's optimiser.
+
+    Raises Retryable if this worker has no `ktc`, and Permanent if the model is refused.
+    """
     params: ConversionParams = work.params
     tools = _ktc().onnx_optimizer
     source = work.files["model"]
@@ -97,7 +101,7 @@ def quantise(work: Work) -> Done:
     }
     if params.enable_evaluate:
         report_progress(work, 5, "evaluating")
-        report["evaluate"] = str(_call(config.evaluate))[:_MAX_TEXT]
+        report["evaluate"] = str(_call(config.evaluate))[:_MAX_REPORT_CHARACTERS]
     report_progress(work, 15, "analysing")
     samples_by_input = {name: [sample[name] for sample in inputs_to_run] for name in inputs_to_run[0]}
     bie_path = _call(config.analysis, samples_by_input, output_dir=str(work.directory.absolute()), threads=_THREADS)
@@ -105,14 +109,14 @@ def quantise(work: Work) -> Done:
     simulations = {}
     if params.enable_sim_fp:
         report_progress(work, 70, "simulating in float")
-        simulations["sim_fp"] = [_inference(ktc, params, sample, onnx_file=str(source)) for sample in inputs_to_run]
+        simulations["sim_fp"] = [_simulate(ktc, params, sample, onnx_file=str(source)) for sample in inputs_to_run]
     if params.enable_sim_fixed:
         report_progress(work, 80, "simulating in fixed point")
         simulations["sim_fixed"] = [
-            _inference(ktc, params, sample, bie_file=str(target.absolute())) for sample in inputs_to_run
+            _simulate(ktc, params, sample, bie_file=str(target.absolute())) for sample in inputs_to_run
         ]
     report |= {name: comparison.describe(answers) for name, answers in simulations.items()}
-    if len(simulations) > 1:
+    if len(simulations) == 2:  # noqa: PLR2004 - both simulations
         report["outputs"] = comparison.compare(simulations["sim_fp"], simulations["sim_fixed"])
     value: dict[str, Any] = {name: report[name] for name in ("calibration", "outputs") if name in report}
     return Done(json_file(work, BIE_REPORT, report) | {BIE: File(target, BINARY)}, value)
@@ -132,7 +136,7 @@ def package(work: Work) -> Done:
         inputs = report["onnx"]["optimised"]["inputs"]
         inputs_to_run, _ = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
         answers = [
-            _inference(ktc, params, sample, nef_file=str(target.absolute()), model_id=params.model_id)
+            _simulate(ktc, params, sample, nef_file=str(target.absolute()), model_id=params.model_id)
             for sample in inputs_to_run
         ]
         report["sim_hw"] = comparison.describe(answers)
@@ -153,7 +157,8 @@ def _config(ktc: Any, params: ConversionParams, **source: str) -> Any:
     return _call(ktc.ModelConfig, params.model_id, params.version, params.platform, **source)
 
 
-def _inference(ktc: Any, params: ConversionParams, sample: Tensors, **source: Any) -> Tensors:
+def _simulate(ktc: Any, params: ConversionParams, sample: Tensors, **source: Any) -> Tensors:
+    """The model's answer to one sample. `source`: the model's file, by the parameter of `ktc` for its kind."""
     answers = _call(
         ktc.kneron_inference,
         list(sample.values()),

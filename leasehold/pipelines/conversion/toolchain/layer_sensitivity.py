@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from leasehold.pipelines.conversion.toolchain.comparison import LARGEST
+from leasehold.pipelines.conversion.toolchain.comparison import LARGEST_FLOAT
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 
@@ -22,21 +22,21 @@ _MAX_SAMPLES = 2
 #: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.
-_MOVING = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
+_MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
 #: Operators without weights: they cannot add quantisation noise. But they can make the signal smaller, and then the
 #: noise is a larger share of the signal. So their outputs are measured, but the report does not name them.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
 def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], directory: Path) -> list[dict[str, Any]]:
-    """The layers that add most noise, the worst first. For each layer, the sample with its largest noise counts.
+    """The layers that add most noise, the worst first. A layer's noise is that of its worst sample.
 
     `noise`: the power of the noise in the layer's output, as a share of the signal's power. `added`: this noise less
     the noise of the layer's noisiest input.
     """
     model = onnx.load_model(float_path, load_external_data=False)
     int8_model = onnx.load_model(int8_path, load_external_data=False)
-    names = _comparable(model, int8_model)
+    names = _comparable_outputs(model, int8_model)
     noise = dict.fromkeys(names, 0.0)
     float_exposed = _with_outputs(model, names, directory / "exposed-0.onnx")
     int8_exposed = _with_outputs(int8_model, names, directory / "exposed-1.onnx")
@@ -54,13 +54,14 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
     return sorted(layers, key=lambda layer: (-layer["added"], layer["layer"]))[:_REPORTED_LAYERS]
 
 
-def _comparable(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str]:
+def _comparable_outputs(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str]:
     """The names of the layers' outputs that both graphs have, in float. All together have at most _MAX_BYTES."""
+    # The output of QuantizeLinear is integers, so it cannot be compared with floats.
     int8_names = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
     names, bytes_left = [], _MAX_BYTES
     for node in model.graph.node:
-        if node.op_type in _MOVING:
+        if node.op_type in _MOVING_OPERATORS:
             continue
         for name in node.output:
             value = values.get(name) if name in int8_names else None
@@ -87,15 +88,15 @@ def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
     """The power of the difference, as a share of the reference's power. Values that are NaN or infinite in the
-    reference are left out. LARGEST (the largest float): the shapes differ, or the int8 model has a NaN or infinite
-    value where the reference has a finite one.
+    reference are left out. LARGEST_FLOAT: the shapes differ, or the int8 model has a NaN or infinite value where the
+    reference has a finite one.
     """
     if reference.shape != quantised.shape:
-        return LARGEST
+        return LARGEST_FLOAT
     finite = np.isfinite(reference)
     expected, answer = (side[finite].astype(np.float64) for side in (reference, quantised))
     if not np.isfinite(answer).all():
-        return LARGEST
+        return LARGEST_FLOAT
     signal, error = float(np.sum(np.square(expected))), float(np.sum(np.square(expected - answer)))
     return error / signal if signal else float(error > 0)
 

@@ -1,7 +1,7 @@
-"""Reads an untrusted ONNX file for the open toolchain and the toolchain of Kneron, and refuses a model that breaks a
-limit.
+"""Reads an untrusted ONNX file for both toolchains (our own of open-source libraries, and that of the vendor Kneron),
+and refuses a model that breaks a limit.
 
-It checks cheap limits first. A model may not refer to another file, and may use only operators of the ONNX standard.
+Cheap limits are checked first. A model may not refer to another file, and may use only operators of the ONNX standard.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
     """
     nodes = 0
     unsupported = {f"{function.domain}.{function.name}" for function in model.functions}
-    for graph in _graphs(model.graph, limits):
+    for graph in _checked_graphs(model.graph, limits):
         nodes += len(graph.node)
         if nodes > limits.max_nodes:
             raise refusals.too_many_nodes(limits.max_nodes)
@@ -78,7 +78,7 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
         raise refusals.unsupported_operators(sorted(unsupported))
 
 
-def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iterator[onnx.GraphProto]:
+def _checked_graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iterator[onnx.GraphProto]:
     """This graph and the graphs in the attributes of its nodes. Also checks the names in the graphs, and the tensors in
     the attributes.
     """
@@ -91,9 +91,9 @@ def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iter
             for tensor in (attribute.t, *attribute.tensors):
                 _check_tensor(tensor, limits)
             if attribute.HasField("g"):
-                yield from _graphs(attribute.g, limits, depth + 1)
+                yield from _checked_graphs(attribute.g, limits, depth + 1)
             for inner in attribute.graphs:
-                yield from _graphs(inner, limits, depth + 1)
+                yield from _checked_graphs(inner, limits, depth + 1)
 
 
 def _check_names(graph: onnx.GraphProto) -> None:
@@ -109,7 +109,7 @@ def _check_names(graph: onnx.GraphProto) -> None:
 
 def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
     """Refuse a tensor that is too large, or whose data is outside of the model's file. Such data may be in another file
-    or at an address in memory: onnxruntime would read both.
+    or at an address in memory, and onnxruntime would read it from there.
     """
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
         raise refusals.external_data(tensor.name)

@@ -1,9 +1,9 @@
 """The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine, in place of the
 toolchain of the chips' vendor, Kneron. Two names come from the vendor: BIE for the int8 model, NEF for the package.
 
-Every step is deterministic in its input bytes, parameters and version. Measured times go into `Done.value`, never into
-a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path, and a
-step drops the parsed model before it opens the next session.
+For equal input bytes, parameters and versions, a step writes equal files. So measured times go into `Done.value`, never
+into a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path,
+and a step drops the parsed model before it opens the next session.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def quantise(work: Work) -> Done:
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
     report_progress(work, 0, "reading the reference images")
-    declared = facts_of(load(source, params.limits))["inputs"]
+    model_inputs = facts_of(load(source, params.limits))["inputs"]
     # `origin`: "reference images" or "generated".
     inputs_to_run, origin = samples(
-        work.files["references"], declared, params.preprocessing, params.limits, params.seed
+        work.files["references"], model_inputs, params.preprocessing, params.limits, params.seed
     )
     report_progress(work, 5, "running the float model")
     float_answers, float_time = _run(source, inputs_to_run, timed=params.enable_evaluate)
@@ -167,8 +167,8 @@ def package(work: Work) -> Done:
         raise refusals.not_packageable(str(error)) from error
     report_progress(work, 60, "running the package")
     graph.write_bytes(nef.read(path).part("model.onnx"))
-    packed = Runnable(graph)
-    packed.run(packed.random_input(np.random.default_rng(params.seed)))
+    packaged_model = Runnable(graph)
+    packaged_model.run(packaged_model.random_input(np.random.default_rng(params.seed)))
     graph.unlink()
     return Done(files | {NEF: File(path, BINARY)}, {"bytes": path.stat().st_size, "toolchain": "open"})
 

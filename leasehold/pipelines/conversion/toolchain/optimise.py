@@ -93,7 +93,7 @@ def largest_difference(trials: list[tuple[Tensors, Tensors]], optimised: Path) -
     """
     model = Runnable(optimised)
     worst = max(_relative_difference(answer, model.run(inputs)) for inputs, answer in trials)
-    if not worst <= _TOLERANCE:  # so that NaN is refused, too
+    if not worst <= _TOLERANCE:  # not `>`, because NaN must be refused, too
         raise refusals.not_equivalent(worst)
     return worst
 
@@ -114,7 +114,7 @@ def _relative_difference(original: Tensors, optimised: Tensors) -> float:
         if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
             return float("inf")
         if finite.any():
-            scale = max(float(np.abs(expected[finite]).max()), 1e-6)
+            scale = max(float(np.abs(expected[finite]).max()), 1e-6)  # not 0, even if all values are
             worst = max(worst, float(np.abs(expected[finite] - actual[finite]).max()) / scale)
     return worst
 
