@@ -1,5 +1,6 @@
-"""Downloads a provider's files for the `store` step. Private addresses are refused, and sizes are bounded. The
-first bytes of a file decide its type: the Content-Type that the provider sends does not count.
+"""Downloads a provider's files for the step `store` of a generation (an order of images or a video). Private addresses
+are refused, and sizes are bounded. The first bytes of a file decide its type: the Content-Type that the provider sends
+does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ _TIMEOUT_SECONDS = 600.0
 _REDIRECTS = 3
 _OK = 200
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-_TEMPORARY_REFUSALS = frozenset({"host_unknown"})  # DNS may work again later
+#: The codes of EgressRefused that may pass: DNS may work again later.
+_TEMPORARY_REFUSALS = frozenset({"host_unknown"})
 
 # The bytes that show a type, their position, and the extension and the content type. The first match counts.
 _IMAGES = (

@@ -1,4 +1,6 @@
-"""Counts and times a worker's requests to providers. `ProviderContext` wraps each provider with `measured`."""
+"""Counts and times a worker's requests to providers (services that make images or videos). `ProviderContext` wraps each
+provider with `measured`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ SECONDS = histogram(
 )
 
 _OUTCOMES = {Rejected: "rejected", TryLater: "later", OutcomeUnknown: "unknown", CancelledError: "cancelled"}
-_bounded_names = Bounded()  # so that the names of providers make only so many time series
+_bounded_names = Bounded()  # further names of providers share one time series
 
 
 def measured(provider: Provider) -> Provider:

@@ -1,5 +1,5 @@
-"""Cancels and retries of generations. They follow the common rules for jobs, and two more: a cancel also withdraws the
-order at the provider, and a retry gets as much time as the first order had.
+"""Cancels and retries of generations (orders of images or videos at an outside provider). They follow the common rules
+for jobs, and two more: a cancel also withdraws the order at the provider, and a retry gets a new deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from leasehold.transitions.jobs import NewJob
 
 
 def operations() -> KindOperations:
-    """The hook `operations` of the kind `generation`."""
+    """What the actions on jobs (cancel, retry, adopt an order) do for generations. To adopt an order is to give the job
+    the id of its order, which a person has found at the provider.
+    """
     orders = UnknownOrders(
         step="submit",
         codes=("submit_outcome_unknown",),
@@ -46,13 +48,15 @@ def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID)
 
 
 def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The value of the submit step for an order with the id `ref`. The step itself writes a value of the same form."""
+    """The value of the submit step, once a person has found its order, with the id `ref`. The step itself writes a
+    value of the same form.
+    """
     return {"ref": ref, "at": note.get("asked_at") or datetime.now(UTC).isoformat()}
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
     """Whether a person may give the job the id of its order: the provider must have a request for the state of an order
-    by its id. Only a declared provider may lack this request: it answers an order with the files immediately.
+    by its id. Only a provider that the settings declare may lack this request: it returns the files immediately.
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None
@@ -77,7 +81,7 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
 
 def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> RetryTerms:
     """The terms of a retried job: a generation gets a new deadline and the limits that the settings now define."""
-    if "provider" not in job.params:  # a withdrawal
+    if "provider" not in job.params:  # a withdrawal, the job that cancels an order
         return RetryTerms()
     params = GenerationParams.model_validate(job.params)
     terms = catalogue.find(params.provider)

@@ -2,8 +2,8 @@
 that withdraws an order.
 
 The API and the workers import this module, so it imports no heavy library. `submit` records its intent before it
-orders, so that no order is bought twice. `poll` snoozes between two requests, so that a waiting order holds no slot.
-`store` downloads the files before the provider's links expire.
+orders, so that no order is bought twice. `poll` gives its lease back between two requests, so that a waiting order
+holds no slot of a worker. `store` downloads the files before the provider's links expire.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source(BaseModel):
 
 
 class GenerationParams(BaseModel):
-    """The parameters of a generation. `credential`: the client's own, sealed; None: the installation's own.
+    """The parameters of a generation. `credential`: the client's own, sealed (encrypted). None: the installation's own.
 
     `resubmit`: if it is unknown whether the provider accepted an order, order again instead of failing with
     `submit_outcome_unknown`.
@@ -129,7 +129,8 @@ GENERATION = Kind(
     ),
     # Providers have no API key: the signature in the URL proves that they may call it.
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
-    opens="leasehold.pipelines.generation.providers:open_catalogue",  # once for each process, for its endpoints
+    # Opened once by each process of the API, for the endpoints.
+    opens="leasehold.pipelines.generation.providers:open_catalogue",
     # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.
     objects=NamedObjects(
         prefix="sources/",
@@ -139,10 +140,11 @@ GENERATION = Kind(
         " ORDER BY key LIMIT $2",
     ),
     housekeeping="leasehold.pipelines.generation.housekeeping:housekeeping",
-    questions="leasehold.pipelines.generation.questions:questions",  # of the exporter: statements for its metrics
+    # The exporter's statements for metrics of generations.
+    questions="leasehold.pipelines.generation.questions:questions",
     scopes=Scopes(read="generation:read", write="generation:write"),
     redacted=frozenset({"credential"}),
-    # A withdrawal belongs to the job whose id stands there in its parameters.
+    # A withdrawal belongs to another job. The JSON pointer says where the parameters have that job's id.
     parents={"generation_withdrawal": "/job_id"},
     # What the actions on jobs (cancel, retry, delete) do for this kind.
     operations="leasehold.pipelines.generation.operations:operations",

@@ -1,4 +1,4 @@
-"""The interface of every provider of generations: its methods, their answers and their errors.
+"""The interface of every provider (a service that makes images or videos): its methods, their answers and errors.
 
 A provider is a client of an external HTTP service. It keeps no state: the steps record what must survive in the task's
 note, which the next attempt reads. A method fails with one of the errors below. Their messages contain no credential
@@ -25,8 +25,8 @@ class SourceImage:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the provider shall make. `token`: the idempotency token. Each generation has its own, and all attempts of a
-    generation send the same.
+    """What the provider shall make. `token`: the idempotency token. All attempts of a generation send the same token,
+    and no other generation sends it.
 
     `extra`: further fields for this provider, by the provider's own names. `callback`: the address that the provider
     may call when it has news.

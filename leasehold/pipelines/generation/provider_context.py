@@ -1,5 +1,5 @@
-"""The provider context, which all generation attempts of a worker share: the open providers, an HTTP client that never
-connects to private addresses, and the keys that seal (encrypt) clients' credentials.
+"""The provider context, which all attempts of a worker at generations (orders of images or videos) share: providers, an
+HTTP client that never connects to private addresses, and the keys that seal (encrypt) clients' credentials.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderCon
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
-    """The order of a job. The token is the job's id, so that every attempt sends the same token."""
+    """The order of a job. The idempotency token is the job's id, because every attempt must send the same token."""
     return Order(
         kind=params.kind,
         token=str(job_id),

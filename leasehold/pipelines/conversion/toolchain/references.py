@@ -1,5 +1,5 @@
-"""Makes the inputs on which the toolchains calibrate and compare a model: from the reference images, or from random
-numbers if there are no images.
+"""Makes the inputs with which both toolchains (our own, and that of the vendor Kneron) calibrate a model and compare
+its versions. The inputs come from the client's reference images; without images, from random numbers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def samples(
     archive: Path, model_inputs: list[dict[str, Any]], preprocessing: Preprocessing, limits: ModelLimits, seed: int
 ) -> tuple[list[Tensors], str]:
     """The samples (values for the model's inputs), and their origin: "reference images" or "generated".
+    `model_inputs`: as `shapes.specification` returns them.
 
     Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
     be a picture.

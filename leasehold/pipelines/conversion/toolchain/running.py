@@ -16,7 +16,7 @@ from leasehold.pipelines.conversion.toolchain import refusals
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 ort.disable_telemetry_events()  # nobody who sends a model expects telemetry, and the sandbox blocks the network
 
-_QUIET = 4  # log fatal errors only: the log of onnxruntime may quote the model
+_FATAL_ONLY = 4  # the log level: other messages of onnxruntime may quote the model
 
 _TYPES: dict[str, Any] = {
     "float": np.float32,
@@ -31,8 +31,8 @@ _TYPES: dict[str, Any] = {
 
 
 class Runnable:
-    """A loaded model. Raises Permanent("not_runnable") if onnxruntime refuses the model, or an output is not a tensor
-    of numbers.
+    """A loaded model. `optimised` False: onnxruntime runs the graph as it is. Raises Permanent("not_runnable") if
+    onnxruntime refuses the model, or an output is not a tensor of numbers.
     """
 
     def __init__(self, model: bytes | Path, *, optimised: bool = True) -> None:
@@ -64,21 +64,21 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
     """Random values: standard normal for floats, and 0 or 1 for other types, because 0 and 1 are nearly always valid
     indices.
 
-    `inputs`: the name, type and shape of each.
+    `inputs`: the name, type and shape of each input.
     """
     tensors: Tensors = {}
     for name, type_, shape in inputs:
-        kind = _TYPES.get(type_)
-        if kind is None:
+        dtype = _TYPES.get(type_)
+        if dtype is None:
             raise refusals.not_runnable(f"inputs of type {type_} are not supported")
-        floats = np.issubdtype(kind, np.floating)
-        values = rng.standard_normal(shape) if floats else rng.integers(0, 2, shape)
-        tensors[name] = values.astype(kind)
+        is_float = np.issubdtype(dtype, np.floating)
+        values = rng.standard_normal(shape) if is_float else rng.integers(0, 2, shape)
+        tensors[name] = values.astype(dtype)
     return tensors
 
 
 def compile_graph(source: Path, target: Path) -> None:
-    """Write the graph that onnxruntime has optimised, by what holds for any processor. It then loads fast."""
+    """Optimise the graph in ways that suit any processor, and write the result, which onnxruntime loads fast."""
     options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
     _session(source, options)
@@ -87,7 +87,7 @@ def compile_graph(source: Path, target: Path) -> None:
 def _options(level: Any) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = _QUIET
+    options.log_severity_level = _FATAL_ONLY
     options.graph_optimization_level = level
     return options
 
@@ -101,8 +101,8 @@ def _session(model: bytes | Path, options: Any) -> Any:
 
 
 def _error_to_raise(error: Exception) -> Exception:
-    """MemoryError for a lack of memory: the worker decides what to do. Every other error of onnxruntime counts as an
-    error of the model.
+    """MemoryError for a lack of memory, because then the worker decides what to do. Every other error of onnxruntime
+    counts as an error of the model.
     """
     if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "allocate memory" in str(error):
         return MemoryError()

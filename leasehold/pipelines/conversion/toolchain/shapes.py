@@ -1,5 +1,5 @@
 """Reads the shapes, sizes, operators and multiplications of a model's graph. The open toolchain and the toolchain of
-Kneron check and report them.
+Kneron (the vendor of the chips) check and report them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
     changes = []
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
-        if value.name in weights:
+        if value.name in weights:  # old exporters list the weights among the inputs, too
             continue
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise refusals.missing_shapes(value.name, "has no shape; export the model with fixed shapes")
