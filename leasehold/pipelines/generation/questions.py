@@ -1,4 +1,6 @@
-"""The exporter's question about generations: how many are unfinished, by status and by server."""
+"""A question of the exporter (a statement whose rows become metrics): how many generations, the orders of images or
+videos, are unfinished, by status and by server.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from leasehold.kinds.metrics import CAP, Question, labelled_gauge
 from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 
-#: The exporter reports at most this many servers, the busiest first.
+#: The exporter reports at most this many servers (labels of workers that clients name), the busiest first.
 MAX_SERVERS = 100
 
 # Unfinished generations by kind, server and public status (the words of the endpoints). $1: the most generations to
@@ -30,7 +32,7 @@ GROUP BY kind, server_id, status
 
 
 def questions() -> list[Question]:
-    """The hook of the kind `generation`."""
+    """The hook `questions` of the kind of job `generation`."""
     return [Question("generations", GENERATIONS, (CAP,), _families)]
 
 

@@ -21,7 +21,8 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 
 Row: TypeAlias = asyncpg.Record
-#: The quarantine lists source images that cannot be deleted under this name: that of the duty which deletes them.
+#: The duty (a loop of a worker) that deletes expired source images. The quarantine, a list of what has failed by
+#: itself, has the images that this duty could not delete, under this name.
 SOURCES = "expired_sources"
 #: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000
@@ -176,8 +177,8 @@ async def counts(connection: Connection, tenant_id: str, server_id: str | None) 
 
 
 async def keep_source(connection: Connection, tenant_id: str, key: str, duration: timedelta) -> datetime | None:
-    """Record an uploaded source image, which expires after `duration`. If the same image is stored already, this can
-    only make it expire later.
+    """Record an uploaded source image, which expires after `duration`. If the same image is stored already, the call
+    can only make it expire later.
 
     Returns the time of expiry of a new image. None: the image was stored already.
     """
@@ -199,8 +200,8 @@ async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Ma
     """
     await connection.execute(
         "UPDATE source_image SET expires_at = clock_timestamp()"
-        " FROM unnest($2::text[], $3::timestamptz[]) AS form(key, expires_at)"
-        " WHERE source_image.key = form.key AND tenant_id = $1 AND source_image.expires_at = form.expires_at",
+        " FROM unnest($2::text[], $3::timestamptz[]) AS new_image(key, expires_at)"
+        " WHERE source_image.key = new_image.key AND tenant_id = $1 AND source_image.expires_at = new_image.expires_at",
         tenant_id,
         list(expiry_by_key),
         list(expiry_by_key.values()),
@@ -208,8 +209,8 @@ async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Ma
 
 
 async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
-    """The keys of expired source images, without those in quarantine and those of a tenant that moves to another cell.
-    The duty deletes their objects first, then calls `forget_sources`.
+    """The keys of expired source images, without those in quarantine and those of a tenant that moves to another cell
+    (another installation). The duty deletes their objects first, then calls `forget_sources`.
     """
     rows = await connection.fetch(
         "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"

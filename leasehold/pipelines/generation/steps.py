@@ -1,5 +1,5 @@
-"""The handlers of the generation pipeline: `submit` sends the order, `poll` asks until the order is finished, and
-`store` downloads the files.
+"""The handlers of the generation pipeline (orders of images or videos at a provider): `submit` sends the order, `poll`
+asks until the order is finished, and `store` downloads the files.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         answer = await provider.submit(order, credential)
     except TryLater as error:
         tries = note.get("tries", 0) + 1
-        # This note replaces the other: nothing was ordered, so `asked_at` goes.
+        # This note has no `asked_at`, because nothing was ordered. It replaces the note above.
         return Snooze(_retry_delay(params, error, tries), {"tries": tries, "last_error": error.message})
     except Rejected as error:
-        raise await _recorded(attempt, error) from None
+        raise await _recorded_rejection(attempt, error) from None
     except OutcomeUnknown as error:
         if may_repeat:
             raise Retryable(error.message, code=error.code) from None
@@ -94,7 +94,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
     try:
         answer = await provider.poll(note["ref"], _order(attempt, note), credential)
     except Rejected as error:
-        raise await _recorded(attempt, error, note) from None
+        raise await _recorded_rejection(attempt, error, note) from None
     except (TryLater, OutcomeUnknown) as error:
         misses = note["misses"] + 1
         return Snooze(_retry_delay(params, error, misses), note | {"misses": misses, "last_error": error.message})
@@ -185,7 +185,7 @@ def _too_late_message(note: dict[str, Any]) -> str:
     return "The generation did not finish in time." + (f" Last error: {last_error}" if last_error else "")
 
 
-async def _recorded(attempt: Attempt, error: Rejected, note: dict[str, Any] | None = None) -> Permanent:
+async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str, Any] | None = None) -> Permanent:
     """Record the provider's own code in the task's note, for the API's answer. Returns the error to raise."""
     if error.fail_code is not None:
         await attempt.remember((note or {}) | {"fail_code": error.fail_code})

@@ -1,4 +1,4 @@
-"""The providers of an installation: four that are built in, and those that the settings declare.
+"""The providers (services that make images or videos): four that are built in, and those that the settings declare.
 
 The endpoints read the `Catalogue`; the steps of a worker use the open `Providers`.
 """
@@ -60,7 +60,7 @@ class Catalogue:
 
 @asynccontextmanager
 async def open_catalogue(settings: Settings) -> AsyncIterator[Catalogue]:
-    """The hook of the kind `generation`. The API opens the catalogue at its start, for the endpoints."""
+    """The hook `opens` of the kind of job `generation`. The API opens the catalogue at its start, for the endpoints."""
     yield Catalogue(settings)
 
 

@@ -1,4 +1,4 @@
-"""The provider Volcengine Ark: it makes videos as tasks, and returns images immediately.
+"""The provider Volcengine Ark, an outside service that makes videos as tasks, and returns images immediately.
 
 https://www.volcengine.com/docs/82379/1520757 (create a task), 1521309 (query), 1521720 (delete), 1541523 (images). Ark
 honours no idempotency token. A delete stops a queued task; a running task goes on. Links to videos expire after 24
@@ -93,6 +93,7 @@ class Ark:
         )
 
 
+# A status with which Ark ends a task without a file -> the platform's error code.
 _CODES = {"failed": "provider_failed", "cancelled": "provider_cancelled", "expired": "provider_expired"}
 
 

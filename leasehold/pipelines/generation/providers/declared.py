@@ -1,9 +1,10 @@
-"""A provider that the settings declare: its requests are templates, and JSON pointers read its answers.
+"""A provider (a service that makes images or videos) that the settings declare: its requests are templates, and JSON
+pointers read its answers.
 
 In a template, `{prompt}` and the other names in PLACEHOLDERS stand for the values of the order. `{ref}` stands for the
-provider's id of the order, and `{credential}` for the credential, which only headers may contain. A text that is only a
-placeholder becomes the value itself: a number stays a number. If that value is missing, the member or header is left
-out.
+provider's id of the order, and `{credential}` for the credential, which only headers may contain. If a text is only a
+placeholder, it becomes the value itself: a number stays a number. Without such a value, the member of the body or the
+header is left out.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Declaration(BaseModel):
     fail_code: Pointer | None = None
     cancel: RequestTemplate | None = None
     token_header: str | None = None
+    # The timeout of a submit. The attempt itself may take three minutes.
     submit_seconds: float = Field(60.0, gt=0, le=170)
 
     @model_validator(mode="after")
@@ -96,17 +98,17 @@ def _check_placeholders(request: RequestTemplate, names: frozenset[str]) -> None
         ([request.url, request.body], names),
         (list(request.headers.values()), names | {"credential"}),
     ):
-        if unknown := {name for text in _texts(texts) for name in _PLACEHOLDER.findall(text)} - allowed:
+        if unknown := {name for text in _texts_in(texts) for name in _PLACEHOLDER.findall(text)} - allowed:
             raise ValueError(f"unknown placeholders: {', '.join(sorted(unknown))}")
 
 
-def _texts(value: Any) -> list[str]:
+def _texts_in(value: Any) -> list[str]:
     """All texts in a template."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
+    return [text for item in value for text in _texts_in(item)] if isinstance(value, list) else []
 
 
 def declarations(source: str) -> list[Declaration]:

@@ -1,5 +1,5 @@
-"""The provider fal, through its queue. The queue honours no idempotency token. It keeps a result for an hour, but a
-result of 10 KB or more only for six minutes.
+"""The provider fal, an outside service that makes images and videos, through its queue. The queue honours no
+idempotency token. It keeps a result for an hour, but a result of 10 KB or more only for six minutes.
 
 https://fal.ai/docs/api-reference/inference-api; for the states
 https://fal.ai/docs/documentation/model-apis/inference/queue; for the errors of a model
@@ -30,10 +30,11 @@ from leasehold.pipelines.generation.providers.requests import (
 _FILES = ("images", "image", "videos", "video")
 #: A model's id may begin with one of these. Then the owner is the second part of the id.
 _NAMESPACES = frozenset({"workflows", "comfy"})
+#: A type of error of fal -> the platform's error code. For any other type it is `provider_failed`.
 _CODES = {"content_policy_violation": "content_refused"}
-#: If fal answers our question for a result with one of these statuses, only the question has failed. It says nothing of
-#: the model's work.
-_QUESTION_FAILED = frozenset({401, 403, 404, 408, 429})
+#: Statuses with which fal refuses a request for a result. They say nothing of the model's work, so the order has not
+#: failed.
+_REQUEST_FAILED = frozenset({401, 403, 404, 408, 429})
 
 
 class Fal:
@@ -68,7 +69,7 @@ class Fal:
         if body.get("error"):
             raise _failed(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
-        if not result.is_success and result.status < 500 and result.status not in _QUESTION_FAILED:  # noqa: PLR2004 - HTTP
+        if not result.is_success and result.status < 500 and result.status not in _REQUEST_FAILED:  # noqa: PLR2004 - HTTP
             raise _failed(*_error_in(result.body))
         output = _body_of(result)
         urls = urls_in([output[field] for field in _FILES if field in output])
@@ -141,19 +142,18 @@ def _inputs(order: Order) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if value is not None} | dict(order.extra or {})
 
 
-def _failed(message: str, kind: str | None) -> Rejected:
-    return Rejected(
-        _CODES.get(kind or "", "provider_failed"), f"fal reports a failure: {message[:500]}", fail_code=kind
-    )
+def _failed(message: str, error_type: str | None) -> Rejected:
+    code = _CODES.get(error_type or "", "provider_failed")
+    return Rejected(code, f"fal reports a failure: {message[:500]}", fail_code=error_type)
 
 
 def _error_in(body: Any) -> tuple[str, str | None]:
-    """The sentence and the kind of the error in an answer. fal writes the error as a text or as a list of objects."""
+    """The message and the type of the error in an answer. fal writes the error as a text or as a list of objects."""
     detail = body.get("detail") if isinstance(body, dict) else None
     first = detail[0] if isinstance(detail, list) and detail else detail
     if isinstance(first, dict):
-        kind = first.get("type")
-        return str(first.get("msg") or ""), kind if isinstance(kind, str) else None
+        error_type = first.get("type")
+        return str(first.get("msg") or ""), error_type if isinstance(error_type, str) else None
     return str(first or ""), None
 
 

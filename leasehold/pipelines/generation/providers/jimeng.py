@@ -38,8 +38,9 @@ from leasehold.pipelines.generation.providers.volcengine_signature import canoni
 _VERSION = "2022-08-31"
 _REGION, _SERVICE = "cn-north-1", "cv"
 _SUCCESS = 10000
+#: Jimeng's codes for too many requests.
 _BUSY = frozenset({50429, 50430})
-#: Internal errors of Jimeng: after a submit the outcome is unknown; a poll is repeated.
+#: Jimeng's codes of its internal errors. After a submit, the outcome is then unknown; a poll is repeated.
 _INTERNAL = frozenset({50500, 50501})
 #: Jimeng's codes of final errors, and our code for each.
 _FINAL = {
@@ -61,7 +62,7 @@ class Jimeng:
         self._url = base_url.rstrip("/")
 
     async def submit(self, order: Order, credential: str) -> Accepted:
-        # `buys`: the request costs money, so it must not go over a reused connection, which may be dead.
+        # `buys`: the request costs money. So it gets a new connection, because a reused one may be dead.
         answer = await self._request("CVSync2AsyncSubmitTask", _body(order), credential, buys=True)
         return Accepted(text_at(_data(answer), "task_id"))
 
@@ -80,7 +81,7 @@ class Jimeng:
             raise Rejected("provider_expired", f"Jimeng reports its task as {status}.", fail_code=status)
         raise bad_answer("has a status that is not documented")
 
-    async def cancel(self, ref: str, order: Order, credential: str) -> bool:  # noqa: ARG002 - it has no such request
+    async def cancel(self, ref: str, order: Order, credential: str) -> bool:  # noqa: ARG002 - Jimeng cannot stop a task
         return False
 
     async def _request(
@@ -128,8 +129,8 @@ def _body(order: Order) -> dict[str, Any]:
 
 
 def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
-    """The data of a successful answer. Raises ProviderError for any other answer: a known code in the body decides
-    which error. Without a known code, the HTTP status decides.
+    """The data of a successful answer. Raises ProviderError for any other answer. A known code in the body decides
+    which error; without a known code, the HTTP status decides.
     """
     if not isinstance(answer.body, dict):
         if answer.is_success:

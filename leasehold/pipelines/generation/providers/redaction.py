@@ -1,5 +1,5 @@
-"""Wraps a provider so that its errors contain no secret. A provider's message may quote the request, with the
-credential and with URLs whose queries contain secrets.
+"""Wraps a provider (a service that makes images or videos) to keep secrets out of its errors. A provider's message may
+quote the request, with the credential and with URLs whose queries contain secrets.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from leasehold.pipelines.generation.provider import Provider, ProviderError
 from leasehold.pipelines.generation.wrapped import Wrapped
 
 _QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
-#: A shorter part of a credential is not hidden, because harmless text also contains such a short part.
+#: Shorter parts of a credential are not hidden, because they also occur in harmless text.
 _MIN_PART_CHARACTERS = 4
-#: A message is cut to this length, because the search for URLs may take time by the square of the length.
+#: A message is cut to this length, because the time of the search for URLs may grow with the square of the length.
 _MAX_CHARACTERS = 2000
 _HIDDEN = "***"
 

@@ -1,5 +1,5 @@
-"""The provider Replicate, through its predictions (its orders). Replicate honours no idempotency token. Its links to
-files expire after an hour.
+"""The provider Replicate, an outside service that makes images and videos. It calls an order a prediction. Replicate
+honours no idempotency token. Its links to files expire after an hour.
 
 https://replicate.com/docs/reference/http; for Cancel-After
 https://replicate.com/changelog/2025-10-16-prediction-deadlines; for webhooks (https only)
@@ -108,7 +108,8 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
     }
     if order.callback and order.callback.startswith("https://"):
         request |= {"webhook": order.callback, "webhook_events_filter": ["completed"]}
-    # `owner/name` has an endpoint of its own. `owner/name:version`, or a version alone, is named in the body.
+    # A model `owner/name` has an endpoint of its own. A version (`owner/name:version`, or its id alone) goes into the
+    # body.
     owner, slash, name = order.model.partition("/")
     if slash and ":" not in name:
         return f"/v1/models/{quote(owner, safe='')}/{quote(name, safe='')}/predictions", request

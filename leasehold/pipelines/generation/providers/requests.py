@@ -1,5 +1,5 @@
-"""Sends requests to providers, and turns the HTTP status of an answer into an error, by the same rules for all
-providers.
+"""Sends requests to providers (services that make images or videos), and turns the HTTP status of an answer into an
+error, by the same rules for all providers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _TIMEOUT_SECONDS = 30.0
 _REUSED_CONNECTIONS = 20
 _MAX_MESSAGE_CHARACTERS = 500
+#: An HTTP status -> the code of Rejected; for any other refusal it is `provider_refused`.
 _REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
 #: The statuses of answers to a cancel if the order has ended, is no longer known, or cannot be cancelled.
@@ -49,7 +50,7 @@ class ProviderAnswer:
         raise self.refusal()
 
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
-        """The error for this answer. If the status is one of success, the body was not as documented.
+        """The error for this answer. Call it for a successful status only if the body is not as documented.
 
         `message`, `fail_code`: the provider's own, if the answer has them.
         """
