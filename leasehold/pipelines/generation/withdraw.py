@@ -1,4 +1,4 @@
-"""The handler of the pipeline `generation_withdrawal`: it cancels a cancelled generation at its provider.
+"""The handler of the pipeline `generation_withdrawal`: it cancels the order of a cancelled generation at the provider.
 
 The API submits this job in the transaction that cancels the generation, so that the request to the provider cannot be
 lost.
@@ -27,8 +27,8 @@ withdrawal.opens(open_provider_context)
 
 @withdrawal.handles("withdraw")
 async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """Wait until the generation's job has ended: then it is certain whether there is an order. Then cancel the order at
-    the provider.
+    """Wait until the generation's job has ended, because only then it is certain whether there is an order. Then cancel
+    the order at the provider.
     """
     params: Withdrawal = attempt.params
     provider_context: ProviderContext = attempt.opened

@@ -28,7 +28,7 @@ class ToSrgb:
     """
 
     def __init__(self, icc: bytes | None) -> None:
-        self._profile, self._space = _parse(icc)
+        self._profile, self._space = _parse_profile(icc)
         self._transforms: dict[str, ImageCms.ImageCmsTransform | None] = {}
 
     def __call__(self, image: Image.Image) -> Image.Image:
@@ -50,7 +50,7 @@ class ToSrgb:
 
     def _transform(self, mode: str) -> ImageCms.ImageCmsTransform | None:
         if mode not in self._transforms:
-            self._transforms[mode] = _build(self._profile, mode)
+            self._transforms[mode] = _build_transform(self._profile, mode)
         return self._transforms[mode]
 
 
@@ -58,7 +58,7 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _parse(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
+def _parse_profile(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
     """The profile and its colour space. None and "": the profile cannot be used. A field of the profile may have any
     content, and need not be text.
     """
@@ -73,7 +73,7 @@ def _parse(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
     return (None, "") if is_unusable else (profile, space)
 
 
-def _build(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+def _build_transform(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.ImageCmsTransform | None:
     """Build the transform. None: the profile cannot be used, or changes nothing."""
     if profile is None:
         return None

@@ -38,15 +38,16 @@ _DECODERS = {
     "image/bmp": "BMP",
     "image/heic": "HEIF",
 }
-#: Pillow's plugins for the accepted types. This module imports them before the zygote forks a child. Otherwise each
-#: child would import dozens of plugins by itself.
+#: Pillow's plugins for the accepted types. They are imported here, before the zygote (the process that only forks)
+#: forks a child. Otherwise each child would import dozens of plugins by itself.
 PLUGINS = (
     AvifImagePlugin, BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin,
 )  # fmt: skip
 heic_decoder.load_decoder()
 _ORIENTATION_TAG = 0x0112
 
-#: The peak memory of these decoders. They report a lack of memory as damage, so `Picture` first tries to allocate it.
+#: The peak memory of these decoders. They report a lack of memory as damage of the picture. So `Picture` first tries to
+#: allocate as much itself.
 _PEAK_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
@@ -95,14 +96,16 @@ def damage_is_permanent() -> Iterator[None]:
 
 
 class Picture:
-    """A file that is open for decoding. `size`: the canvas before it is turned upright. `frames`: how many it has."""
+    """A file that is open for decoding. `size`: the canvas, before the picture is turned upright. `frames`: their
+    number.
+    """
 
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check; None: compare with no header. If the decoder finds a larger size or
-        more frames, here or at a later frame, the picture is refused. Raises Permanent: corrupt_image or
-        too_many_pixels.
+        `header`: the result of the header check. If the decoder finds a larger size or more frames than the header,
+        here or at a later frame, the picture is refused. None: compare with no header. Raises Permanent: corrupt_image
+        or too_many_pixels.
         """
         with damage_is_permanent():
             if header is not None:

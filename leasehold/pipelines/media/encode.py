@@ -8,7 +8,7 @@ The settings were chosen on a 2048 x 1536 photo and one core (time, size):
   AVIF q60     speed 9: 218 ms, 630 KB   speed 8: 871 ms, 589 KB   speed 6: 2.1 s, 557 KB
   PNG RGBA     level 1: 263 ms, 7.7 MB   level 6: 975 ms, 7.0 MB
   WebP RGBA, lossless   method 0: 97 ms, 6.3 MB   method 1: 478 ms, 5.1 MB
-Threads of an encoder are off where they could change its bytes.
+An encoder gets one thread where more threads could change its bytes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SMALL_JPEG: Settings = {
     "progressive": True,
     "optimize": True,
 }
-# The lossless files of `resize`, from which `webp` starts.
+# The lossless files of `resize`, from which `webp` starts. The quality of a lossless WebP is the encoder's effort.
 LOSSLESS_PNG: Settings = {"format": "PNG", "compress_level": 1}
-LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}  # quality: effort
+LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}
 # The final file, and the variants.
 WEBP: Settings = {"format": "WEBP", "quality": 80, "method": 4, "alpha_quality": 100}
 WEBP_ANIMATION: Settings = {**WEBP, "method": 2}  # hundreds of frames: time counts more

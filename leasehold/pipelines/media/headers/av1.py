@@ -2,9 +2,9 @@
 by the sizes in the container.
 
 The sequence header has the size of most frames. A frame header may have a size of its own: the standard forbids a
-larger size than that of the sequence, but decoders accept it. So this module reads both headers, and each frame header
-up to the size. The fields before the size have lengths that depend on earlier fields, so it must read or skip each of
-them. Comments name the fields as the AV1 Bitstream Specification does (5.5 and 5.9).
+larger size than that of the sequence, but decoders accept it. So this module reads the sequence header, and each frame
+header up to the size. The fields before the size have lengths that depend on earlier fields. So this module must read
+or skip each of these fields. Comments name the fields as the AV1 Bitstream Specification does (5.5 and 5.9).
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class _OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """How many bits the times in frame headers have. This module skips the times."""
+    """How many bits the times in frame headers have. This module skips the times. `has_model`: the stream has a decoder
+    model, the reason for removal times.
+    """
 
     presentation_bits: int = 0
     removal_bits: int = 0
@@ -61,7 +63,8 @@ class _Sequence:
     """The fields of a sequence header on which the fields of frame headers depend.
 
     `is_reduced`: the stream is one still picture, whose headers leave out most fields. `size`: of a frame that names no
-    size. `*_bits`: the lengths of fields in frame headers; 0: frame headers do not have the field.
+    size. `*_bits`: the lengths of fields in frame headers; 0: frame headers do not have the field. `screen_content`,
+    `integer_vectors`: what holds for all frames, 0 or 1; or _CHOOSE.
     """
 
     is_reduced: bool
@@ -139,18 +142,18 @@ def _units(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Each unit: its kind, the byte that names its layers, and the first bytes of its content."""
     position = 0
     while position < len(data):
-        head, layers = data[position], 0  # in `head`: bit 2 says that a byte with layers follows, bit 1 a length
+        flags, layers = data[position], 0  # in `flags`: bit 2 says that a byte with layers follows, bit 1 a length
         position += 1
-        if head & 4:
+        if flags & 4:
             layers = data[position]
             position += 1
         length = len(data) - position
-        if head & 2:
+        if flags & 2:
             length, position = _leb128(data, position)
         end = position + length
         if end > len(data):
             raise corrupt_image("the file ends in the middle of its pixels")
-        yield head >> 3 & 15, layers, data[position : min(end, position + _MAX_HEAD_BYTES)]
+        yield flags >> 3 & 15, layers, data[position : min(end, position + _MAX_HEAD_BYTES)]
         position = end
 
 

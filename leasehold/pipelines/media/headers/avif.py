@@ -1,8 +1,8 @@
 """Reads the header of an AVIF file: the size of its largest item or track, and the number of frames. An item is a still
-image, a track an animation, whose frames the format calls samples.
+image. A track is an animation; the format calls its frames samples.
 
-The items and tracks of a file declare sizes. Their AV1 streams have sizes of their own, and a decoder allocates memory
-by those. So a file is refused if a stream has a larger frame than its item or track declares. Exception: an item with
+The items and tracks of a file declare sizes. Their AV1 streams have sizes of their own, by which a decoder allocates
+memory. So a file is refused if a stream has a larger frame than its item or track declares. Exception: an item with
 several layers may declare the size of a small layer; then its largest frame counts.
 """
 
@@ -17,6 +17,7 @@ from leasehold.pipelines.media.headers.heif_items import Item, Items, read_items
 from leasehold.pipelines.media.refusals import corrupt_image
 
 _LAYERS = (b"a1lx", b"a1op", b"lsel")  # properties of an item with layers
+#: The start and the end of each piece of an item's bytes.
 _Pieces = tuple[tuple[int, int], ...]
 
 
@@ -24,16 +25,16 @@ def read(data: bytes) -> Header:
     """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file
     ends too early.
     """
-    top = top_boxes(data)
-    by_kind = {kind: [box for box in top if box[0] == kind] for kind in (b"meta", b"moov")}
+    outer_boxes = top_boxes(data)
+    by_kind = {kind: [box for box in outer_boxes if box[0] == kind] for kind in (b"meta", b"moov")}
     movies = by_kind[b"moov"]
     if len(movies) > 1:
         raise corrupt_image("the file has several moov boxes")
     tracks = [track for movie in movies for track in read_tracks(data, movie)]
     streams = _Streams(data)
-    sizes = [_checked(streams.read_track(track.samples), (track.width, track.height)) for track in tracks]
+    sizes = [_checked_size(streams.read_track(track.samples), (track.width, track.height)) for track in tracks]
     if by_kind[b"meta"] or not movies:
-        sizes += _item_sizes(data, read_items(data, top, may_share=True), streams)
+        sizes += _item_sizes(data, read_items(data, outer_boxes, may_share=True), streams)
     if not sizes:
         raise corrupt_image("the file has no picture")
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
@@ -61,10 +62,10 @@ def _still_size(item: Item, data: bytes, streams: _Streams) -> av1.Size:
     declared, coded = heif_checks.declared_size(item, data), streams.read_item(item)
     if any(item.property(kind) is not None for kind in _LAYERS):
         return max(declared[0], coded[0]), max(declared[1], coded[1])
-    return _checked(coded, declared)
+    return _checked_size(coded, declared)
 
 
-def _checked(coded: av1.Size, declared: av1.Size) -> av1.Size:
+def _checked_size(coded: av1.Size, declared: av1.Size) -> av1.Size:
     """The declared size. Raises Permanent `corrupt_image` if a coded frame is larger."""
     if coded[0] > declared[0] or coded[1] > declared[1]:
         raise corrupt_image("its header and its content disagree")

@@ -15,8 +15,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 MAX_SAMPLES = 20_000  # of all tracks
 MAX_BOXES = 1000  # in one other box
 
-_FULL = 4  # bytes of version and flags at the start of a full box
-_FIXED_POINT_BITS = 16
+_FULL_HEADER = 4  # bytes of version and flags at the start of a full box
+_FIXED_POINT_BITS = 16  # of the fraction of a track's width and height
 _SIZE_AT = {0: 76, 1: 88}  # where a `tkhd` box has its width and height, by its version
 _ENTRY_SIZE_AT = 24  # where an `av01` box has its width and height
 
@@ -47,7 +47,7 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 
 
 def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
-    """The track. None: a decoder skips it, because it is not a picture or has an unknown codec.
+    """The track in the box `trak`. None: a decoder skips the track, because it is no picture or has an unknown codec.
 
     `samples_left`, `bytes_left`: how many samples and bytes this track may have, after the tracks before it.
     """
@@ -57,14 +57,14 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     entries = [
         entry
         for kind, start, end in _children(data, table, b"stsd")
-        for entry in _children(data, (kind, start + _FULL + 4, end), b"av01")  # 4 bytes: the number of entries
+        for entry in _children(data, (kind, start + _FULL_HEADER + 4, end), b"av01")  # 4 bytes: the number of entries
     ]
     if not entries:
         return None
-    _, head, _ = _only_child(data, box, b"tkhd")
-    if data[head] not in _SIZE_AT:
+    _, header_start, _ = _only_child(data, box, b"tkhd")
+    if data[header_start] not in _SIZE_AT:
         raise corrupt_image("a track has a header of an unknown version")
-    track_size = struct.unpack_from(">II", data, head + _SIZE_AT[data[head]])
+    track_size = struct.unpack_from(">II", data, header_start + _SIZE_AT[data[header_start]])
     sizes = [struct.unpack_from(">HH", data, start + _ENTRY_SIZE_AT) for _, start, _ in entries]
     sizes.append((track_size[0] >> _FIXED_POINT_BITS, track_size[1] >> _FIXED_POINT_BITS))
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
@@ -112,13 +112,13 @@ def _sample_tables(data: bytes, table: Box) -> tuple[Sequence[int], Sequence[int
     offsets = _numbers(data, _only_child(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
     chunk_rows = _numbers(data, _only_child(data, table, b"stsc"), "III")
     sizes_box = _only_child(data, table, b"stsz")
-    (same_size,) = struct.unpack_from(">I", data, sizes_box[1] + _FULL)  # 0: each sample has a size of its own
+    (same_size,) = struct.unpack_from(">I", data, sizes_box[1] + _FULL_HEADER)  # 0: each sample has a size of its own
     sizes = repeat(same_size) if same_size else iter(_numbers(data, sizes_box, "I", skipped=4))
     return offsets, _samples_by_chunk(chunk_rows[::3], chunk_rows[1::3], len(offsets)), sizes
 
 
 def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks: int) -> list[int]:
-    """How many samples each of the `chunks` chunks has. A count holds from its first chunk to the next first chunk."""
+    """How many samples each of the `chunks` chunks has. A count holds from its own first chunk up to the next count's."""
     if not first_chunks or first_chunks[0] != 1 or any(later <= first for first, later in pairwise(first_chunks)):
         raise corrupt_image("the samples of a track contradict themselves")
     ends = [min(end, chunks + 1) for end in (*first_chunks[1:], chunks + 1)]
@@ -129,10 +129,10 @@ def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks
 def _numbers(data: bytes, box: Box, row_format: str, *, skipped: int = 0) -> tuple[int, ...]:
     """The numbers in a table with rows of `row_format`. `skipped`: the bytes before the number of rows."""
     _, start, _ = box
-    (count,) = struct.unpack_from(">I", data, start + _FULL + skipped)
+    (count,) = struct.unpack_from(">I", data, start + _FULL_HEADER + skipped)
     if count > MAX_SAMPLES:
         raise corrupt_image("a track has too many samples")
-    return struct.unpack_from(f">{row_format * count}", data, start + _FULL + skipped + 4)
+    return struct.unpack_from(f">{row_format * count}", data, start + _FULL_HEADER + skipped + 4)
 
 
 def _only_child(data: bytes, parent: Box, kind: bytes) -> Box:

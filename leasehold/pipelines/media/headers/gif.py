@@ -52,8 +52,8 @@ def _skip_extension(data: bytes, position: int, max_blocks: int, *, is_before_fi
     """Skip an extension exactly as the decoder (Pillow) does. Otherwise a file could hide frames from this reader.
 
     By the standard, an extension ends at its first empty block. Pillow reads one block, which may be empty, and then a
-    chain of blocks that ends at an empty block. There are two exceptions. A comment is only a chain. Before the first
-    frame, an extension with the loop count has one more block before its chain.
+    chain: blocks up to an empty one. There are two exceptions. Of a comment, Pillow reads only a chain. Before the
+    first frame, Pillow reads one more block before the chain of an extension with the loop count.
 
     Returns the position after the extension, and the number of its blocks.
     """

@@ -1,7 +1,7 @@
 """Reads and checks the header of a HEIC file. The file must be one HEVC still or a grid of stills, as cameras write it.
 
-HEIC also allows overlays, copies, other codecs and sequences. This module refuses them: the decoder's library has had a
-long list of faults in them, and no camera writes them.
+HEIC also allows overlays, copies, other codecs and sequences. This module refuses these, because no camera writes them,
+and the decoder's library has had many faults with them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 #: The accepted kinds of items: stills, grids of stills, thumbnails, gain maps (HDR) and metadata.
 _ITEM_KINDS = {b"hvc1", b"grid", b"jpeg", b"tmap", b"Exif", b"mime", b"uri ", b"iptc"}
 _BLOCK = 64  # pixels of the largest block of HEVC: a coded picture is filled up to whole blocks
-_SEQUENCES = {b"moov", b"moof"}
+_SEQUENCE_BOXES = {b"moov", b"moof"}
 
 
 def read(data: bytes) -> Header:
     """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file
     ends too early.
     """
-    top = top_boxes(data)
-    if any(kind in _SEQUENCES for kind, _, _ in top):
+    outer_boxes = top_boxes(data)
+    if any(kind in _SEQUENCE_BOXES for kind, _, _ in outer_boxes):
         raise unsupported_format("HEIC sequences are not accepted")
-    items = read_items(data, top)
+    items = read_items(data, outer_boxes)
     for item in items.all.values():
         if item.kind not in _ITEM_KINDS:
             raise unsupported_format(
@@ -56,7 +56,7 @@ def _check_chains(items: Items) -> None:
 
 
 def _still_size(item: Item, data: bytes) -> hevc.Size:
-    """The declared size of a still. Raises Permanent if the item's content disagrees with it."""
+    """The declared size of a still. Raises Permanent if the item's content has a larger one."""
     width, height = heif_checks.declared_size(item, data)
     configuration = item.property(b"hvcC")
     if configuration is None:

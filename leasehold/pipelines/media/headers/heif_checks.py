@@ -9,8 +9,8 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
 
-#: The most bytes of properties and metadata. If two items refer to the same bytes, these
-#: count twice: a decoder copies them twice.
+#: The most bytes of properties and metadata. Bytes to which two items refer count twice, because a decoder copies them
+#: twice.
 _MAX_COPIED_BYTES = 64 * 1024 * 1024
 #: The reference of a metadata item to the items that it describes ("content describes").
 _DESCRIBES = b"cdsc"
@@ -21,8 +21,8 @@ _MAX_AUXILIARIES = 16  # transparency, depth, portrait and gain maps of one pict
 
 
 def check_copies(items: Items) -> None:
-    """Bound the bytes that a decoder copies: for each item, a decoder reads all properties and metadata of the item,
-    even those that it has read for another item.
+    """Refuse a file of which a decoder would copy too many bytes. For each item, a decoder copies all properties and
+    metadata of the item, even those that it has copied for another item. Raises Permanent `corrupt_image`.
     """
     copied = sum(end - start for item in items.all.values() for _, start, end in item.properties)
     for item in items.all.values():
@@ -69,7 +69,7 @@ def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
 
 def check_auxiliaries(items: Items, sizes: dict[int, Size]) -> None:
     """Check that an auxiliary picture (such as the transparency) is no larger than its picture, and that a picture has
-    few auxiliary pictures.
+    few auxiliary pictures. Raises Permanent `corrupt_image`.
 
     A decoder decodes the auxiliary pictures of each tile, too. Without this check, each tile of a small grid could cost
     the time of a large picture.
