@@ -11,7 +11,7 @@ def test_fast_batches_grow_to_the_most_jobs_and_no_further() -> None:
     size = BatchSize()
     sizes = []
     for _ in range(6):
-        size.measured(size.jobs, size.jobs * BATCH_SECONDS / 1000)
+        size.record_batch(size.jobs, size.jobs * BATCH_SECONDS / 1000)
         sizes.append(size.jobs)
     assert sizes == [16, 32, 64, MAX_BATCH, MAX_BATCH, MAX_BATCH]
 
@@ -19,29 +19,29 @@ def test_fast_batches_grow_to_the_most_jobs_and_no_further() -> None:
 def test_a_slow_batch_shrinks_the_next_and_one_fast_batch_does_not_undo_that() -> None:
     size = BatchSize()
     for _ in range(6):
-        size.measured(size.jobs, 0.001)
-    size.measured(100, 4 * BATCH_SECONDS)
+        size.record_batch(size.jobs, 0.001)
+    size.record_batch(100, 4 * BATCH_SECONDS)
     assert size.jobs == 25
-    size.measured(25, BATCH_SECONDS / 100)
+    size.record_batch(25, BATCH_SECONDS / 100)
     assert size.jobs == 27
     for _ in range(30):
-        size.measured(size.jobs, BATCH_SECONDS / 100)
+        size.record_batch(size.jobs, BATCH_SECONDS / 100)
     assert size.jobs == MAX_BATCH
 
 
 def test_a_batch_has_a_job_at_least() -> None:
     size = BatchSize()
-    size.measured(8, 5.0)
+    size.record_batch(8, 5.0)
     assert size.jobs == 1
-    size.refused(1)
+    size.record_refusal(1)
     assert size.jobs == 1
-    size.refused(9)
+    size.record_refusal(9)
     assert size.jobs == 4
 
 
 def test_a_batch_that_took_no_time_by_the_clock_grows() -> None:
     size = BatchSize()
-    size.measured(8, 0.0)
+    size.record_batch(8, 0.0)
     assert size.jobs == 16
 
 
@@ -55,7 +55,7 @@ def jobs_a_second(seconds_of_batch: float, seconds_of_job: float) -> tuple[float
         spent, acted = spent + seconds, acted + size.jobs
         if number >= 10:
             longest = max(longest, seconds)
-        size.measured(size.jobs, seconds)
+        size.record_batch(size.jobs, seconds)
     return acted / spent, longest
 
 

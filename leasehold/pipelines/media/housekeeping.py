@@ -18,16 +18,16 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 from leasehold.transitions.sweeps import EXPIRED
 
-#: The name of the duty that deletes uploads that were not completed in time.
+#: The name of the duty (a loop of the worker) that deletes uploads that were not completed in time.
 ABANDONED = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The housekeeping of the kind of work `media`. Housekeeping calls this once."""
+    """What housekeeping does for the kind of work `media`. Housekeeping, a loop of each worker, calls this once."""
     store, retention_days = context.store, context.settings.retention_days
 
-    async def too_large(connection: Connection, due: Due, size: int) -> None:
-        await refuse_too_large(connection, due, size, retention_days=retention_days)
+    async def too_large(connection: Connection, upload: Due, size: int) -> None:
+        await refuse_too_large(connection, upload, size, retention_days=retention_days)
 
     async def forget(connection: Connection, units: Sequence[tuple[UUID, str]]) -> None:
         await forget_uploads(connection, [media_id for media_id, _ in units])
@@ -37,7 +37,7 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
             Forgetting(
                 ABANDONED,
                 find=abandoned_uploads,
-                key=lambda unit: unit[0],  # a unit is (id, key), from `abandoned_uploads`
+                key=lambda unit: unit[0],  # a unit is one upload: (id, key), from `abandoned_uploads`
                 delete=lambda unit: store.delete(unit[1]),
                 forget=forget,
             )
@@ -50,7 +50,8 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
     """The id and the key of each upload that was not completed in time. The duty deletes the objects first, then calls
-    `forget_uploads`. Left out: uploads whose deletion failed lately, and those of tenants that move to another cell.
+    `forget_uploads`. Left out: uploads whose deletion failed lately, and those of tenants that move to another cell
+    (another installation).
     """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
@@ -83,17 +84,17 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
     await connection.execute(f"DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {EXPIRED}", list(job_ids))
 
 
-async def refuse_too_large(connection: Connection, due: Due, size: int, *, retention_days: int) -> None:
-    """Record the picture of an inspected upload (`due`) as FAILED, in the caller's transaction, because its object of
-    `size` bytes is too large. Housekeeping deletes the object afterwards.
+async def refuse_too_large(connection: Connection, upload: Due, size: int, *, retention_days: int) -> None:
+    """Record the picture of `upload` as FAILED, in the caller's transaction, because its object of `size` bytes is too
+    large. Housekeeping deletes the object afterwards.
     """
     media_id = await connection.fetchval(
-        "SELECT id FROM media WHERE original_key = $1 AND tenant_id = $2", due.key, due.tenant_id
+        "SELECT id FROM media WHERE original_key = $1 AND tenant_id = $2", upload.key, upload.tenant_id
     )
     if media_id is None:
         return
-    refusal = refusals.too_large(size, due.at_most)
+    refusal = refusals.too_large(size, upload.at_most)
     error = {"code": refusal.code, "message": refusal.message, "retryable": False}
     keep = timedelta(days=retention_days)
-    if await media.refuse_upload(connection, media_id, due.tenant_id, size=size, error=error, keep=keep):
-        await uploads.close(connection, due.tenant_id, due.key, keep=None)  # None: no object stays at the key
+    if await media.refuse_upload(connection, media_id, upload.tenant_id, size=size, error=error, keep=keep):
+        await uploads.close(connection, upload.tenant_id, upload.key, keep=None)  # None: no object stays at the key

@@ -37,10 +37,12 @@ class MediaParams(BaseModel):
     @field_validator("variants")
     @classmethod
     def _in_declared_order(cls, names: tuple[VariantName, ...]) -> tuple[VariantName, ...]:
-        """Sort the variants: the same set in another order is the same request."""
+        """Sort the variants, because the same set in another order is the same request."""
         return tuple(name for name in VARIANTS if name in names)
 
 
+# An `isolated` step runs in a child process without network, within `limits`. A new `version` says that the step writes
+# other bytes than before.
 media = Pipeline(
     "media",
     params=MediaParams,

@@ -10,7 +10,7 @@ from PIL import Image
 from leasehold.pipelines.media.shared_pixels import pixels_of
 
 Size = tuple[int, int]
-Box = tuple[float, float, float, float]
+Box = tuple[float, float, float, float]  # left, upper, right and lower side, in pixels
 
 _WHITE = (255, 255, 255)
 #: A mode with an alpha channel -> the same mode without it.
@@ -75,7 +75,7 @@ def _with_alpha(image: Image.Image) -> Image.Image:
 
 
 def fit(size: Size, max_side: int) -> Size:
-    """The size scaled down into a square of `max_side`. It is never larger than before, and never 0."""
+    """The size scaled down into a square of `max_side`. No side is ever larger than before, or 0."""
     scale = min(1.0, max_side / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 

@@ -1,5 +1,5 @@
-"""Reads a picture (a row of `media`) with its job, steps and outputs, for GET. One statement reads all of them: in one
-round trip and one snapshot.
+"""Reads a picture (a row of `media`) with its job, steps and outputs, for GET. One statement reads all of
+them, because that takes one round trip and one snapshot.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _instant(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text is not None else None
 
 
-def _step(row: Mapping[str, Any]) -> StepView:
+def _step_view(row: Mapping[str, Any]) -> StepView:
     return StepView(
         name=row["name"],
         status=row["status"],
@@ -114,6 +114,6 @@ async def find_media(connection: Connection, tenant_id: str, media_id: UUID) -> 
         job_error=row["job_error"],
         output_prefix=row["output_prefix"],
         changed_at=max(row["updated_at"], row["job_changed_at"] or row["updated_at"]),
-        steps=[_step(step) for step in row["steps"] or []],
+        steps=[_step_view(step) for step in row["steps"] or []],
         outputs={output["key"]: OutputView(**output) for output in row["outputs"] or []},
     )

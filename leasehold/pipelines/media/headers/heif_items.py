@@ -12,7 +12,7 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 MAX_ITEMS = 1000
 MAX_BOXES = 5000
 MAX_PIECES = 20_000  # of all items; a piece may take no byte in `iloc`, so the file's size does not bound their number
-_FULL = 4  # bytes of version and flags at the start of a full box
+_FULL_HEADER = 4  # bytes of version and flags at the start of a full box
 _IN_FILE, _IN_DATA = 0, 1  # what the positions of an item's pieces count from: the file, or its `idat` box
 
 
@@ -45,16 +45,15 @@ class Items:
 
 def top_boxes(data: bytes) -> list[Box]:
     """The boxes of the file that are in no other box."""
-    return _bounded(boxes(data, 0, len(data)))
+    return _bounded_list(boxes(data, 0, len(data)))
 
 
-def read_items(data: bytes, top: list[Box], *, may_share: bool = False) -> Items:
-    """Read the items. `top`: from `top_boxes`. `may_share`: several items may have the same pieces.
+def read_items(data: bytes, outer_boxes: list[Box], *, may_share: bool = False) -> Items:
+    """Read the items. `outer_boxes`: from `top_boxes`. `may_share`: several items may have the same pieces.
 
-    Raises Permanent `corrupt_image` or `unsupported_format`. A file that ends inside a field that no `_Reader` reads
-    raises struct.error or IndexError.
+    Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file ends too early.
     """
-    meta = _meta(data, top)
+    meta = _meta_boxes(data, outer_boxes)
     items = _list_items(data, meta[b"iinf"])
     data_box = meta.get(b"idat", (b"", 0, 0))
     for number, pieces in _locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
@@ -65,7 +64,7 @@ def read_items(data: bytes, top: list[Box], *, may_share: bool = False) -> Items
     for kind, source, targets in _references(data, meta[b"iref"]) if b"iref" in meta else ():
         _item(items, source).references.setdefault(kind, []).extend(targets)
     _, start, _ = meta[b"pitm"]
-    (primary_number,) = struct.unpack_from(">H" if data[start] == 0 else ">I", data, start + _FULL)
+    (primary_number,) = struct.unpack_from(">H" if data[start] == 0 else ">I", data, start + _FULL_HEADER)
     return Items(items, _item(items, primary_number))
 
 
@@ -75,7 +74,7 @@ def _item(items: dict[int, Item], number: int) -> Item:
     return items[number]
 
 
-def _bounded(sequence: Iterator[Box]) -> list[Box]:
+def _bounded_list(sequence: Iterator[Box]) -> list[Box]:
     """The boxes as a list. Raises Permanent if there are more than MAX_BOXES."""
     bounded: list[Box] = []
     for box in sequence:
@@ -85,18 +84,18 @@ def _bounded(sequence: Iterator[Box]) -> list[Box]:
     return bounded
 
 
-def _meta(data: bytes, top: list[Box]) -> dict[bytes, Box]:
+def _meta_boxes(data: bytes, outer_boxes: list[Box]) -> dict[bytes, Box]:
     """The boxes in the file's only `meta` box, by kind. Each kind occurs once.
 
     `iinf` lists the items, `iloc` says where their bytes lie, `iprp` has their properties, `iref` their references, and
     `pitm` the number of the primary item.
     """
-    metas = [box for box in top if box[0] == b"meta"]
+    metas = [box for box in outer_boxes if box[0] == b"meta"]
     if len(metas) != 1:
         raise corrupt_image("the file has no meta box, or several")
     _, start, end = metas[0]
     by_kind: dict[bytes, Box] = {}
-    for box in _bounded(boxes(data, start + _FULL, end)):
+    for box in _bounded_list(boxes(data, start + _FULL_HEADER, end)):
         if box[0] in by_kind:
             raise corrupt_image("the meta box has a box twice")
         by_kind[box[0]] = box
@@ -108,9 +107,9 @@ def _meta(data: bytes, top: list[Box]) -> dict[bytes, Box]:
 def _list_items(data: bytes, box: Box) -> dict[int, Item]:
     _, start, end = box
     items: dict[int, Item] = {}
-    for _, position, _ in _bounded(boxes(data, start + _FULL + (2 if data[start] == 0 else 4), end)):
+    for _, position, _ in _bounded_list(boxes(data, start + _FULL_HEADER + (2 if data[start] == 0 else 4), end)):
         version = data[position]
-        number, kind = struct.unpack_from(">I2x4s" if version == 3 else ">H2x4s", data, position + _FULL)  # noqa: PLR2004
+        number, kind = struct.unpack_from(">I2x4s" if version == 3 else ">H2x4s", data, position + _FULL_HEADER)  # noqa: PLR2004
         if version < 2 or number in items:  # noqa: PLR2004 - versions 0 and 1 have no kind
             raise corrupt_image("the list of items contradicts itself")
         items[number] = Item(kind)
@@ -133,19 +132,19 @@ def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list
     total = 0
     for _ in range(reader.unsigned(number_size)):
         number = reader.unsigned(number_size)
-        construction = reader.unsigned(2) & 15 if version else _IN_FILE
+        construction_method = reader.unsigned(2) & 15 if version else _IN_FILE
         reader.unsigned(2)  # data_reference_index
         base = reader.unsigned(base_size)
-        if construction not in (_IN_FILE, _IN_DATA):
+        if construction_method not in (_IN_FILE, _IN_DATA):
             raise unsupported_format("items that are made of other items are not accepted")
-        origin, limit = (0, len(data)) if construction == _IN_FILE else data_box[1:]
+        origin, limit = (0, len(data)) if construction_method == _IN_FILE else data_box[1:]
         count = reader.unsigned(2)
         total += count
         if total > MAX_PIECES:
             raise corrupt_image("the items have too many pieces")
         pieces = []
         for _ in range(count):
-            reader.unsigned(index_size)
+            reader.unsigned(index_size)  # extent_index
             piece_start = origin + base + reader.unsigned(offset_size)
             length = reader.unsigned(length_size)
             piece_end = piece_start + length if length else limit  # 0: up to the end
@@ -156,12 +155,12 @@ def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list
 
 
 def _check_bytes(data: bytes, items: dict[int, Item], *, may_share: bool) -> None:
-    """Refuse a file whose pieces together have more bytes than the file: a decoder would read the same bytes again and
-    again.
+    """Refuse a file whose pieces together have more bytes than the file, because a decoder would read the same bytes
+    again and again.
     """
     pieces_by_item = [tuple(item.pieces) for item in items.values()]
-    counted = set(pieces_by_item) if may_share else pieces_by_item
-    if sum(end - start for pieces in counted for start, end in pieces) > len(data):
+    counted_pieces = set(pieces_by_item) if may_share else pieces_by_item
+    if sum(end - start for pieces in counted_pieces for start, end in pieces) > len(data):
         raise corrupt_image("the items name more bytes than the file has")
 
 
@@ -183,18 +182,18 @@ class _Reader:
 def _properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
     """The number of each item, with its properties. `ipco` has all properties, and `ipma` the indices of each item."""
     _, start, end = box
-    inner = _bounded(boxes(data, start, end))
+    inner = _bounded_list(boxes(data, start, end))
     properties = [
         property_box
         for kind, begin, stop in inner
         if kind == b"ipco"
-        for property_box in _bounded(boxes(data, begin, stop))
+        for property_box in _bounded_list(boxes(data, begin, stop))
     ]
     for kind, begin, _ in inner:
         if kind != b"ipma":
             continue
         has_long_indices = data[begin + 3] & 1  # the last of the flags
-        reader = _Reader(data, begin + _FULL)
+        reader = _Reader(data, begin + _FULL_HEADER)
         for _ in range(reader.unsigned(4)):
             number = reader.unsigned(4 if data[begin] else 2)
             indices = [
@@ -210,7 +209,7 @@ def _references(data: bytes, box: Box) -> Iterator[tuple[bytes, int, list[int]]]
     """The references: the kind, the number of the item that refers, and the numbers of the items that it refers to."""
     _, start, end = box
     size = 4 if data[start] else 2
-    for kind, position, _ in _bounded(boxes(data, start + _FULL, end)):
+    for kind, position, _ in _bounded_list(boxes(data, start + _FULL_HEADER, end)):
         reader = _Reader(data, position)
         source = reader.unsigned(size)
         yield kind, source, [reader.unsigned(size) for _ in range(reader.unsigned(2))]

@@ -34,7 +34,7 @@ def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]
         position += 3
         for _ in range(units):
             (length,) = struct.unpack_from(">H", content, position)
-            sizes += _sizes(content[position + 2 : position + 2 + length])
+            sizes += _sizes_in(content[position + 2 : position + 2 + length])
             position += 2 + length
     if position > len(content):
         raise corrupt_image("the file ends in the middle of its parameters")
@@ -44,14 +44,14 @@ def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]
 def coded_sizes(data: bytes, length_size: int) -> list[Size]:
     """The sizes in the parameter sets inside a coded picture: a decoder uses these, too.
 
-    Raises Permanent `corrupt_image`. It also refuses several pictures: each may have few bytes, but a decoder needs
-    time for its whole area.
+    Raises Permanent `corrupt_image`, also for several pictures. Each may have few bytes, but a decoder needs time for
+    its whole area.
     """
     pictures, sizes = 0, []
     for unit in _units(data, length_size):
         if _is_base_layer(unit) and _kind(unit) < _FIRST_NON_SLICE:
             pictures += unit[2] >> 7  # this bit is 1 only in the first slice of a picture
-        sizes += _sizes(unit)
+        sizes += _sizes_in(unit)
     if pictures > 1:
         raise corrupt_image("an item has several coded pictures")
     return sizes
@@ -81,7 +81,7 @@ def _is_base_layer(unit: bytes) -> bool:
     return not unit[0] & 1 and not unit[1] >> 3
 
 
-def _sizes(unit: bytes) -> list[Size]:
+def _sizes_in(unit: bytes) -> list[Size]:
     """The size in a sequence parameter set. Empty for any other unit."""
     if len(unit) < 3 or _kind(unit) != _SEQUENCE_PARAMETERS or not _is_base_layer(unit):  # noqa: PLR2004 - see _units
         return []
@@ -89,7 +89,7 @@ def _sizes(unit: bytes) -> list[Size]:
     bits = Bits(unit[2:_MAX_HEAD_BYTES].replace(b"\0\0\3", b"\0\0"))
     bits.unsigned(4)  # id of the video parameter set
     sub_layers = bits.unsigned(3)
-    bits.unsigned(1 + _PROFILE_BITS + _LEVEL_BITS)  # temporal nesting, and the profile and level of the whole
+    bits.unsigned(1 + _PROFILE_BITS + _LEVEL_BITS)  # temporal nesting, and the profile and level of all layers
     has_profile_and_level = [(bits.unsigned(1), bits.unsigned(1)) for _ in range(sub_layers)]
     if sub_layers:
         bits.unsigned(2 * (8 - sub_layers))  # alignment: two bits for each sub-layer that does not exist

@@ -19,9 +19,9 @@ MAX_SEGMENTS = 4096  # a file of 32 MiB has 512 metadata segments of the largest
 _MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01  # start and end of the image, start of a scan, temporary
 _FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # without the tables (DHT, DAC) and a reserved marker
-_SEQUENTIAL = {0xC0, 0xC1}
-_DECODABLE = _SEQUENTIAL | {0xC2}  # and progressive
-_LENGTH_BYTES = 2
+_SEQUENTIAL = {0xC0, 0xC1}  # baseline and extended
+_DECODABLE = _SEQUENTIAL | {0xC2}  # 0xC2: progressive
+_LENGTH_BYTES = 2  # of the length of a segment, which counts these two bytes, too
 _PRECISION_BITS = 8
 
 
@@ -37,7 +37,7 @@ def read(data: bytes) -> Header:
         if marker in _FRAME_HEADERS:
             if header is not None:
                 raise corrupt_image("the file has two frame headers")
-            header, components = _frame(marker, data, content_at)
+            header, components = _read_frame(marker, data, content_at)
             is_sequential = marker in _SEQUENTIAL
         elif marker == _SOS:
             scans += 1
@@ -69,7 +69,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
         position += length
 
 
-def _frame(marker: int, data: bytes, content_at: int) -> tuple[Header, int]:
+def _read_frame(marker: int, data: bytes, content_at: int) -> tuple[Header, int]:
     """The header, and the number of colour components. Raises Permanent `unsupported_format`."""
     precision, height, width, components = struct.unpack_from(">BHHB", data, content_at)
     if marker not in _DECODABLE or precision != _PRECISION_BITS or components not in {1, 3, 4}:

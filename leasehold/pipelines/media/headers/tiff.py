@@ -20,15 +20,15 @@ _CODECS = {1, 2, 3, 4, 5, 7, 8, 32946, 32773}
 _BYTES_BY_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
 _SHORT, _LONG = 3, 4
 _INLINE_BYTES = 4  # the largest value that an entry contains itself
-_SIDES_SWAPPED = range(5, 9)  # orientations that swap width and height; the decoder turns the picture itself
+_SIDES_SWAPPED = range(5, 9)  # orientations that swap width and height; the decoder itself turns the picture
 
 
 def read(data: bytes) -> Header:
     """Read the header. Raises Permanent `corrupt_image` or `unsupported_format`; struct.error if the file ends too
     early.
     """
-    order = "<" if data[:2] == b"II" else ">"
-    entries = _entries(data, order)
+    byte_order = "<" if data[:2] == b"II" else ">"
+    entries = _entries(data, byte_order)
     width, height = entries.get(_WIDTH, 0), entries.get(_HEIGHT, 0)
     codec = entries.get(_COMPRESSION, 1)
     if codec not in _CODECS:
@@ -41,20 +41,21 @@ def read(data: bytes) -> Header:
     return Header(max_height, max_width) if is_turned else Header(max_width, max_height)
 
 
-def _entries(data: bytes, order: str) -> dict[int, int]:
+def _entries(data: bytes, byte_order: str) -> dict[int, int]:
     """The values of _TAGS in the file's first directory."""
-    (directory,) = struct.unpack_from(f"{order}I", data, 4)
-    (count,) = struct.unpack_from(f"{order}H", data, directory)
+    (directory,) = struct.unpack_from(f"{byte_order}I", data, 4)
+    (count,) = struct.unpack_from(f"{byte_order}H", data, directory)
     values: dict[int, int] = {}
     total_bytes = 0
     for position in range(directory + 2, directory + 2 + 12 * count, 12):
-        tag, kind, items = struct.unpack_from(f"{order}HHI", data, position)
-        size = items * _BYTES_BY_TYPE.get(kind, 1)
+        tag, field_type, values_count = struct.unpack_from(f"{byte_order}HHI", data, position)
+        size = values_count * _BYTES_BY_TYPE.get(field_type, 1)
         total_bytes += size if size > _INLINE_BYTES else 0
         if tag in _TAGS:
-            if kind not in (_SHORT, _LONG) or items != 1 or tag in values:
+            if field_type not in (_SHORT, _LONG) or values_count != 1 or tag in values:
                 raise corrupt_image("the header contradicts itself")
-            (values[tag],) = struct.unpack_from(f"{order}{'H' if kind == _SHORT else 'I'}", data, position + 8)
+            value_format = "H" if field_type == _SHORT else "I"
+            (values[tag],) = struct.unpack_from(byte_order + value_format, data, position + 8)
     if total_bytes > len(data):
         raise corrupt_image("the header names more bytes than the file has")
     return values
