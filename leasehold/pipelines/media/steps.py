@@ -1,7 +1,7 @@
 """The handlers of the media pipeline. Only the child process of a worker imports this module, because it imports heavy
 libraries.
 
-Every step is deterministic in its input bytes, parameters and version.
+For equal input bytes, parameters and versions, a step writes equal files.
 """
 
 from __future__ import annotations

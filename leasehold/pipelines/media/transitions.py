@@ -1,6 +1,7 @@
-"""The guarded statements that change a picture's row: registered, then completed with a job, refused or deleted.
+"""The statements that change a picture's row, which is registered, then completed with a job, refused or deleted. Each
+statement names the states from which it may change the row.
 
-The upload endpoints call them. Once there is a job, the job's state is the picture's state.
+The upload endpoints call these functions. Once there is a job, the job's state is the picture's state.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ async def refuse_upload(
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What the caller still has to delete. `prefix`: the prefix of the job's objects, if no worker writes them now."""
+    """What the caller still has to delete. `prefix`: the prefix of the job's objects, if no worker writes them now.
+    `ended`: the job, if the cancel has ended it already. The caller counts it.
+    """
 
     original_key: str
     job_id: UUID | None
@@ -137,6 +140,7 @@ async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str
         return None
     job_id, ended, prefix = row["job_id"], [], None
     if job_id is not None:
+        # `forced`: even if the pipeline forbids cancelling.
         cancellation = await jobs.request_cancel(
             connection, [job_id], tenant_id, reason="the media was deleted", by=by, forced=True
         )

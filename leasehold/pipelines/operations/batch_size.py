@@ -1,4 +1,6 @@
-"""Chooses the size of an operation's next batch, so that the batch holds its locks for about BATCH_SECONDS."""
+"""Chooses how many jobs a bulk operation (it cancels, retries or deletes many jobs) changes in its next batch, so that
+the batch holds its locks for about BATCH_SECONDS.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ _DECAY = 0.9
 
 
 class BatchSize:
-    """The size of the next batch (`jobs`). It follows the slowest of the last batches, by the seconds for each job.
-    Each faster batch after it lowers that estimate a little. If the size followed only the last batch, one fast batch
-    would double the next batch, even during a checkpoint of PostgreSQL, when most batches are slow.
+    """The size of the next batch (`jobs`), by an estimate of the seconds for one job. A slower batch raises the
+    estimate to its own seconds, and each faster batch lowers it a little. If only the last batch counted, one fast
+    batch would double the next batch, even during a checkpoint of PostgreSQL, when most batches are slow.
     """
 
     def __init__(self) -> None:
         self.jobs = _FIRST_BATCH
         self._seconds_of_job = 0.0
 
-    def measured(self, jobs: int, seconds: float) -> None:
+    def record_batch(self, jobs: int, seconds: float) -> None:
         """Record that a batch of `jobs` held its locks for `seconds`."""
         self._seconds_of_job = max(seconds / jobs, _DECAY * self._seconds_of_job)
         self.jobs = max(1, min(self._jobs_in_time(), 2 * self.jobs, MAX_BATCH))
@@ -35,6 +37,6 @@ class BatchSize:
         jobs = int(BATCH_SECONDS / self._seconds_of_job)
         return max(jobs, min(int(SMALL_BATCH_SECONDS / self._seconds_of_job), SMALL_BATCH))
 
-    def refused(self, jobs: int) -> None:
+    def record_refusal(self, jobs: int) -> None:
         """Record that a batch of `jobs` exceeded a limit of the tenant. The next batch has half as many jobs."""
         self.jobs = max(jobs // 2, 1)

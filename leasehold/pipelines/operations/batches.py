@@ -1,5 +1,5 @@
-"""Cancels, retries or deletes one batch of an operation's jobs: a few jobs of one tenant, in one transaction. The step
-`act` (steps.py) calls `act_on`.
+"""Cancels, retries or deletes one batch of jobs for a bulk operation: a few jobs of one tenant, in one transaction. The
+step `act` (steps.py) calls `act_on`. A target is a job that the operation may change, with its row locked.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Acting:
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
 
-    After the commit the caller publishes `hints`, and counts the jobs in `ended`. It then admits waiting jobs at
-    `limits`: the jobs in `departed` have left their places there.
+    After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
+    `ended`. It then lets waiting jobs begin at the concurrency limits `limits`, where the jobs in `departed` have left
+    their places.
     """
 
     acted: list[UUID] = field(default_factory=list)
@@ -128,8 +129,8 @@ async def _delete(
 async def _retry_charged(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Retry the jobs. Each retry is charged to the operation's client as a submission, and refunded if it is refused.
-    As in every submission, the rates are locked first.
+    """Retry the jobs. `admission` charges each retry to the operation's client as a submission, and refunds a refused
+    one. As in every submission, the rates are locked before the jobs.
     """
     operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
@@ -148,7 +149,7 @@ async def _retry_charged(
 
 
 class _Retries:
-    """The retries of one batch. They add to `outcome`, and to the queues of `charge`."""
+    """The retries of one batch. They add to `outcome`, and to the queues of `charge`, whose depth is checked later."""
 
     def __init__(
         self, context: OperationContext, connection: Connection, acting: Acting, charge: Paid, outcome: Outcome
@@ -164,23 +165,23 @@ class _Retries:
         """Retry the jobs that can be retried together, and return their ids. The caller retries the others one by one.
         Empty: there are no such jobs, or PostgreSQL refused a row and nothing changed.
         """
-        together = await self._jobs_to_retry_together(targets, tenant_id)
-        revive_all = partial(self._revive_together, together)
-        if together and await _act_together(self._connection, together, self._outcome, revive_all):
-            return {target.id for target in together}
+        joint_targets = await self._jobs_to_retry_together(targets, tenant_id)
+        revive_all = partial(self._revive_together, joint_targets)
+        if joint_targets and await _act_together(self._connection, joint_targets, self._outcome, revive_all):
+            return {target.id for target in joint_targets}
         return set()
 
     async def _jobs_to_retry_together(self, targets: Sequence[Target], tenant_id: str) -> list[Target]:
         rules = (await tenant_rules(self._connection, {tenant_id}))[tenant_id]
-        together = []
+        joint_targets = []
         for target in targets:
             try:
                 template_version = await self._template_of(target)
             except (Conflict, NotFound):
                 continue  # `retry` raises the error again, and it becomes the job's refusal
             if may_revive_together(self._context.actions, target, template_version, rules):
-                together.append(target)
-        return together
+                joint_targets.append(target)
+        return joint_targets
 
     async def _revive_together(self, targets: Sequence[Target]) -> None:
         self._outcome.hints += await revive_together(self._context.actions, self._connection, targets, self._cause)

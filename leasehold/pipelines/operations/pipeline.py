@@ -1,4 +1,6 @@
-"""Declares the pipeline of bulk operations. Each operation is one job. Its one step acts on batch after batch."""
+"""Declares the pipeline of bulk operations. Each is one job that cancels, retries or deletes other jobs: its one step
+acts on batch after batch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ Action = Literal["cancel", "retry", "delete"]
 
 
 def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
-    """The state that a job must have, so that the operation acts on it. None: any state."""
+    """The state in which the operation finds its jobs. None: any state."""
     states: dict[str, Literal["failed", "unfinished"]] = {"retry": "failed", "cancel": "unfinished"}
     return states.get(action)
 

@@ -1,6 +1,7 @@
-"""The progress of an operation. The step stores it as its note, which its next attempt reads.
+"""The progress of a bulk operation (a job that cancels, retries or deletes other jobs). The operation's step stores its
+progress as a note, which the next attempt reads.
 
-Each batch commits the note together with its changes.
+Each batch of jobs commits the note together with its changes.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class Canary(BaseModel):
 class Progress(BaseModel):
     """How far an operation has come. It walks over the jobs by descending id.
 
-    `before`: the walk goes on with ids below this id; None: the walk has not begun or, if `walked`, is finished.
-    `busy`: jobs that the operation must try again. `codes`: the number of refusals by code. `next_at`: the Unix time at
-    which the rate allows the next job. `longest_ms`: the longest time for which a batch held its locks.
+    `acted`, `refused`: how many jobs were changed, and how many could not be. `before`: the walk goes on with ids below
+    this id; None: the walk has not begun or, if `walked`, is finished. `busy`: jobs that the operation must try again.
+    `codes`: the number of refusals by code. `next_at`: the Unix time at which the rate allows the next job.
+    `longest_ms`: the longest time for which a batch held its locks.
     """
 
     total: Count | None = None

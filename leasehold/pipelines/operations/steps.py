@@ -2,8 +2,9 @@
 in small batches. The canary jobs go first: the operation goes on only if they succeed.
 
 A batch and the step's note (its stored progress, progress.py) commit in one transaction, under the lease. So the
-operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its slot,
-and continues later. So it does not hold a slot for hours, and a worker can drain.
+operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its
+slot (room for one attempt in a worker), and continues later. Otherwise it would hold the slot for hours, and a worker
+that stops would have to wait for it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class AnnouncingAttempt(Attempt, Protocol):
     """The attempt of a step of the platform, which may announce tasks of other jobs."""
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Publish the hints soon; call it after the commit that wrote them."""
+        """Publish hints (messages that tell workers of tasks) soon. Call this after the commit that wrote them."""
 
 
 @bulk_operation.handles("act")
@@ -90,7 +91,7 @@ class _OperationAttempt:
         self._acting = Acting(attempt.job_id, self._operation)
         self._context: OperationContext = attempt.opened
         self._ends_at = monotonic() + _ATTEMPT_SECONDS
-        self._targets: list[tuple[UUID, str]] = []  # those that have been read: id and tenant
+        self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: `before` and `walked` of the progress once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
         self._size = BatchSize()
@@ -137,6 +138,7 @@ class _OperationAttempt:
             job_filter = parse(operation.filter, operation.at)
         except Invalid as error:  # a newer release accepted the filter, and this one cannot read it
             raise Permanent(error.code, error.message) from None
+        # `owned`: the pipelines that belong to a kind of work; `others`: those that belong to none.
         scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, others=kinds.unowned, owned=kinds.owned)
         bound = Bound(operation.at, bound_of(operation.action))
         return Listing(scope, job_filter, self._progress.before, bound=bound, max_read=max_read)
@@ -156,9 +158,9 @@ class _OperationAttempt:
         """Read the next targets of the walk, if none is left and the walk has not ended."""
         while not self._targets and not self._progress.walked:
             async with self._attempt.connection() as connection:
-                part = await job_lists.next_walk_part(connection, self._listing(_MAX_READ), _TARGETS_AHEAD)
-            self._targets = list(part.targets)
-            self._walk_after_targets = (part.before, part.before is None)
+                walk_part = await job_lists.next_walk_part(connection, self._listing(_MAX_READ), _TARGETS_AHEAD)
+            self._targets = list(walk_part.targets)
+            self._walk_after_targets = (walk_part.before, walk_part.before is None)
             if not self._targets:  # the statement stopped at _MAX_READ rows, or at the end of the jobs
                 self._progress.before, self._progress.walked = self._walk_after_targets
                 self._attempt.checkpoint()
@@ -211,7 +213,7 @@ class _OperationAttempt:
                     await self._attempt.remember(progress.note(), connection)
             except (TooMany, Invalid) as error:  # Invalid: the batch alone exceeds a limit
                 if len(batch.job_ids) > 1:
-                    self._size.refused(len(batch.job_ids))
+                    self._size.record_refusal(len(batch.job_ids))
                     return None
                 return error.retry_after or _LONGEST_SLEEP
             failpoints.reach("after_batch")
@@ -219,12 +221,12 @@ class _OperationAttempt:
             if not batch.is_repeated:
                 del self._targets[: len(batch.job_ids)]
             seconds = monotonic() - began
-            self._size.measured(len(batch.job_ids), seconds)
+            self._size.record_batch(len(batch.job_ids), seconds)
             self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * seconds))
             hints = list(outcome.hints)
             if outcome.limits:
                 hints += await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
-        # The relay would publish the hints, too, but in bursts: each time those of all jobs retried in half a second.
+        # The relay (a loop of the worker) would publish these hints, too, but twice a second, in bursts.
         self._attempt.announce(hints)
         count_ended_jobs(outcome.ended)
         return None
@@ -275,8 +277,8 @@ class _OperationAttempt:
     async def _may_go_on(self) -> bool:
         """Whether the operation may act on the next batch. False: it must wait until all canary jobs have succeeded.
 
-        Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. A person
-        who retries the operation lets it go on.
+        Raises Permanent, which stops the operation, if a canary job was refused, failed, or takes too long. If a
+        person then retries the operation, it goes on without a canary.
         """
         canary = self._progress.canary
         if canary.until is None or canary.passed is not None:  # the canary is not complete yet, or its end is known

@@ -58,8 +58,8 @@ webhooks = Pipeline(
 WEBHOOK = Kind(
     "webhook",
     pipelines=(webhooks,),
-    # No key may read deliveries without the right to change webhooks.
+    # Only a key that may change webhooks may read deliveries.
     scopes=Scopes(read="webhooks:write", write="webhooks:write"),
     parents={"webhook": "/event/data/id"},  # where the parameters have the id of the job that the event is about
-    redacted=frozenset({"url"}),  # may contain a secret of the client: /v1/jobs does not show it
+    redacted=frozenset({"url"}),  # /v1/jobs does not show the URL, because it may contain a secret of the client
 )

@@ -24,7 +24,7 @@ from leasehold.transitions import webhooks as transitions
 
 _MAX_ANSWER_BYTES = 64 * 1024
 _STATUS_GONE = 410
-#: The pauses of a delivery whose tenant or host has reached its limit. Such a pause costs no attempt.
+#: The pauses of a delivery whose tenant or host has reached its limit of requests at once. A pause costs no attempt.
 _SNOOZE_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
 
 webhooks.opens(open_delivery_context)
@@ -33,17 +33,17 @@ webhooks.opens(open_delivery_context)
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     """Send the message. After an answer 2xx the message is delivered. After 410 the delivery has failed for good, and
-    the webhook, if it went to one, is disabled. After any other answer, also a redirect, the step is retried.
+    its webhook is disabled. After any other answer, even a redirect, the step is retried.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
-    destination = await _destination(delivery_context, attempt, delivery)
+    destination = await _find_destination(delivery_context, attempt, delivery)
     if destination is None:
         return {"delivered": False, "because": "the webhook is deleted or disabled"}
     host = urlsplit(destination.url).hostname or ""
     with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host) as acquired:
         if not acquired:
-            return await _snoozed(attempt)
+            return await _snooze(attempt)
         answer = await _send(delivery_context, attempt, destination, orjson.dumps(delivery.event))
     if answer.status == _STATUS_GONE:
         raise await _error_after_gone(attempt, delivery, destination)
@@ -62,7 +62,9 @@ class _Destination:
     sealed_secrets: Sequence[bytes]
 
 
-async def _destination(delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery) -> _Destination | None:
+async def _find_destination(
+    delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery
+) -> _Destination | None:
     """Read the destination: of a webhook, or (without `webhook_id`) of a callback URL. None: the webhook is deleted or
     disabled.
     """
@@ -93,7 +95,7 @@ async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _
     return Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
 
 
-async def _snoozed(attempt: Attempt) -> Snooze:
+async def _snooze(attempt: Attempt) -> Snooze:
     """Snooze the delivery, each time for longer, so that a long queue of deliveries costs few claims."""
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
     return Snooze(delay_after(snoozes, _SNOOZE_LADDER), {"snoozes": snoozes})

@@ -118,7 +118,7 @@ def _sample_tables(data: bytes, table: Box) -> tuple[Sequence[int], Sequence[int
 
 
 def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks: int) -> list[int]:
-    """How many samples each of the `chunks` chunks has. A count holds from its own first chunk up to the next count's."""
+    """How many samples each of the `chunks` chunks has. A count holds from its first chunk up to the next count's."""
     if not first_chunks or first_chunks[0] != 1 or any(later <= first for first, later in pairwise(first_chunks)):
         raise corrupt_image("the samples of a track contradict themselves")
     ends = [min(end, chunks + 1) for end in (*first_chunks[1:], chunks + 1)]
