@@ -1,7 +1,7 @@
 """The duty cycle of slow statements: the longer a statement took, the longer the pause before it runs again.
 
-Some statements also read all rows that were deleted since the last vacuum. Their cost grows with the load. So such a
-statement does not run at a fixed interval, but takes at most a fixed share of the time.
+Some statements also read all rows that were deleted since the last vacuum, so their cost grows with the load. Such a
+statement does not run at a fixed interval. It takes at most a fixed share of the time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from time import monotonic
 
 
 def pause_after(seconds: float, *, share: float, at_least: float, at_most: float) -> float:
-    """The pause in seconds after work that took `seconds`. With it, the work uses at most `share` of the time.
+    """The pause in seconds, after work that took `seconds`, with which the work uses at most `share` of the time.
 
-    The pause is at least `at_least`. It is never longer than `at_most`, even if the work then uses more time.
+    The pause is at least `at_least`, and never longer than `at_most`, even if the work then uses a larger share.
     """
     return min(max(at_least, seconds / share), at_most)
 
 
 class Pauses:
     """Decides when repeated work is due: immediately at first, and later when the pause since `done` is over. The pause
-    follows the shorter of the last two times: a single slow turn may have waited for a lock or for a processor.
+    follows the shorter of the last two times, because a single slow turn may have waited for a lock or a processor.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API operation or a
 connection: then the point lies after each commit of that operation or connection (leasehold/db/commit_points.py).
 `act` is kill (SIGKILL to itself), stop (SIGSTOP: when the process continues, its leases are lost), sleep (blocks the
-thread for a minute) or raise. The act happens once, the `n`-th time that the process reaches the point. `n` is at least
-1, which is the default. Without the setting a point costs one comparison.
+thread for a minute) or raise. The act happens once, when the process reaches the point for the `n`-th time (1 without
+`n`). Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ POINTS = {
 #: The prefix of the points after commits.
 COMMIT = "commit."
 _COMMIT_POINT = re.compile(r"commit\.[A-Za-z_]+")
-_COUNT = r"[1-9][0-9]*"
+_COUNT = r"[1-9][0-9]*"  # the `n` of a setting
 _ACTS = ("kill", "stop", "sleep", "raise")
 _SLEEP_SECONDS = 60.0
-_MOMENT_SECONDS = 0.02
+_MOMENT_SECONDS = 0.02  # the delay of `reach_during`
 
 
 class FailpointReached(LeaseholdError):
@@ -62,8 +62,8 @@ def arm(spec: str) -> None:
     """Arm the failpoints of `spec`, and no others. Raises DeclarationError for an unknown point or act."""
     armed: dict[str, _Armed] = {}
     for part in filter(None, (item.strip() for item in spec.split(","))):
-        name, _, rest = part.partition(":")
-        act, _, count = rest.partition(":")
+        name, _, act_and_count = part.partition(":")
+        act, _, count = act_and_count.partition(":")
         if not _exists(name) or act not in _ACTS or not re.fullmatch(_COUNT, count or "1"):
             raise _unknown(part)
         armed[name] = _Armed(act, int(count or "1"))

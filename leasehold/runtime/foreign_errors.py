@@ -8,21 +8,21 @@ import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 def text_of(error: BaseException) -> str:
     """`TYPE: MESSAGE`. If the error's own `__str__` raises, the text has only the type."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - `__str__` may raise anything; the text must name `error`, not that
+    except Exception:  # noqa: BLE001 - `__str__` may raise anything
         return f"{type(error).__name__}: its message cannot be read"
 
 
 def contained(error: BaseException) -> RuntimeError:
-    """The RuntimeError to raise in place of `error`. For errors that would do harm outside of the call that raised
-    them:
+    """The RuntimeError to raise in place of `error`. Use it for errors that do harm outside of the call that raised
+    them.
 
     If a task raises SystemExit or KeyboardInterrupt, asyncio ends the event loop. A future cannot hold StopIteration. A
     GeneratorExit looks as if the coroutine that awaits the call was closed.
@@ -32,12 +32,14 @@ def contained(error: BaseException) -> RuntimeError:
     return replacement
 
 
-async def call_in_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Call a function of other code in a thread. Errors that must not leave the thread are raised as `contained` makes
-    them. With asyncio.to_thread alone, the caller of a function that raises StopIteration would wait for ever.
+async def call_in_thread(
+    function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
+) -> _Result:
+    """Call a function of other code in a thread. `contained` replaces errors that must not leave the thread. With
+    asyncio.to_thread alone, the caller would wait for ever if the function raised StopIteration.
     """
 
-    def call() -> _T:
+    def call() -> _Result:
         try:
             return function(*args, **kwargs)
         except (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration) as error:

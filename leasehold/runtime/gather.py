@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 
 
-async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
     """Run the coroutines at once, and return their results in order. After the first error, cancel the others, wait
     until they have ended, and raise the error.
 

@@ -3,9 +3,9 @@
 Otherwise tasks that wait for a slow remote server would use up the pool. The pool calls `record_borrowed` for each
 connection that it lends. Egress, the object store and the broker call `check_nothing_held` before they send.
 
-If a task holds a connection and creates another task, the new task counts as holding the connection, too: the first
-task mostly awaits the new one (gather, wait_for). A background task must not count so: create it before the connection
-is acquired, or with `context=Context()`.
+If a task holds a connection and creates another task, the new task counts as holding the connection, too, because the
+first task mostly awaits the new one (gather, wait_for). If it does not, create the new task before the connection is
+acquired, or with `context=Context()`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from leasehold.telemetry.meters import counter
 
 log = structlog.get_logger(__name__)
 
-_Borrowed: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
-_borrowed: ContextVar[tuple[_Borrowed, ...]] = ContextVar("borrowed", default=())
+_BorrowedConnection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
+_borrowed: ContextVar[tuple[_BorrowedConnection, ...]] = ContextVar("borrowed", default=())
 
 HELD = counter(
     "connection_held_outside_total",
@@ -41,7 +41,7 @@ class ConnectionHeld(LeaseholdError):
     """
 
 
-def record_borrowed(connection: _Borrowed) -> None:
+def record_borrowed(connection: _BorrowedConnection) -> None:
     """Record that this task holds `connection` of the pool, until the connection is released."""
     _borrowed.set((*_held_connections(), connection))
 
@@ -58,8 +58,8 @@ def check_nothing_held(to: str) -> None:
         log.error("a pooled connection is held during outbound I/O", to=to)
 
 
-def _held_connections() -> tuple[_Borrowed, ...]:
-    """The connections that this task has borrowed and not released. A released proxy has no `_con`: asyncpg has no
-    public attribute that shows this.
+def _held_connections() -> tuple[_BorrowedConnection, ...]:
+    """The connections that this task has borrowed and not released. A released proxy has no `_con`. No
+    public attribute of asyncpg shows that.
     """
     return tuple(proxy for proxy in _borrowed.get() if getattr(proxy, "_con", None) is not None)

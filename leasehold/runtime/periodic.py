@@ -22,12 +22,12 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: Errors that mean an outage. They are not the fault of the duty.
+#: Errors that mean an outage: PostgreSQL, the store or the broker is away. They are not the fault of the duty.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
 #: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0
 #: Seconds between two log lines about a failure that continues.
-_REMINDER = 60.0
+_REMINDER_SECONDS = 60.0
 
 
 class Periodic:
@@ -64,7 +64,7 @@ class Periodic:
         try:
             pause = await self._turn()
         except AWAY as error:
-            # For a value that asyncpg cannot encode, it raises an error of TRY_AGAIN, too. That is no outage.
+            # asyncpg also raises an error of TRY_AGAIN for a value that it cannot encode. That is no outage.
             is_bad_value = isinstance(error, TRY_AGAIN) and not may_try_again(error)
             return self._after_failure(error) if is_bad_value else self._after_outage(error)
         except Exception as error:  # noqa: BLE001 - of any kind: no error may end a duty
@@ -83,7 +83,7 @@ class Periodic:
         """Record an outage, which the process logs once for all duties. Returns the pause until the next turn."""
         self._failures += 1
         outage_of(error).record_error(error, self.name)
-        return min(self._every, _doubled(self._failures))  # an outage may end soon: never later than a usual turn
+        return min(self._every, _growing_pause(self._failures))  # at most `every`, because an outage may end soon
 
     def _after_failure(self, error: BaseException) -> float:
         """Count and log an error of the duty. Each kind of error is logged once with its traceback. Returns the pause
@@ -97,7 +97,7 @@ class Periodic:
             log.error("a duty failed; it goes on", duty=self.name, error=type(error).__name__, exc_info=error)
         elif is_reminder_due:
             log.error("a duty still fails", duty=self.name, error=type(error).__name__, times=self._failures)
-        return min(max(self._every, _doubled(self._failures)), LONGEST_PAUSE)
+        return min(max(self._every, _growing_pause(self._failures)), LONGEST_PAUSE)
 
     def _count_failure(self) -> bool:
         """Count a failure. Returns whether a log line about it is due."""
@@ -105,7 +105,7 @@ class Periodic:
         self._failures += 1
         if not self._logged_kinds:
             self._failing_since = now
-        elif now - self._logged_at < _REMINDER:
+        elif now - self._logged_at < _REMINDER_SECONDS:
             return False
         self._logged_at = now
         return True
@@ -126,13 +126,13 @@ def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
 
 
 def record_unforeseen(duty: str, error: BaseException) -> None:
-    """Count and log an error of another loop than a Periodic. That loop must go on, too."""
+    """Count and log an error of a loop that is not a Periodic, and that must go on, too."""
     ERRORS.labels(duty).inc()
     traceback = first_of_kind(duty, error)
     log.error("a duty failed; it goes on", duty=duty, error=type(error).__name__, exc_info=traceback)
 
 
-def _doubled(failures: int) -> float:
+def _growing_pause(failures: int) -> float:
     return float(2 ** min(failures - 1, 10))
 
 

@@ -1,11 +1,11 @@
-"""How far back a poll has to read in an index of due times.
+"""How far back a poll (a query that looks for due rows) has to read in an index of due times.
 
-A poll has read every row that was due at its start: so the next poll reads only rows that became due later. Without a
-window, each poll would read the index from its beginning. There it would read every row version since the last vacuum,
-and an old snapshot can delay the vacuum for hours.
+A poll reads every row that is due at its start, so the next poll has to read only rows that became due later. Without
+this window, each poll would read the index from its beginning. There it would read every row version since the last
+vacuum, and an old snapshot can delay the vacuum for hours.
 
 A window misses two kinds of rows: rows of a slow transaction, which become visible late, and old rows of a queue that
-was paused. So now and then a whole poll reads all due rows.
+was paused. So now and then a poll reads all due rows: a whole poll.
 """
 
 from __future__ import annotations
@@ -27,26 +27,30 @@ SLACK_SECONDS = 2.0
 
 
 class PollWindow:
-    """The window of one series of polls: of one slot pool, or of the relay (which publishes the rows of the outbox)."""
+    """The window of one series of polls: those of a slot pool (a worker's room for attempts), or those of the relay
+    (the loop that publishes messages of the outbox).
+    """
 
     def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:
         self._clock = clock
         self._read_from: float | None = None  # polls have seen no waiting row that was due before this time
-        self._whole = Pauses(share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock)
+        self._whole_polls = Pauses(
+            share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock
+        )
 
     def seconds_back(self) -> float | None:
         """How many seconds back the next poll reads; None: it reads everything."""
-        if self._read_from is None or self._whole.due:
+        if self._read_from is None or self._whole_polls.due:
             return None
         return self._clock() - self._read_from
 
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, min_overdue: float) -> None:
         """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: it
-        skipped rows that had been due for fewer seconds, because their hints may still come. `oldest`: for how many
-        seconds the oldest row that it read had been due; None: it read no row.
+        skipped rows that had been due for fewer seconds, because their hints (messages that name them) may still come.
+        `oldest`: for how many seconds the oldest row that it read had been due; None: it read no row.
         """
         if whole:
-            self._whole.done(started_at)
+            self._whole_polls.done(started_at)
         self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:

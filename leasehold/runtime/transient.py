@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import asyncpg
 
-_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 
 #: The errors of three causes. The connection is lost. The server shuts down, is read-only because it was demoted, lacks
 #: disk, memory or connections, or its disk fails. Or a transaction met a deadlock or a serialisation failure.
@@ -29,13 +29,13 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed. That is so for all errors of TRY_AGAIN, with one exception: for a value that
-    asyncpg cannot encode, it raises an InterfaceError that is also a ValueError.
+    """Whether a repetition may succeed: after all errors of TRY_AGAIN except one. For a value that asyncpg cannot
+    encode, asyncpg raises an InterfaceError that is also a ValueError.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 
 
-async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2) -> _T:
+async def until_answered(work: Callable[[], Awaitable[_Result]], *, within: float, pause: float = 0.2) -> _Result:
     """Run `work`, and repeat it after TRY_AGAIN errors for at most `within` seconds; then raise the last error.
 
     `work` must be idempotent. `pause`: seconds between two tries.

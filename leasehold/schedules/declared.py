@@ -1,5 +1,5 @@
-"""Writes the schedules that an app's code declares, and pauses those that the code no longer declares. A worker calls
-`reconcile` after its start.
+"""Writes the schedules that the code of an app (a client's Python program) declares, and pauses those that the code no
+longer declares. A worker calls `reconcile` after its start.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ log = structlog.get_logger(__name__)
 #: enabled again. Exception: a schedule that was paused for another reason, for example by a person, stays paused.
 UNDECLARED = "the code does not declare it any more"
 
-# $10: the schedule's next tick. If an enabled schedule keeps its cron and its time zone, it also keeps its next tick,
-# which may be due already. A schedule that stays paused has none.
+# $10: the schedule's next tick, the time at which it fires. If an enabled schedule keeps its cron and its time zone, it
+# also keeps its next tick, which may be due already. A schedule that stays paused has no next tick.
 _WRITE = f"""
 -- schedule_declare
 INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,

@@ -1,8 +1,9 @@
 """Submits the runs of schedules. A tick is a time at which a schedule is due by its cron expression. Each worker's
-maintenance calls `fire_due`. The API calls `submit_now` to backfill, and to run a schedule now.
+maintenance calls `fire_due`. The API calls `submit_now` to backfill (to submit the runs of past
+ticks), and to run a schedule now.
 
-Several workers may fire at once, and each may die at any time. So the row of a schedule is locked while it fires. Its
-runs and its next tick commit together. No two runs have the same schedule and tick.
+Several workers may fire at once, and each may die at any time. So the row of a schedule is locked while it fires. The
+runs and the next tick of a schedule commit together. No two runs have the same schedule and tick.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ DUTY = "schedules"
 #: Any other schedule is fired by a worker that has the code.
 _CAN_FIRE = "(declared_by IS NULL OR template = ANY($2::text[]))"
 
-_DUE = f"""
+_FIND_DUE = f"""
 -- schedules_due
 SELECT id FROM schedule
 WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} AND {_CAN_FIRE} ORDER BY next_run_at LIMIT $1
@@ -66,7 +67,7 @@ _IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
                   WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
 
 # Schedules with a buffered tick (overlap policy `buffer_one`) whose earlier runs have ended by now.
-_BUFFERED = f"""
+_FIND_BUFFERED = f"""
 -- schedules_buffered
 SELECT s.id FROM schedule s
 WHERE s.buffered_at IS NOT NULL AND {not_in(DUTY, "s.id")} AND {_CAN_FIRE} AND {_IS_FREE}
@@ -95,7 +96,7 @@ UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 E
 """
 
 # `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
-_SUBMITTED = """
+_RECORD_SUBMISSION = """
 -- schedule_made
 UPDATE schedule SET last_error = NULL, failures = 0,
     last_run_at = greatest(last_run_at, coalesce($2::timestamptz, clock_timestamp()))
@@ -111,15 +112,15 @@ async def fire_due(
     pause_after: int = STUCK_AFTER,
     admission: Admission | None = None,
 ) -> list[CreatedRun]:
-    """Submit the runs of due schedules, each schedule in a transaction of its own. Publish the hints of each
-    `CreatedRun` after this function returns.
+    """Submit the runs of due schedules, each schedule in a transaction of its own. After this function
+    returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
 
     `keep_seconds`: how long a run is kept after its end. `limit`: the most due, and the most buffered, schedules.
 
-    If a schedule cannot be fired, its `last_error` has the reason, and it is tried again after growing pauses. After
-    `pause_after` such failures in a row it is paused. `admission` charges each run to the tenant; None: nothing is
-    charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way, but the schedule is
-    never paused because of such refusals.
+    If a schedule cannot be fired, its `last_error` has the reason, and the firing is tried again after growing pauses.
+    After `pause_after` such failures in a row, the schedule is paused. `admission` charges each run to the tenant;
+    None: nothing is charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way, but
+    the schedule is never paused because of such refusals.
     """
 
     async def fire_ticks(schedule_id: UUID) -> list[CreatedRun]:
@@ -140,7 +141,7 @@ async def fire_due(
 
     created: list[CreatedRun] = []
     own_pipelines = [pipeline.name for pipeline in templates.pipelines]
-    for statement, fire in ((_DUE, fire_ticks), (_BUFFERED, fire_buffered)):
+    for statement, fire in ((_FIND_DUE, fire_ticks), (_FIND_BUFFERED, fire_buffered)):
         for row in await connection.fetch(statement, limit, own_pipelines):
             schedule_id = row["id"]
             work = partial(fire, schedule_id)
@@ -184,13 +185,13 @@ async def _fire(
             connection, schedule["id"], f"the last {schedule['pause_after_failures']} runs failed", "runs_failed"
         )
         return []
-    due, has_more = _due_ticks(schedule)
+    due_ticks, has_more = _due_ticks(schedule)
     created: list[CreatedRun] = []
     refused_tick: datetime | None = None
-    if ticks := _ticks_to_run(schedule, due, has_more=has_more):
+    if ticks := _ticks_to_run(schedule, due_ticks, has_more=has_more):
         prepared = await prepare(connection, templates, schedule)
         created, refused_tick = await _submit_ticks(connection, prepared, schedule, ticks, keep_seconds, admission)
-    continue_after = due[-1] if has_more else schedule["now"]
+    continue_after = due_ticks[-1] if has_more else schedule["now"]
     next_run_at = refused_tick or cron.next_after(schedule["cron"], schedule["timezone"], continue_after)
     failures = await connection.fetchval(
         "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", schedule["id"], next_run_at
@@ -246,13 +247,13 @@ def _due_ticks(schedule: Any) -> tuple[list[datetime], bool]:
     return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
 
 
-def _ticks_to_run(schedule: Any, due: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
-    """The ticks among `due` that become runs: those on time, and the missed ticks that the catch-up policy allows.
-    `has_more`: later ticks are due, too, so the latest missed tick is not among `due`.
+def _ticks_to_run(schedule: Any, due_ticks: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
+    """The ticks that become runs: those on time, and the missed ticks that the catch-up policy allows. `has_more`:
+    later ticks are due, too, so the latest missed tick is not among `due_ticks`.
     """
-    on_time = [tick for tick in due if schedule["now"] - tick <= ON_TIME]
+    on_time = [tick for tick in due_ticks if schedule["now"] - tick <= ON_TIME]
     window = timedelta(seconds=schedule["catch_up_seconds"])
-    missed = [tick for tick in due if tick not in on_time and schedule["now"] - tick <= window]
+    missed = [tick for tick in due_ticks if tick not in on_time and schedule["now"] - tick <= window]
     if schedule["catch_up"] == "all":
         return missed + on_time
     if schedule["catch_up"] == "one" and not on_time and not has_more:
@@ -283,12 +284,12 @@ async def _submit_by_overlap(
                 "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", schedule["id"], tick
             )
         return []
-    cancelled = unfinished if schedule["overlap"] == "cancel_other" else []
-    if cancelled and not await without_run(connection, schedule["id"], [tick]):
+    to_cancel = unfinished if schedule["overlap"] == "cancel_other" else []
+    if to_cancel and not await without_run(connection, schedule["id"], [tick]):
         return []  # a backfill has submitted this tick already: its run may be among `unfinished`
     try:
         async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
-            limit_names, ended = await _cancel(connection, schedule, cancelled)
+            limit_names, ended = await _cancel(connection, schedule, to_cancel)
             created = await _submit_charged(connection, prepared, schedule, tick, keep_seconds, admission)
     except (TooMany, Unavailable):
         raise
@@ -301,7 +302,7 @@ async def _submit_by_overlap(
         replace(
             created,
             limits=[*created.limits, *limit_names],
-            departed=[*created.departed, *cancelled],  # the runs that leave their places in the limits
+            departed=[*created.departed, *to_cancel],  # the runs that leave their places in the limits
             ended=[*created.ended, *ended],
         )
     ]
@@ -423,7 +424,7 @@ async def _submit(
         if error.constraint_name != "run_of_tick":
             raise
         return None
-    await connection.execute(_SUBMITTED, schedule["id"], tick)
+    await connection.execute(_RECORD_SUBMISSION, schedule["id"], tick)
     return created
 
 

@@ -63,7 +63,7 @@ _SPECIAL_V6 = tuple(
     )
 )
 
-_MAPPED = IPv6Network("::ffff:0:0/96")
+_IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 #: The well-known prefix alone. 64:ff9b:1::/48 is for local use: each network decides its meaning.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
@@ -72,6 +72,6 @@ def is_public(address: Address) -> bool:
     """Whether `address` is public. If it is IPv4-mapped or NAT64, the IPv4 address that it contains decides."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in (*_SPECIAL_V4, *_CLOUDS_V4))
-    if address in _MAPPED or address in _NAT64:
+    if address in _IPV4_MAPPED or address in _NAT64:
         return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
     return address in _UNICAST_V6 and not any(address in network for network in _SPECIAL_V6)

@@ -43,7 +43,7 @@ def parse(text: str) -> CellMap:
         raise ValueError("the map of cells is not JSON") from None
     if not isinstance(document, dict) or not document.keys() <= {"cells", "tenants"}:
         raise ValueError("the map of cells has the fields `cells` and `tenants`, and no others")
-    addresses, tenants = _texts(document, "cells"), _texts(document, "tenants")
+    addresses, tenants = _texts_in(document, "cells"), _texts_in(document, "tenants")
     for name, address in addresses.items():
         if not CELL.fullmatch(name):
             raise ValueError(f"{name!r} is not a name for a cell: use 1 to 11 small letters and digits")
@@ -55,7 +55,7 @@ def parse(text: str) -> CellMap:
     return CellMap(urls, tenants, frozenset(tenants.values()))
 
 
-def _texts(document: Mapping[str, Any], name: str) -> dict[str, str]:
+def _texts_in(document: Mapping[str, Any], name: str) -> dict[str, str]:
     values = document.get(name, {})
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         raise ValueError(f"`{name}` in the map of cells is not a JSON object with text values")
@@ -63,15 +63,15 @@ def _texts(document: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 class Cells:
-    """The map, as the cell `own` sees it. A changed file is read again. If it cannot be read, or has no valid map, the
-    last map stays in force.
+    """The map, as the cell `own` sees it. A changed file is read again. If the file cannot be read, or has no valid
+    map, the last map stays in force.
     """
 
     def __init__(self, own: str, file: FileSecret) -> None:
         """Raises ValueError for a file without a valid map, or with a map that lacks the cell `own`."""
         self.own = own
         self._file = file
-        self._map = self._checked()
+        self._map = self._read_map()
         file.on_change(self._read_again)
 
     @classmethod
@@ -107,16 +107,17 @@ class Cells:
 
     def refuse_key_of(self, key_cell: str | None) -> None:
         """As `refuse_elsewhere`, before the key's row is read. A tenant that has moved here still uses keys of its old
-        cell, and only a key's row names its tenant. So this refuses nothing while tenants of the map live in this cell.
+        cell, and only a key's row names its tenant. So this method refuses nothing while tenants of the map live in
+        this cell.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)
 
-    def _checked(self) -> CellMap:
+    def _read_map(self) -> CellMap:
         new_map = parse(self._file.get_secret_value())
         if self.own not in new_map.addresses:
             raise ValueError(f"the map of cells does not name this cell, {self.own}")
         return new_map
 
     def _read_again(self) -> None:
-        self._map = self._checked()
+        self._map = self._read_map()
