@@ -15,7 +15,7 @@ import httpx2
 from leasehold.client import calls, models
 from leasehold.client.calls import Call, Feed, Id, Listing
 from leasehold.client.following import Following
-from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, parsed, result_of, url_of
+from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, parse_answer, result_of, url_of
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, apieces
 
@@ -197,7 +197,7 @@ class AsyncClient:
         while True:
             outcome = await self._try(call, form, tries)
             if not isinstance(outcome, float):
-                return parsed(call, outcome)
+                return parse_answer(call, outcome)
             await asyncio.sleep(outcome)
 
     def _tries(self, call: Call[Any]) -> Tries:

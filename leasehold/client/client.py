@@ -14,7 +14,7 @@ import httpx2
 from leasehold.client import calls, models
 from leasehold.client.calls import Call, Feed, Id, Listing
 from leasehold.client.following import Following
-from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, parsed, result_of, url_of
+from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, parse_answer, result_of, url_of
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, pieces
 
@@ -200,7 +200,7 @@ class Client:
         while True:
             outcome = self._try(call, form, tries)
             if not isinstance(outcome, float):
-                return parsed(call, outcome)
+                return parse_answer(call, outcome)
             time.sleep(outcome)
 
     def _tries(self, call: Call[Any]) -> Tries:

@@ -1,4 +1,5 @@
-"""A worker outside the platform: it claims tasks over HTTP, renews their leases, runs a handler and settles them.
+"""A worker outside the platform: it claims tasks over HTTP, renews their leases, runs a handler and settles the tasks
+(reports how each ended).
 
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
@@ -32,6 +33,7 @@ from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Perman
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait
 
+#: 412: the store has an object of this key already, because a signed upload may only make a new object.
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
 #: With these statuses the API refuses the key itself. It will then refuse every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
@@ -42,15 +44,16 @@ _RELEASE_SECONDS = 5.0
 #: The API's limits for the code and the message of a failure.
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
-#: The most characters of a text in a line of the log.
+#: The most characters of the message, and of the traceback, of a log line.
 _MAX_TEXT = 65_536
 #: Seconds between two requests that send the log lines and chunks of a task.
 _OUTPUT_SECONDS = 0.5
+#: The API's limit for the wait before the next attempt.
 _MAX_RETRY_AFTER = timedelta(days=7)
 
 
 class Refused(LeaseholdError):
-    """The API refused a request, or the answer is not from the API. `status`: of HTTP. `code`: the problem's code."""
+    """The API refused a request, or the answer is not the API's. `status`: HTTP status. `code`: the error's code."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -60,7 +63,10 @@ class Refused(LeaseholdError):
 
 @dataclass
 class Task:
-    """A leased task. `claim`: the task as the API's answer to the claim describes it."""
+    """A leased task. `claim`: the task as the API's answer to the claim describes it. `_request`: sends a request to
+    the API. `_store`: the HTTP client for the store's signed URLs. `cancelled`: a cancel of the run was requested.
+    `lost`: the lease is lost.
+    """
 
     claim: dict[str, Any]
     _request: Callable[..., Awaitable[dict[str, Any]]] = field(repr=False)
@@ -100,9 +106,9 @@ class Task:
         return files
 
     async def read(self, name: str, step: str | None = None) -> bytes:
-        """Read a file that a needed step has stored. `step`: that step, if several have a file of this name.
+        """Read a file that a needed step has stored. `step`: the step, needed only if several have a file of this name.
 
-        Raises KeyError for an unknown file, and Retryable `file_corrupt` for other bytes than those that were stored.
+        Raises KeyError for an unknown file, and Retryable `file_corrupt` if the bytes are not those that were stored.
         """
         for file in self.files:
             if file["name"] == name and step in (None, file["step"]):
@@ -119,13 +125,13 @@ class Task:
         file = {"name": name, "size": len(data), "content_type": content_type}
         (ticket,) = (await self.post("files", files=[file]))["files"]
         answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
-        # An earlier try may have stored the file without its answer arriving. The completion verifies the bytes.
+        # The file exists already if an earlier try stored it and the answer was lost. `complete` verifies the bytes.
         if answer.status_code != _EXISTS_ALREADY:
             answer.raise_for_status()
         self.sent[name] = hashlib.sha256(data).hexdigest()
 
     async def post(self, verb: str, **body: Any) -> dict[str, Any]:
-        """Send a request about this task, under its lease. Raises LeaseLost, Refused."""
+        """Send a request about this task, under its lease. `verb`: the path's last part. Raises LeaseLost, Refused."""
         return await self._request(f"/v1/external/tasks/{self.id}/{verb}", epoch=self.claim["epoch"], **body)
 
     async def progress(self, percent: float, summary: str = "") -> None:
@@ -133,7 +139,7 @@ class Task:
         await self.post("progress", percent=percent, summary=summary)
 
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
-        """Add a line to the run's log. It is sent within a second, and before the task is settled.
+        """Add a line to the run's log. The line is sent within a second, and before the task is settled.
 
         `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON. Raises TypeError and
         ValueError for fields that are not JSON.
@@ -165,7 +171,9 @@ class Task:
                 output.drop()
 
     async def _send_items(self, verb: str, name: str, first: int, items: list[Any]) -> bool:
-        """Send the items in the field `name`. `first`: the number of items[0]. True: the API takes no more."""
+        """Send the items in the field `name` of the request. `first`: the number of items[0] in the attempt. Returns
+        True if the API accepts no more items of this attempt.
+        """
         answer = await self.post(verb, first=first, **{name: items})
         return bool(answer["cut"])
 
@@ -205,8 +213,8 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work on one task at a time, until `serve` is cancelled: then release the current task, which costs it no
-        attempt. While the API does not answer, or has no room, wait and try again.
+        """Work on one task at a time, until `serve` is cancelled. Then release the current task: this does not count as
+        an attempt. While the API does not answer, or is overloaded, wait and try again.
 
         Raises Refused if the API refuses the key or the queues.
         """
@@ -217,7 +225,7 @@ class ExternalWorker:
                 await asyncio.sleep(_OUTAGE_SECONDS)
 
     async def work_once(self, handle: Handler, *, wait: float = 0.0) -> bool:
-        """Claim a task, run its handler and settle it. False: no task was due within `wait` seconds (at most 30)."""
+        """Claim a task, run the handler and settle the task. False: no task was due for `wait` seconds (at most 30)."""
         answer = await self._request(
             "/v1/external/claim", queues=self._queues, wait=wait, lease_seconds=self._lease_seconds
         )
@@ -318,7 +326,7 @@ class ExternalWorker:
 
 
 def _object_of(answer: httpx2.Response) -> dict[str, Any]:
-    """The answer's JSON object. Raises Refused for an answer that the API does not give, such as a proxy's page."""
+    """The answer's JSON object. Raises Refused for an answer that cannot be the API's, such as a proxy's page."""
     try:
         fields = answer.json()
     except ValueError:
@@ -335,7 +343,7 @@ def _check_json(value: Any) -> None:
 
 
 def _sendable(text: str) -> str:
-    """The text in UTF-8, and without NUL, which the API cannot store."""
+    """The text without what the API cannot store: NUL, and characters that UTF-8 cannot encode."""
     return text.encode(errors="replace").decode().replace("\x00", "")
 
 

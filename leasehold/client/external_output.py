@@ -13,9 +13,9 @@ _ITEMS_PER_REQUEST = 500
 class OutputBuffer:
     """The items of one attempt that the API does not have yet: the lines of its log, or the chunks of its stream.
 
-    `send(first, items)`: sends the items, and returns whether the attempt is cut: the API accepts no more of its items.
-    `first`: the number of `items[0]` in the attempt, from 1. By this number the API recognises a repeated request. So
-    after an outage the same request can be sent again.
+    `send(first, items)`: sends the items, and returns whether the attempt is cut (the API accepts no more items of it).
+    `first`: the number of `items[0]` in the attempt, from 1. After an outage the same request can be sent again,
+    because the API recognises it by this number.
     """
 
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:
@@ -33,7 +33,7 @@ class OutputBuffer:
         return not self._is_cut
 
     async def flush(self) -> None:
-        """Send all items. Raises what `send` raises: then the next `flush` begins with the same request."""
+        """Send all items. Raises what `send` raises; the next `flush` then begins with the same request."""
         async with self._lock:
             while self._items:
                 self._unanswered_count = self._unanswered_count or min(len(self._items), _ITEMS_PER_REQUEST)

@@ -1,4 +1,4 @@
-"""Makes the requests for a feed (events, log lines, chunks), and resumes the feed after a lost connection.
+"""Makes the requests for a feed (a job's events, log lines or chunks), and resumes the feed after a lost connection.
 
 It does no input or output, so the blocking and the asyncio client use it.
 """
@@ -14,18 +14,18 @@ from leasehold.client.calls import Call, Feed
 from leasehold.client.retrying import Tries
 from leasehold.client.sse import Parser
 
-T = TypeVar("T")
+T = TypeVar("T")  # an item of the feed
 
 
 class Following(Generic[T]):
-    """Reads one feed, connection after connection. `make_tries`: makes the Tries of a request, which decide when and
-    how often it is sent again.
+    """Reads one feed, connection after connection. `make_tries`: makes the Tries of a request: they decide when and how
+    often the request is sent again.
     """
 
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
         self._feed = feed
         self._make_tries = make_tries
-        self._tries: Tries | None = None  # the tries since the last answer of the API
+        self._tries: Tries | None = None  # the tries since the API last answered; None: no request is under way
         self._last_number = str(feed.after)  # of the last item
         self._number_at_connect = self._last_number  # the last number when this connection began
         self._parser = Parser()
@@ -36,7 +36,7 @@ class Following(Generic[T]):
         self._parser = Parser()  # a broken connection may have left half an event
         self._number_at_connect = self._last_number
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self._last_number}
-        # `safe`: the request may be sent again. Its answer is not parsed as a whole: `items` gets it piece by piece.
+        # `idempotent`: the request may be sent again. Its answer is not parsed as a whole: `items` takes it in pieces.
         call: Call[Any] = Call(
             "GET", self._feed.path, lambda answer: answer, self._feed.params, headers=headers, idempotent=True
         )
@@ -45,7 +45,7 @@ class Following(Generic[T]):
         return call
 
     def after_answer(self, answer: httpx2.Response) -> float | None:
-        """As Tries.after_answer: seconds until the next connection; None: the items follow in this answer."""
+        """Seconds until the next connection; None: the items follow in this answer. Raises as Tries.after_answer."""
         assert self._tries is not None
         pause = self._tries.after_answer(answer)
         if pause is None:
@@ -53,12 +53,12 @@ class Following(Generic[T]):
         return pause
 
     def after_error(self, error: httpx2.TransportError) -> float:
-        """As Tries.after_error: seconds until the next connection."""
+        """Seconds until the next connection. Raises as Tries.after_error."""
         self._tries = self._tries or self._make_tries(self._call)
         return self._tries.after_error(error)
 
     def items(self, text: str) -> Iterator[T]:
-        """The items that are complete with this piece of the answer."""
+        """The items that this piece of the answer completes."""
         for event in self._parser.feed(text):
             self._last_number = event.id or self._last_number
             yield self._feed.parse(event.name, event.data)

@@ -29,6 +29,8 @@ class Problem(Answer):
 
 
 class Output(Answer):
+    """A file that a step made. `key`: its name in the store. `url`: a signed URL to read it."""
+
     step: str
     name: str
     key: str
@@ -39,7 +41,7 @@ class Output(Answer):
 
 
 class Accepted(Answer):
-    """A run that was started, or the unfinished run that has the same dedupe key."""
+    """A run that was started, or the unfinished run that has the same dedupe key. `version`: the template's."""
 
     id: UUID
     status: Status
@@ -48,7 +50,7 @@ class Accepted(Answer):
 
 
 class Batch(Answer):
-    """The runs of one request. `existing`: those that an earlier request had started with the same dedupe key."""
+    """The runs of one request. `existing`: unfinished runs of earlier requests that have the same dedupe keys."""
 
     ids: list[UUID]
     existing: list[UUID]
@@ -89,7 +91,9 @@ class Progress(Answer):
 
 
 class Run(Answer):
-    """A run. An item of a list has neither `payload` nor `progress`. `result`: {step: result}."""
+    """A run. An item of a list has neither `payload` nor `progress`. `result`: {step: result}. `scope` and `scope_id`:
+    the group of runs that the template's concurrency policy counts together.
+    """
 
     id: UUID
     template: str
@@ -138,7 +142,7 @@ class Job(Answer):
 
 
 class Operation(Answer):
-    """A bulk operation. `acted` and `refused`: how many jobs so far."""
+    """A bulk operation. `acted` and `refused`: the numbers of jobs so far on which it acted, and could not act."""
 
     id: UUID
     action: str
@@ -230,6 +234,8 @@ class Chunk(Answer):
 
 
 class DeadLetter(Answer):
+    """A step that failed for good. `fingerprint`: the same for all dead letters of a group."""
+
     task_id: UUID
     job_id: UUID
     kind: str
@@ -242,6 +248,8 @@ class DeadLetter(Answer):
 
 
 class DeadLetterGroup(Answer):
+    """Dead letters whose messages differ only in numbers and ids. `n`: how many. `message`: that of the latest."""
+
     fingerprint: str
     kind: str
     template: str
@@ -254,14 +262,16 @@ class DeadLetterGroup(Answer):
 
 
 class Explanation(Answer):
-    """`reasons`: why the job does not run now. `ledger`: what its workers did."""
+    """`reasons`: why the job does not run now. `ledger`: what the workers did with it."""
 
     reasons: list[dict[str, Any]]
     ledger: list[dict[str, Any]]
 
 
 class Ticket(Answer):
-    """Where to upload the bytes of a picture: `upload_url`, for `expires_in` seconds."""
+    """Where to upload the bytes of a picture: `upload_url`, for `expires_in` seconds. `original_key`: the key that the
+    uploaded object gets in the store.
+    """
 
     media_id: UUID
     upload_url: str
@@ -292,7 +302,7 @@ class Conversion(Answer):
 
 
 class Ordered(Answer):
-    """A generation that was ordered. `task_id` names the order."""
+    """A generation (a job in which a provider makes images or videos) that was ordered. `task_id` names the order."""
 
     task_id: str
     job_id: UUID | None = None

@@ -15,23 +15,25 @@ from leasehold.client.models import Run
 from leasehold.client.uploading import OnProgress, ReportedFile
 from leasehold.domain.errors import WrongCell
 
-T = TypeVar("T")
+T = TypeVar("T")  # the result of a call
 
 _NO_CONTENT = 204
 _WRONG_CELL = 421
 
 
 class KeyAuth(httpx2.Auth):
-    """Adds the API key to each request, and sends the request to the cell that serves the key's tenant.
+    """Adds the API key to each request, and sends the request to the cell that serves the key's tenant. (A cell is one
+    of several installations that share the tenants.)
 
-    A cell may answer that another cell serves the tenant (WrongCell), with that cell's address. Then the request is
+    A cell that does not serve the tenant answers WrongCell with the address of the cell that does. Then the request is
     repeated once, at that address, and all later requests go there. Exception: if `url` is https, an http address is
     ignored, because the key would be sent unencrypted.
     """
 
     def __init__(self, url: str, key: str) -> None:
         self._header = f"Bearer {key}"
-        self._configured_base = self._base = httpx2.URL(url)
+        self._configured_base = httpx2.URL(url)
+        self._base = self._configured_base  # the address of the cell that gets the next request
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         request.headers["Authorization"] = self._header
@@ -40,7 +42,8 @@ class KeyAuth(httpx2.Auth):
         answer = yield request
         if answer.status_code != _WRONG_CELL or not self._switch_to(answer.headers.get(WrongCell.HEADER, "")):
             return
-        # A form with files cannot be read twice: for the next try (retrying.Tries) the client opens the files again.
+        # A form with files cannot be read twice, so it is not repeated here. The client opens the files again, and
+        # sends the form as its next try (retrying.Tries).
         if isinstance(request.stream, httpx2.ByteStream):
             self._set_address(request, path)
             yield request
@@ -50,7 +53,7 @@ class KeyAuth(httpx2.Auth):
         request.headers["Host"] = request.url.netloc.decode()
 
     def _switch_to(self, address: str) -> bool:
-        """Send requests to this address from now on. Returns False, and changes nothing, if it is not a usable URL."""
+        """Send requests to this address from now on. If it is not a usable URL, change nothing and return False."""
         try:
             base = httpx2.URL(address)
         except httpx2.InvalidURL:
@@ -63,7 +66,9 @@ class KeyAuth(httpx2.Auth):
 
 
 def url_of(url: str | None) -> str:
-    """The API's URL: `url`, else that of LEASEHOLD_URL, else that of a local API. Raises ClientError."""
+    """The API's URL: `url`, else the variable LEASEHOLD_URL of the environment, else the URL of a local API. Raises
+    ClientError.
+    """
     url = url or os.environ.get("LEASEHOLD_URL") or "http://127.0.0.1:8000"
     try:
         parsed = httpx2.URL(url)
@@ -75,7 +80,7 @@ def url_of(url: str | None) -> str:
 
 
 def key_of(key: str | None) -> str:
-    """The API key: `key`, else that of LEASEHOLD_API_KEY. Raises ClientError."""
+    """The API key: `key`, else the variable LEASEHOLD_API_KEY of the environment. Raises ClientError."""
     key = key or os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise ClientError("give an API key, or set LEASEHOLD_API_KEY to one (leasehold keys create)")
@@ -92,10 +97,10 @@ def options_of(call: Call[Any]) -> dict[str, Any]:
 
 def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -> dict[str, Any]:
     """The call's form, with its files open until `stack` closes them. Each try opens them again."""
-    # Bytes of all files. `sent` is a list, because all ReportedFiles add to its one number.
-    total, sent = sum(path.stat().st_size for _, path in call.files), [0]
+    total_bytes = sum(path.stat().st_size for _, path in call.files)
+    sent_bytes = [0]  # a list, because all ReportedFiles add to its one number
     files = [
-        (field, (path.name, ReportedFile(stack.enter_context(path.open("rb")), on_progress, total, sent)))
+        (field, (path.name, ReportedFile(stack.enter_context(path.open("rb")), on_progress, total_bytes, sent_bytes)))
         for field, path in call.files
     ]
     return {"data": dict(call.form or {}), "files": files}
@@ -111,8 +116,8 @@ def json_of(answer: httpx2.Response) -> Any:
         raise ClientError(f"{answer.url} answered {answer.status_code} without JSON: is it a Leasehold API?") from None
 
 
-def parsed(call: Call[T], answer: httpx2.Response) -> T:
-    """The result of the call. Raises ClientError for an answer that the API does not give."""
+def parse_answer(call: Call[T], answer: httpx2.Response) -> T:
+    """The result of the call. Raises ClientError for an answer that cannot be the API's."""
     body = json_of(answer)
     try:
         return call.parse(body)

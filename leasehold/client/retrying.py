@@ -20,7 +20,7 @@ _TOO_MANY = 429
 _CONFLICT = 409
 #: Another cell (an installation beside this one) serves the tenant of the key.
 _WRONG_CELL = 421
-#: The answer while the API still works on an earlier try of the same request.
+#: The error code of the answer while the API still works on an earlier try of the same request.
 _IN_FLIGHT = "idempotency_key_in_flight"
 #: Seconds: the bounds of the pause, which doubles with each try.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
@@ -43,8 +43,8 @@ class Tries:
         """Seconds until the next try. Raises Unavailable if no try may follow."""
         if not (self._call.repeatable or isinstance(error, _NOT_SENT)):
             reason = str(error) or type(error).__name__
-            raise Unavailable(self._url, None, reason, self._call.key, may_be_done=True) from error
-        pause = self._pause(None)
+            raise Unavailable(self._url, seconds=None, reason=reason, key=self._call.key, may_be_done=True) from error
+        pause = self._pause_before_next_try(None)
         if pause is None:
             raise self._unavailable(str(error) or type(error).__name__) from error
         return pause
@@ -56,7 +56,8 @@ class Tries:
         if not answer.is_error:
             return None
         if answer.status_code == _WRONG_CELL and self._call.files and not self._has_changed_cell:
-            # The next try sends the form to the address in this answer (requests.KeyAuth).
+            # KeyAuth repeats a request without files itself. A form with files is sent by the next try, to the address
+            # in this answer, which KeyAuth has kept.
             self._has_changed_cell = True
             return 0.0
         problem = problem_of(answer)
@@ -65,21 +66,21 @@ class Tries:
         is_busy = answer.status_code == _TOO_MANY or (
             answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
         )
-        refused = ApiError(answer.status_code, problem, self._call.key)
+        api_error = ApiError(answer.status_code, problem, self._call.key)
         if not is_busy and not (is_away and self._call.repeatable):
-            raise refused
-        pause = self._pause(_seconds(answer.headers.get("Retry-After")))
+            raise api_error
+        pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
         if pause is not None:
             return pause
-        raise self._unavailable(str(refused)) if is_away else refused
+        raise self._unavailable(str(api_error)) if is_away else api_error
 
-    def _pause(self, at_least: float | None) -> float | None:
-        """Seconds until the next try: `at_least`, and a part that doubles each time, with jitter. None: no time is
-        left.
+    def _pause_before_next_try(self, least_seconds: float | None) -> float | None:
+        """Seconds until the next try: `least_seconds`, and a part that doubles each time, with jitter. None: the
+        deadline would pass.
         """
         self._failures += 1
         longest = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
-        pause = (at_least or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - no secret
+        pause = (least_seconds or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - no secret
         return pause if monotonic() + pause < self._deadline else None
 
     def _unavailable(self, reason: str) -> Unavailable:
@@ -95,5 +96,6 @@ def problem_of(answer: httpx2.Response) -> dict[str, Any]:
     return problem if isinstance(problem, dict) else {}
 
 
-def _seconds(retry_after: str | None) -> float | None:
+def _seconds_of_header(retry_after: str | None) -> float | None:
+    """The seconds of a Retry-After. None: there is no such header, or it has a date (the API sends none)."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else None

@@ -21,8 +21,8 @@ class ServerEvent:
 class Parser:
     """Takes the text of the answer in pieces of any size, and returns the events that each piece completes.
 
-    Here only LF and CR LF end a line. The HTTP library also ends lines at U+2028 and U+0085, which JSON may contain
-    unescaped.
+    Only LF and CR LF end a line here. The HTTP library's own lines are not used, because they also end at U+2028 and
+    U+0085, which JSON may contain unescaped.
     """
 
     _unfinished: str = ""
@@ -30,11 +30,11 @@ class Parser:
 
     def feed(self, text: str) -> list[ServerEvent]:
         *lines, self._unfinished = (self._unfinished + text).split("\n")
-        events = [self._event(line.removesuffix("\r")) for line in lines]
+        events = [self._take_line(line.removesuffix("\r")) for line in lines]
         return [event for event in events if event is not None]
 
-    def _event(self, line: str) -> ServerEvent | None:
-        """The event that ends with this line: an empty line ends an event."""
+    def _take_line(self, line: str) -> ServerEvent | None:
+        """Take the next line. An empty line ends an event: return the event, if it has data."""
         if line:
             self._add_field(line)
             return None

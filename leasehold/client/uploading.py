@@ -9,14 +9,15 @@ from typing import IO, Any, TypeAlias
 
 #: Called with the number of bytes that were sent, and the number of all bytes.
 OnProgress: TypeAlias = Callable[[int, int], None]
-_PIECE = 256 * 1024
+#: Bytes that are read, and reported, at once.
+_PIECE_BYTES = 256 * 1024
 
 
 def pieces(path: Path, on_progress: OnProgress | None) -> Iterator[bytes]:
     """The file's bytes, piece by piece. Each piece counts as sent when the next one is requested."""
     size, sent = path.stat().st_size, 0
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(_PIECE_BYTES):
             yield piece
             sent += len(piece)
             if on_progress is not None:
@@ -33,7 +34,8 @@ async def apieces(path: Path, on_progress: OnProgress | None) -> AsyncIterator[b
 class ReportedFile:
     """A file of a form. Each read reports how many bytes of the whole form were sent.
 
-    `total`: bytes of all files of the form. `sent`: a list with one number, which all files of the form share.
+    `total`: the bytes of all files of the form. `sent`: a list with one number, the bytes that were read so far. All
+    files of the form share this list.
     """
 
     def __init__(self, file: IO[bytes], on_progress: OnProgress | None, total: int, sent: list[int]) -> None:

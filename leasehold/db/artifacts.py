@@ -1,6 +1,7 @@
-"""Reads what the steps of a job have committed: outputs, notes and values. The worker reads them before an attempt.
+"""Reads what the steps of a job have committed, for a worker that begins an attempt: outputs (files in the store),
+notes (what a step keeps for its next attempt) and values (what a step returned).
 
-The key of an output's object comes from the committed row of the output. Nothing computes it from the output's name.
+The key of an output's object is always read from the output's row, never computed from the output's name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from leasehold.db.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A committed output. `name` is unique within its step. `key`: of its object in the store. `size`: in bytes."""
+    """A committed output. `name` is unique within its step. `key`: its object's key in the store. `size`: in bytes."""
 
     step: str
     name: str
@@ -37,7 +38,7 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """The note that the task's last Snooze or `remember` wrote, or {}."""
+    """The note that the task last kept, with a Snooze (its wait for a later attempt) or with `remember`; or {}."""
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
 
 

@@ -1,6 +1,6 @@
 """Writes and reads the audit, which records who did what. Each tenant has a chain of rows, linked by their hashes.
 
-Call `record` in the transaction of the act: PostgreSQL then commits both or neither.
+Call `record` in the transaction of the act: PostgreSQL then commits the act and its row, or neither.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ INSERT INTO audit (id, tenant_id, actor_kind, actor, actor_tenant, key_prefix, a
                    request_id, details)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 """
-_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z
+#: The same details always give the same text, because a row's hash covers the text.
+_JSON_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z
 #: One statement reads at most this many rows of a chain.
 _ROWS_PER_READ = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: the object's tenant. SHARED_CHAIN (`*`):
+    """The object of an act. `kind`: job, key, queue, limit, ... `tenant_id`: the object's tenant; SHARED_CHAIN (`*`) if
     several tenants share the object, or no tenant owns it.
     """
 
@@ -41,11 +42,11 @@ class Target:
 
 def details_text(details: Mapping[str, Any]) -> str:
     """The text of `details` that a row stores and its hash covers. An export gives the same text again."""
-    return orjson.dumps(details, default=_text_of_uuid, option=_OPTIONS).decode()
+    return orjson.dumps(details, default=_text_of_uuid, option=_JSON_OPTIONS).decode()
 
 
 def _text_of_uuid(value: object) -> str:
-    if isinstance(value, UUID):  # asyncpg's subclass
+    if isinstance(value, UUID):  # a UUID of asyncpg: orjson does not encode subclasses of UUID itself
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
@@ -53,8 +54,8 @@ def _text_of_uuid(value: object) -> str:
 async def record(connection: Connection, actor: Actor, action: str, target: Target, **details: Any) -> None:
     """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name.
 
-    All acts of one transaction must be of one tenant, because a row locks the chain of its tenant: two transactions
-    that write to the same two chains in opposite order could deadlock.
+    All acts of one transaction must be of one tenant. The reason: a row locks the chain of its tenant, and two
+    transactions that write to the same two chains in opposite order could deadlock.
     """
     details_with_values = {name: value for name, value in details.items() if value is not None}
     await connection.execute(
@@ -131,8 +132,9 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 
 
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
-    """The head of each chain: the number and the hash of its last row. An operator who keeps the heads outside of the
-    database can later `verify` against an old head, and so see whether rows up to that head were deleted.
+    """The head of each chain: the number (`seq`) and the hash of its last row. `first_seq`, `first_previous`: the
+    number of its first row, and the hash of the row before. An operator who keeps the heads outside of the database can
+    later `verify` against an old head, and so see whether rows up to that head were deleted.
     """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
@@ -144,15 +146,15 @@ async def read_part(connection: Connection, head: Mapping[str, Any], after: int)
 
 
 async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow | None:
-    """Recompute the hashes of a chain up to the head. Returns the first row that is not as it was written; None: all
-    rows are.
+    """Recompute the hashes of a chain up to the head. Returns the first row that was changed or is missing; None: the
+    chain is intact.
     """
     return await _check(connection, head, Chain.from_head(head))
 
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
-    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. The row before the
-    first of these rows is not read, so the hash that the first row has of it is taken as true.
+    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. In the first of these
+    rows this hash is taken as true, because the row before is not read.
     """
     after = head["seq"] - at_most  # the number of the row before the first that is checked
     if after < head["first_seq"]:

@@ -17,8 +17,8 @@ audit = Table(
     Column("tenant_id", Text, nullable=False),  # whose chain has the row; `*`: acts of no tenant
     Column("actor_kind", Text, nullable=False),
     Column("actor", Text, nullable=False),
-    Column("actor_tenant", Text),
-    Column("key_prefix", Text),
+    Column("actor_tenant", Text),  # whose key or person acted: an operator may act on objects of other tenants
+    Column("key_prefix", Text),  # of the API key; NULL: no key was used
     Column("action", Text, nullable=False),  # for example `job.cancelled`
     Column("target_kind", Text, nullable=False),
     Column("target", Text, nullable=False),
@@ -38,8 +38,8 @@ audit = Table(
     Index("audit_action", "action", text("at DESC"), text("id DESC")),
 )
 
-#: The two ends of each chain. `seq` and `hash`: those of its last row. `first_seq` and `first_previous`: the number of
-#: the first row that retention has not deleted, and the hash of the row before.
+#: The two ends of each chain. `seq` and `hash`: those of its last row. `first_seq`: the number of the first row that
+#: retention has not deleted. `first_previous`: the hash of the row before `first_seq`.
 audit_chain = Table(
     "audit_chain",
     metadata,

@@ -1,6 +1,7 @@
 """Group commit: a Batcher runs one statement for all items that callers added during the previous round trip.
 
-Claims, settlements and submissions use one Batcher each. No timer delays an item.
+The worker's claims and settlements (the ends of attempts), and the API's submissions of jobs, use one Batcher each. No
+timer delays an item.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
 
 
-class Batcher(Generic[_In, _Out]):
+class Batcher(Generic[_Item, _Answer]):
     """Runs one batched statement on one connection.
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
     `repeated`: an earlier try of these items may have been committed, because its answer was lost, or because a larger
-    batch with these items failed. So the statement must be safe to repeat.
-    `name`: the batcher's name in the log. `at_most`: items in one statement. `pause`: seconds between two tries.
-    `patience`: seconds without an answer after which callers get the error.
+    batch with these items failed. So the statement must be safe to repeat. `name`: the batcher's name in the log.
+    `at_most`: the most items of one statement. `pause`: seconds between two tries. `patience`: seconds without an
+    answer after which callers get the error.
     """
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[Connection]],
-        statement: Callable[[Connection, Sequence[_In], bool], Awaitable[Sequence[_Out]]],
+        statement: Callable[[Connection, Sequence[_Item], bool], Awaitable[Sequence[_Answer]]],
         *,
         name: str = "statements",
         at_most: int = 64,
@@ -45,7 +46,7 @@ class Batcher(Generic[_In, _Out]):
         self._at_most = at_most
         self._patience = patience
         self._pause = pause
-        self._waiting: deque[tuple[_In, asyncio.Future[_Out]]] = deque()
+        self._waiting: deque[tuple[_Item, asyncio.Future[_Answer]]] = deque()
         self._has_items = asyncio.Event()
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -55,7 +56,7 @@ class Batcher(Generic[_In, _Out]):
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop. Callers that still wait, and later callers, get CancelledError."""
+        """Stop. Callers of `ask` that still wait, and later callers, get CancelledError."""
         self._is_closed = True
         if self._task is not None:
             await cancel_and_wait(self._task)
@@ -64,13 +65,13 @@ class Batcher(Generic[_In, _Out]):
         self._waiting.clear()
         self._drop_connection()
 
-    async def ask(self, item: _In) -> _Out:
+    async def ask(self, item: _Item) -> _Answer:
         """Add `item` to the next round trip and return its answer. Raises the error that the statement raised for the
-        item, or one of TRY_AGAIN if PostgreSQL did not answer for `patience` seconds.
+        item, or an error of TRY_AGAIN (no connection, no answer) if PostgreSQL did not answer for `patience` seconds.
         """
         if self._is_closed:  # no round trip follows: the caller would wait for ever
             raise asyncio.CancelledError
-        answer: asyncio.Future[_Out] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
         self._has_items.set()
         return await answer
@@ -83,22 +84,22 @@ class Batcher(Generic[_In, _Out]):
                 self._has_items.clear()
             await self._run_batch(batch)
 
-    async def _run_batch(self, batch: list[tuple[_In, asyncio.Future[_Out]]], *, repeated: bool = False) -> None:
+    async def _run_batch(self, batch: list[tuple[_Item, asyncio.Future[_Answer]]], *, repeated: bool = False) -> None:
         try:
             _resolve(batch, await self._answer([item for item, _ in batch], repeated))
         except Exception as error:  # noqa: BLE001 - each caller gets the error
             if len(batch) == 1 or may_try_again(error):
                 _fail(batch, error)
                 return
-            # Run each item alone: the item that PostgreSQL refuses must not fail the others. A part of the batch may
-            # have committed before the refusal.
+            # Run each item alone, because an item that PostgreSQL refuses must not fail the others. `repeated`: a part
+            # of the batch may have committed before the refusal.
             for entry in batch:
                 await self._run_batch([entry], repeated=True)
         except BaseException as error:  # `close` cancels this task
             _fail(batch, error)
             raise
 
-    async def _answer(self, items: Sequence[_In], repeated: bool) -> Sequence[_Out]:  # noqa: FBT001 - passed on to the statement
+    async def _answer(self, items: Sequence[_Item], repeated: bool) -> Sequence[_Answer]:  # noqa: FBT001 - passed on to the statement
         """Run the statement. While PostgreSQL does not answer, reconnect and try again, for `patience` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
@@ -126,13 +127,13 @@ class Batcher(Generic[_In, _Out]):
             connection.terminate()
 
 
-def _resolve(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], answers: Sequence[_Out]) -> None:
+def _resolve(batch: Sequence[tuple[_Item, asyncio.Future[_Answer]]], answers: Sequence[_Answer]) -> None:
     for (_, future), answer in zip(batch, answers, strict=True):
         if not future.done():
             future.set_result(answer)
 
 
-def _fail(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], error: BaseException) -> None:
+def _fail(batch: Sequence[tuple[_Item, asyncio.Future[_Answer]]], error: BaseException) -> None:
     """Give each caller the error. If the batcher's own task is cancelled, cancel the futures of the callers instead."""
     for _, future in batch:
         if future.done():
