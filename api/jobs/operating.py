@@ -123,7 +123,7 @@ async def submit(
         _, scope = _filter_and_scope(services, caller, request, now)
         at_most = services.settings.operations_per_tenant
         await lock_name(connection, f"operations of {caller.tenant_id}")
-        if await operation_reads.unfinished(connection, caller.tenant_id) >= at_most:
+        if await operation_reads.count_unfinished(connection, caller.tenant_id) >= at_most:
             raise Conflict(
                 "too_many_operations", f"A tenant has at most {at_most} unfinished operations: cancel one, or wait."
             )

@@ -1,5 +1,5 @@
-"""Reads the load of this cell (one installation of several), and which tenants and jobs it has. The API answers the
-operators of this cell and of other cells with it.
+"""Reads the load of this cell (one installation of several that share the tenants), and which tenants and jobs the cell
+has. The API gives the answers to operators, who may ask from other cells, too.
 
 Each statement reads a bounded number of rows, however many jobs there are.
 """
@@ -16,22 +16,23 @@ from leasehold.db.task_lines import lines_of_all_queues
 MAX_COUNTED = 1000
 
 # One row of counts, each up to $1. `line`: the waiting tasks of one queue, priority and tenant (task_lines.py).
-# `share`: how many tasks of each line are counted, so that all lines together have about $1. `due`: the tasks of each
-# line that could start now. `failing_tenant`: tenants with failed tasks. `tenant`: tenants with jobs. The recursive
-# parts jump through an index from one value to the next.
+# `share`: at most `max_tasks` of each line are counted, so that all lines together have about $1. `due_tasks`: the
+# tasks of each line that could start now: their number and the oldest one's instant. `failing_tenant`: tenants with
+# failed tasks. `tenant`: tenants with jobs. These two, as `line`, jump through an index from one value to the next, and
+# `nth` counts the values.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
 {lines_of_all_queues("$1")}
 ), share AS (
-    SELECT greatest($1 / greatest(count(*), 1), 1) AS most FROM line
-), due AS (
+    SELECT greatest($1 / greatest(count(*), 1), 1) AS max_tasks FROM line
+), due_tasks AS (
     SELECT counted.n, counted.oldest FROM line CROSS JOIN share CROSS JOIN LATERAL (
         SELECT count(*) AS n, min(first.available_at) AS oldest FROM (
             SELECT t.available_at FROM task t
             WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
               AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= statement_timestamp()
-            ORDER BY t.available_at LIMIT share.most) AS first) AS counted
+            ORDER BY t.available_at LIMIT share.max_tasks) AS first) AS counted
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = line.queue)
 ), failing_tenant(tenant_id, nth) AS (
     (SELECT t.tenant_id, 1 FROM task t WHERE t.status = 'failed' ORDER BY t.tenant_id LIMIT 1)
@@ -47,10 +48,10 @@ WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
         SELECT j.tenant_id FROM job j WHERE j.tenant_id > tenant.tenant_id ORDER BY j.tenant_id LIMIT 1) AS next
     WHERE tenant.nth < $1
 )
-SELECT (SELECT coalesce(sum(n), 0)::int FROM due) AS due,
-       (SELECT coalesce(bool_or(due.n >= share.most), false) FROM due CROSS JOIN share)
+SELECT (SELECT coalesce(sum(n), 0)::int FROM due_tasks) AS due,
+       (SELECT coalesce(bool_or(due_tasks.n >= share.max_tasks), false) FROM due_tasks CROSS JOIN share)
            OR (SELECT count(*) >= $1 FROM line) AS has_more,
-       (SELECT extract(epoch FROM statement_timestamp() - min(oldest))::float8 FROM due) AS oldest_seconds,
+       (SELECT extract(epoch FROM statement_timestamp() - min(oldest))::float8 FROM due_tasks) AS oldest_seconds,
        (SELECT count(*)::int FROM (SELECT 1 FROM task t WHERE t.status = 'running' LIMIT $1) AS counted) AS running,
        (SELECT count(*)::int FROM (
             SELECT 1 FROM failing_tenant CROSS JOIN LATERAL (
@@ -80,6 +81,7 @@ async def load(connection: Connection) -> Row:
     return row
 
 
+# `holder`: the tenant of the job, if this cell has the job or its tombstone (what a deleted job leaves for a day).
 _JOB = """
 -- cell_job
 SELECT holder.tenant_id, m.to_cell AS moved_to FROM (
@@ -101,7 +103,7 @@ LEFT JOIN tenant_move m ON m.tenant_id = holder.tenant_id AND m.direction = 'out
 
 async def holder_of_job(connection: Connection, job_id: UUID) -> Row | None:
     """The tenant of the job (`tenant_id`), and the cell to which this tenant has moved (`moved_to`; None: it has not
-    moved). A deleted job has an answer while its tombstone is kept. Returns None if this cell does not know the job.
+    moved). A deleted job has an answer while its tombstone is kept. Returns None for an unknown job.
     """
     return await connection.fetchrow(_JOB, job_id)
 

@@ -32,6 +32,7 @@ LAST_EVENT_NUMBERS = """
 SELECT j.id, j.event_seq FROM job j WHERE j.id = ANY($1::uuid[])
 """
 
+# The view `history` has all events of a job (history.py).
 EVENTS_AFTER = """
 -- events_after
 SELECT e.seq, e.at, e.kind, e.job_status, e.step, e.task_status, e.data
@@ -44,7 +45,7 @@ ORDER BY e.seq LIMIT $4
 async def last_event_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
     """Read the number of each job's last event, to learn which jobs changed. The answer leaves out deleted jobs.
 
-    The query names no tenant: each caller has already found its job through a row of its own tenant.
+    The query names no tenant, because each caller has already found its job through a row of its own tenant.
     """
     rows = await connection.fetch(LAST_EVENT_NUMBERS, list(job_ids))
     return {row["id"]: row["event_seq"] for row in rows}

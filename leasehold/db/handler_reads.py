@@ -27,9 +27,9 @@ _MAX_NAMES = 1000
 class Served:
     """How many living workers serve a place. Draining workers are left out.
 
-    `workers`: workers that serve the queue. `able`: those of them that have the handler, or that run an older release,
-    which does not report handlers. `elsewhere`: workers that have the handler and do not serve the queue. `seen_at`:
-    when a worker with the handler was last seen; None: no such worker is recorded.
+    `workers`: workers that serve the queue. `able`: those of them that have the handler, or whose release is too old to
+    report its handlers. `elsewhere`: workers that have the handler, but do not serve the queue. `seen_at`: when a
+    worker with the handler was last seen; None: no such worker is recorded.
     """
 
     workers: int
@@ -39,7 +39,8 @@ class Served:
 
 
 # $1 the queues and $2 the handlers of the places, $3 the dead workers. `candidate` has a row for each place and worker:
-# whether the worker lives, serves the queue, and has the handler (NULL: the worker has not reported its handlers).
+# whether the worker lives, serves the queue, and has the handler (NULL: the worker has not reported its handlers). The
+# table `known_handler` keeps when each handler was last seen, after its workers are gone.
 _SERVED = """
 -- served
 SELECT place.queue, place.handler,
@@ -60,8 +61,8 @@ GROUP BY place.queue, place.handler
 
 
 async def served(connection: Connection, places: Collection[Place], dead: Sequence[UUID]) -> dict[Place, Served]:
-    """How each place is served. Only the first _MAX_PLACES places, in sorted order, are in the answer. `dead`: workers
-    that have died.
+    """How many workers serve each place. Only the first _MAX_PLACES places, in sorted order, are in the answer. `dead`:
+    the ids of workers that have died, but still have a row.
     """
     first_places = sorted(set(places))[:_MAX_PLACES]
     queues, handlers = [queue for queue, _ in first_places], [handler for _, handler in first_places]

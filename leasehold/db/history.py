@@ -1,9 +1,9 @@
-"""Makes and drops the partitions of the table `event`, one for each day. The leading worker of the installation calls
-`keep_event_days`.
+"""Makes and drops the partitions of the table `event`, one for each day. The worker that leads the installation's
+housekeeping calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
 has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables. The
-view also derives events from rows of `job` and `task` (migration 0044): they last as long as the job.
+view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _DEFAULT_PARTITION = "event_default"
 _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
 # $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the most jobs of one statement.
-# `candidate`: the next jobs with events of that day. `existing`: those that are not deleted. They are locked in the
-# order of their ids, as in every statement of the platform, so that two statements cannot deadlock. The cost depends on
-# the events of that day, not on the number of jobs: PostgreSQL reads the index of the day's partition, and finds each
-# job by its key.
+# `candidate`: the next jobs with events of that day. `existing_job`: those of them that are not deleted. All statements
+# of the platform lock jobs in the order of their ids, because two statements could deadlock otherwise. The cost depends
+# on the events of that day, not on the number of jobs: PostgreSQL reads the index of the day's partition, and finds
+# each job by its key.
 KEEP = """
 -- keep_events
 WITH candidate AS MATERIALIZED (
     SELECT e.job_id FROM event e WHERE e.at >= $1 AND e.at < $2 AND e.job_id > $3
     GROUP BY e.job_id ORDER BY e.job_id LIMIT $4
-), existing AS MATERIALIZED (
+), existing_job AS MATERIALIZED (
     SELECT locked.id FROM candidate
     CROSS JOIN LATERAL (SELECT j.id FROM job j WHERE j.id = candidate.job_id FOR KEY SHARE) AS locked
-), moved AS (
+), moved_event AS (
     DELETE FROM event e
-    WHERE e.job_id = ANY(ARRAY(SELECT id FROM existing)) AND e.at >= $1 AND e.at < $2
+    WHERE e.job_id = ANY(ARRAY(SELECT id FROM existing_job)) AND e.at >= $1 AND e.at < $2
     RETURNING e.*
 ), inserted AS (
     INSERT INTO kept_event (job_id, seq, at, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
-    SELECT job_id, seq, at, tenant_id, kind, job_status, task_id, step, task_status, epoch, data FROM moved
+    SELECT job_id, seq, at, tenant_id, kind, job_status, task_id, step, task_status, epoch, data FROM moved_event
 )
 SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 """
@@ -51,9 +51,8 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     """Make the partitions of today and of `days_ahead` more days. Drop those older than `days_kept` days, after the
     events of jobs that still exist have moved out of them.
 
-    An insert never fails for lack of a partition: PostgreSQL puts an event of a day without a partition into the
-    default partition. This process's role need not own the schema: the partitions are made and dropped by SQL functions
-    that run with the rights of the role that migrates.
+    A day without a partition is no error: PostgreSQL puts its events into the default partition. SQL functions make and
+    drop the partitions with the rights of the role that migrates, because this process's role may not own the schema.
     """
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
@@ -82,7 +81,9 @@ async def _drop_day(connection: Connection, day: date) -> None:
 
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
-    """Delete the events before `end` from the default partition, after those of jobs that still exist have moved."""
+    """Delete the events before `end` from the default partition, after the events of jobs that still exist have moved
+    out of it.
+    """
     await _move_events(connection, _EPOCH_START, end)
     await connection.execute(f"DELETE FROM {_DEFAULT_PARTITION} WHERE at < $1", end)
 
@@ -105,10 +106,10 @@ def _start_of_day(day: date) -> datetime:
 
 
 async def _add_day(connection: Connection, day: date) -> None:
-    """Make the day's partition, unless the default partition already has events of that day. They then stay there.
+    """Make the day's partition. If the default partition already has events of that day, leave them there instead: to
+    make the partition, PostgreSQL would read all of them under a lock, and every new event would wait for the lock.
 
-    The default partition gets events of a day if no worker led before the day began. To make the partition, PostgreSQL
-    would read all of them under a lock, and every new event would wait for the lock. So this function checks first.
+    (The default partition gets events of a day if no worker made the day's partition in time.)
     """
     start, end = _start_of_day(day), _start_of_day(day + timedelta(days=1))
     default_has_events = f"SELECT EXISTS (SELECT 1 FROM {_DEFAULT_PARTITION} WHERE at >= $1 AND at < $2)"

@@ -6,8 +6,8 @@ What `reserve` returns or raises, and what the API then does:
 - StoredAnswer: this is a repetition. Return the stored answer.
 - Invalid: the key came before with another request. Conflict: the first request is still running.
 
-A first request may be unable to release its key, because the database went away or the process died. This does not
-block the key for long: the reservation counts only while the transaction of the request lasts (`hold`).
+If the process dies, or loses the database, it cannot release its key. The key is soon free all the same, because the
+reservation counts only while the transaction of the first request lasts (`hold`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer. `locked_until` distinguishes it from a later reservation of the same key."""
+    """The right to store the answer, until `locked_until`. This instant also tells the reservation from a later one of
+    the same key.
+    """
 
     tenant_id: str
     key: str
@@ -53,8 +55,8 @@ class StoredAnswer:
 _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
 # Insert the reservation, or take over a row that has expired or whose first request counts as dead. No row comes back
-# if the key is taken. A first request counts as dead after $4, and also after $6 if nobody holds the key's lock. Both
-# times count from the reservation, which was at locked_until - $4.
+# if the key is taken. A first request counts as dead after $4, or already after $6 if nobody holds the key's lock. $4
+# and $6 count from the instant of the reservation, which was locked_until - $4.
 # $1 tenant, $2 key, $3 request hash, $4 IN_FLIGHT, $5 KEEP, $6 _LOCK_GRACE.
 RESERVE = f"""
 -- idempotency_reserve
@@ -123,8 +125,8 @@ async def reserve(
 ) -> Reservation | StoredAnswer:
     """Reserve the key, or return the stored answer. Raises Invalid or Conflict (see the module's head).
 
-    `is_held`: whether requests with this key call `hold`. If not, nothing shows that the first request has died, so its
-    reservation counts for the whole of IN_FLIGHT.
+    `request_hash`: the `fingerprint` of the request. `is_held`: whether requests with this key call `hold`. If not,
+    nothing shows that the first request has died, so its reservation counts for the whole of IN_FLIGHT.
     """
     check_key(key)
     grace = _LOCK_GRACE if is_held else IN_FLIGHT
@@ -149,7 +151,7 @@ async def hold(connection: Connection, reservation: Reservation) -> None:
 
 
 async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
-    """Whether the answer for this key is stored: a repetition then writes nothing."""
+    """Whether the answer for this key is stored: a repetition of the request then writes nothing."""
     return bool(
         await connection.fetchval(
             "SELECT true FROM idempotency WHERE tenant_id = $1 AND key = $2 AND status_code IS NOT NULL"
@@ -161,9 +163,7 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 
 
 async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
-    """Store the answer. Raises Conflict if another request has taken over the reservation: roll back the work
-    then.
-    """
+    """Store the answer. Raises Conflict if another request has taken over the reservation: then roll back the work."""
     reserved = (reservation.tenant_id, reservation.key, reservation.locked_until)
     if await connection.fetchval(STORE, *reserved, status_code, body, KEEP) is None:
         raise _in_flight_conflict()

@@ -4,8 +4,8 @@ A page walks over one index. One term of the filter, the driver, chooses an inde
 order of the list. The statement checks the other terms on each job of the walk, and reads at most MAX_READ rows. So a
 list never reads a whole table, whatever the filter says and however many jobs other tenants have. A walk that ends
 before the page is full returns the job at which it ended (`Page.ended_at`). The API then refuses the filter and advises
-to narrow the time. For a search or a queue, the API answers instead how far back the page came, with a cursor to
-continue.
+to narrow the time. For a search, or for a filter by queue, the API instead answers how far back the page came, with a
+cursor to continue.
 
 A search in payloads or texts ends after MAX_SEARCHED jobs, and a page by queue after MAX_READ_BY_QUEUE rows. A search
 for a text walks only over jobs that can contain the text: jobs with an error, a key or a scope, and jobs of pipelines
@@ -46,19 +46,20 @@ _MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
 MAX_COUNTED = 10_000
 #: How many rows a walk reads for each job. Usually three: the index entry, the job and its run. With a filter by queue
 #: five: the index entry, and the job's steps (most jobs have four or fewer).
-_ROWS, _ROWS_WITH_STEPS = 3, 5
+_ROWS_PER_JOB, _ROWS_PER_JOB_WITH_STEPS = 3, 5
 #: The clock of a process that makes ids differs from PostgreSQL's clock by less than this.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
-_UNFINISHED = frozenset({"pending", "queued", "running", "waiting_worker", "cancel_requested"})
-_WITH_ERROR = frozenset({"failed", "expired"})
+_UNFINISHED_STATUSES = frozenset({"pending", "queued", "running", "waiting_worker", "cancel_requested"})
+#: Each job with one of these statuses has an error.
+_ERROR_STATUSES = frozenset({"failed", "expired"})
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. A pipeline may belong to a kind of
-    work. `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of all kinds.
-    `others`: the installation's pipelines that belong to no kind. `runs`: the caller may see the jobs of pipelines that
-    belong to no kind, which include all runs.
+    work (such as pictures). `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of
+    all kinds. `others`: the installation's pipelines that belong to no kind. `runs`: whether the caller may see runs,
+    and other jobs of pipelines that belong to no kind.
     """
 
     tenant_id: str | None
@@ -104,7 +105,7 @@ class Statement:
 
 @dataclass(slots=True)
 class _Parameters:
-    """The values of a statement's parameters. `add` returns the SQL that stands for the value."""
+    """The values of a statement's parameters. `add` returns the SQL that stands for the value, such as `$3::uuid`."""
 
     values: list[object] = field(default_factory=list)
 
@@ -143,7 +144,7 @@ class Listing:
         # `estimate` uses only the parameters so far, and PostgreSQL refuses a parameter that a statement does not use.
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
-        self._driver = self._driver_of_filter()
+        self._driver = self._driver_of_filter()  # SQL: the ids over which the walk goes
 
     @property
     def searchable_text(self) -> str | None:
@@ -167,7 +168,7 @@ class Listing:
     @property
     def max_walked(self) -> int:
         """The most jobs over which a page walks."""
-        jobs = self._max_read // (_ROWS_WITH_STEPS if self._filter.queue is not None else _ROWS)
+        jobs = self._max_read // (_ROWS_PER_JOB_WITH_STEPS if self._filter.queue is not None else _ROWS_PER_JOB)
         return min(MAX_SEARCHED, jobs) if self._filter.payload or self._filter.texts else jobs
 
     def page(self, limit: int) -> Statement:
@@ -210,9 +211,9 @@ class Listing:
 
     @property
     def _in_queue(self) -> str:
-        """SQL that checks the steps of a walked job before the statement reads the job's row, so that only rows of jobs
-        with a step in the queue are read. The job at which the walk ends passes, too. LIMIT 1 makes PostgreSQL probe
-        the index once for each job.
+        """SQL that drops the jobs without a step in the filter's queue before the statement reads the jobs' rows. The
+        job at which the walk ends stays, because the page returns it. LIMIT 1 makes PostgreSQL probe the index once for
+        each job.
         """
         if self._queue_condition is None:
             return ""
@@ -258,7 +259,8 @@ class Listing:
                 f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(job_ids[0], 'uuid')}{self._in_tenant('j')}"
                 + self._between_ends("j.id")
             )
-        if job_filter.worker is not None:  # only running steps have a lease, so there are at most as many as slots
+        if job_filter.worker is not None:
+            # PostgreSQL may sort these ids: a worker runs at most as many steps as it has slots.
             return (
                 "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
                 f" AND t.lease_owner = {self._parameters.add(job_filter.worker, 'uuid')}{self._in_tenant('t')}"
@@ -280,24 +282,24 @@ class Listing:
         if job_filter.code is not None:
             condition = f"x.error ->> 'code' = {self._parameters.add(job_filter.code, 'text')} AND x.error IS NOT NULL"
             return self._ids("job", "id", condition)
-        return self._by_status() or self._by_kind()
+        return self._driver_by_status() or self._driver_by_kind()
 
-    def _by_status(self) -> str | None:
+    def _driver_by_status(self) -> str | None:
         """SQL: the jobs of a small partial index that has all jobs with the filter's status. None: there is no such
         index.
         """
         status, pipelines = self._filter.status, self._pipelines()
-        if status in _WITH_ERROR:
+        if status in _ERROR_STATUSES:
             if pipelines is None:
                 return self._ids("job", "id", "x.error IS NOT NULL")
-            return self._merged([
+            return self._merge_ids([
                 self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')} AND x.error IS NOT NULL")
                 for name in pipelines
             ])  # fmt: skip
         if status in ("cancelled", "cancel_requested"):
             return self._ids("job", "id", "x.cancel IS NOT NULL")
         unfinished = self._bound is not None and self._bound.state == "unfinished"
-        return self._ids("job", "id", "x.finished_at IS NULL") if unfinished or status in _UNFINISHED else None
+        return self._ids("job", "id", "x.finished_at IS NULL") if unfinished or status in _UNFINISHED_STATUSES else None
 
     def _pipelines(self) -> Sequence[str] | None:
         """The pipelines that the filter names; None: any. A run's pipeline has the name of its template."""
@@ -305,31 +307,31 @@ class Listing:
             return [self._filter.template]
         return None if self._scope.runs or not self._scope.pipelines else self._scope.pipelines
 
-    def _by_kind(self) -> str:
+    def _driver_by_kind(self) -> str:
         """SQL: all jobs of the scope, or of the pipelines that the filter names. The index job_tenant_newest has the
         jobs of each pipeline in the order of the list, and run_newest has all runs.
         """
         if self._pipelines_with_text is not None:
-            return self._by_text(self._pipelines_with_text)
+            return self._driver_by_text(self._pipelines_with_text)
         pipelines = self._pipelines()
         if pipelines is not None:
-            return self._merged([self._of_pipeline(name) for name in pipelines])
+            return self._merge_ids([self._ids_of_pipeline(name) for name in pipelines])
         if not self._scope.runs:
-            return self._merged([self._of_pipeline(name) for name in self._scope.pipelines])
+            return self._merge_ids([self._ids_of_pipeline(name) for name in self._scope.pipelines])
         names = [*self._scope.pipelines, *self._scope.others]
-        return self._merged([self._ids("run", "job_id", "true"), *(self._of_pipeline(name) for name in names)])
+        return self._merge_ids([self._ids("run", "job_id", "true"), *(self._ids_of_pipeline(name) for name in names)])
 
-    def _by_text(self, pipelines_with_text: Sequence[str]) -> str:
+    def _driver_by_text(self, pipelines_with_text: Sequence[str]) -> str:
         """SQL: the jobs that can contain the text. The conditions decide which of them are on the page."""
         drivers = [
             self._ids("job", "id", "x.error IS NOT NULL"),
             self._ids("job", "id", "x.dedupe_key IS NOT NULL"),
             self._ids("run", "job_id", "x.scope_id <> ''"),
-            *(self._of_pipeline(name) for name in pipelines_with_text),
+            *(self._ids_of_pipeline(name) for name in pipelines_with_text),
         ]
-        return self._merged(drivers)
+        return self._merge_ids(drivers)
 
-    def _of_pipeline(self, name: str) -> str:
+    def _ids_of_pipeline(self, name: str) -> str:
         return self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}")
 
     def _ids(self, table: str, column: str, condition: str) -> str:
@@ -339,7 +341,7 @@ class Listing:
             f"{self._between_ends(f'x.{column}')} ORDER BY x.{column} DESC"
         )
 
-    def _merged(self, drivers: Sequence[str]) -> str:
+    def _merge_ids(self, drivers: Sequence[str]) -> str:
         """SQL: the ids of all drivers, each id once. The ids come sorted, so DISTINCT compares only neighbours."""
         if len(drivers) == 1:
             return drivers[0]
@@ -356,11 +358,11 @@ class Listing:
             conditions.append(f"j.tenant_id = {self._tenant}")
         if not self._scope.has_everything:
             # Jobs of runs, and of pipelines that belong to no kind, are visible with `runs`; others by their pipeline.
-            visible = add(list(self._scope.pipelines), "text[]")
-            owned = add(list(self._scope.owned), "text[]")
+            visible_pipelines = add(list(self._scope.pipelines), "text[]")
+            owned_pipelines = add(list(self._scope.owned), "text[]")
             conditions.append(
-                f"CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY({owned}))"
-                f" THEN {str(self._scope.runs).lower()} ELSE j.pipeline = ANY({visible}) END"
+                f"CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY({owned_pipelines}))"
+                f" THEN {str(self._scope.runs).lower()} ELSE j.pipeline = ANY({visible_pipelines}) END"
             )
         for column, value in (
             ("j.status", job_filter.status),
@@ -378,12 +380,15 @@ class Listing:
         now = "clock_timestamp()"
         if self._bound is not None:
             now = add(self._bound.at, "timestamptz")
-            conditions += self._within_bound(self._bound, now)
-        conditions += self._within(job_filter.waited, f"coalesce(j.started_at, j.finished_at, {now}) - j.created_at")
-        conditions += self._within(job_filter.duration, f"coalesce(j.finished_at, {now}) - j.started_at")
+            conditions += self._conditions_of_bound(self._bound, now)
+        waited = f"coalesce(j.started_at, j.finished_at, {now}) - j.created_at"
+        conditions += self._conditions_on_interval(waited, job_filter.waited)
+        duration = f"coalesce(j.finished_at, {now}) - j.started_at"
+        conditions += self._conditions_on_interval(duration, job_filter.duration)
         return " AND ".join(conditions + self._conditions_on_other_rows())
 
-    def _within_bound(self, bound: Bound, at: str) -> list[str]:
+    def _conditions_of_bound(self, bound: Bound, at: str) -> list[str]:
+        """`at`: SQL for the instant `bound.at`."""
         conditions_by_state = {
             # leaves out a job that was retried after the operation's submission, and then failed again
             "failed": [f"j.finished_at <= {at}"],
@@ -401,6 +406,7 @@ class Listing:
         ]
         if job_filter.queue is not None:
             queue = add(job_filter.queue, "text")
+            # The tasks of external workers have the queue `ext:<tenant>:<queue>`.
             self._queue_condition = f"(t.queue = {queue} OR t.queue = 'ext:' || t.tenant_id || ':' || {queue})"
             conditions.append(f"EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND {self._queue_condition})")
         if job_filter.worker is not None:
@@ -421,17 +427,17 @@ class Listing:
                 )
         return conditions
 
-    def _within(self, limits: Range | None, length: str) -> list[str]:
-        """Conditions: the interval `length` (SQL) is within the limits."""
+    def _conditions_on_interval(self, interval: str, limits: Range | None) -> list[str]:
+        """Conditions: the `interval` (SQL) is within the limits."""
         bounds = [] if limits is None else [(">", limits.above), ("<", limits.below)]
         return [
-            f"{length} {sign} make_interval(secs => {self._parameters.add(seconds, 'float8')})"
+            f"{interval} {sign} make_interval(secs => {self._parameters.add(seconds, 'float8')})"
             for sign, seconds in bounds
             if seconds is not None
         ]
 
 
-#: Ids begin in 1970. The hour leaves room to subtract the clock skew.
+#: The times in ids begin in 1970. The hour leaves room to subtract the clock skew.
 _EARLIEST = datetime.fromisoformat("1970-01-01T01:00:00+00:00")
 
 
@@ -460,8 +466,8 @@ FROM names WHERE name IS NOT NULL LIMIT {_MAX_PIPELINES + 1}
 
 
 async def narrowed_to_text(connection: Connection, listing: Listing) -> Listing:
-    """The listing. If it searches for a text that is in the names of few pipelines, it is narrowed to the jobs that can
-    contain the text.
+    """The listing. If its filter has a text, and the names of only few pipelines contain the text, the listing is
+    narrowed to the jobs that can contain it.
     """
     if (text := listing.searchable_text) is None:
         return listing

@@ -42,8 +42,8 @@ r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 #: any moment.
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
-# `limits`: the keys of the concurrency limits at which the job waits. The digest at the end of a key is cut off
-# (transitions/concurrency/names.py), and limits of scopes are left out.
+# `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
+# digest at the end of a key is cut off (transitions/concurrency/names.py). Limits of the scopes of runs are left out.
 FIND = f"""
 -- job_find
 SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
@@ -125,7 +125,8 @@ class DeadLetterFilter:
 
 # $1 tenant, $2 and $3 time and id of the last dead letter of the page before, $4 template, $5 code, $6 to $8 the fields
 # `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed. `fingerprint`: the same for
-# dead letters of one template, step and code whose messages differ only in numbers and ids.
+# dead letters of one template, step and code whose messages differ only in numbers and ids. `contained`: a workflow
+# started the task and decides what follows its failure, so the failed task is no dead letter.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -248,7 +249,7 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
 
 # The facts about each unfinished step of a job. $1 job, $2 tenant, $3 the most steps. To find the place of a waiting
 # step in its queue, PostgreSQL reads the tasks ahead of the step. All steps of the job share $4 such reads, so a job
-# with many waiting steps costs no more than a job with one. (Each step has at least 10 reads: `share`.)
+# with many waiting steps costs about as much as a job with one. (`share`: each step has at least 10 reads.)
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
@@ -259,7 +260,7 @@ WITH unfinished AS (
     WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL AND t.status <> 'blocked'
     ORDER BY t.position, t.step LIMIT $3
 ), share AS (
-    SELECT greatest(10, $4 / greatest(count(*), 1))::int AS most FROM unfinished WHERE status <> 'running'
+    SELECT greatest(10, $4 / greatest(count(*), 1))::int AS max_reads FROM unfinished WHERE status <> 'running'
 )
 SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS available_at,
        t.available_at > clock_timestamp() AND NOT t.unknown AS later, t.waiting_on,
@@ -272,8 +273,8 @@ SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS availabl
          (SELECT count(*) FROM (SELECT 1 FROM task earlier
             WHERE earlier.queue = t.queue AND earlier.priority <= t.priority
               AND earlier.status IN ('pending', 'retry', 'waiting') AND earlier.available_at < t.available_at
-            LIMIT (SELECT most FROM share)) AS counted) ELSE 0 END AS ahead,
-       (SELECT most FROM share) AS most_ahead,
+            LIMIT (SELECT max_reads FROM share)) AS counted) ELSE 0 END AS ahead,
+       (SELECT max_reads FROM share) AS most_ahead,
        (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id
           ORDER BY f.epoch DESC LIMIT 1) AS failure
 FROM unfinished t ORDER BY t.position, t.step
@@ -284,16 +285,17 @@ async def why_waiting(
     connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_STEPS, most_ahead: int = MAX_COUNTED
 ) -> Sequence[Row]:
     """The facts that decide whether a worker can claim a step, for at most `at_most` unfinished steps that are not
-    blocked. `handler`: the `pipeline.step` of the code that does the step. `ahead` counts the tasks before the step in
-    its queue. All steps together count about `most_ahead` tasks. If a row's `ahead` equals its `most_ahead`, it means
-    "at least".
+    blocked. `handler`: the `pipeline.step` of the code that does the step. `later`: the step is not due yet. `lapsed`:
+    its lease has expired. `signals`: the names of the signals for which the workflow waits. `ahead`: the tasks before
+    the step in its queue; "at least" this many if `ahead` equals the row's `most_ahead`. The parameter `most_ahead`:
+    all steps together count about this many tasks.
     """
     return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, most_ahead)
 
 
-# The limits at which the job $1 of the tenant $2 waits. A limit may have admitted a million jobs, and a million may
-# wait at it. PostgreSQL reads at most $4 admitted jobs of a limit, and at most $3 of the jobs that wait there ahead of
-# this job.
+# The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits (its rows of `gate_job`). A limit may
+# have admitted a million jobs, and a million may wait at it. So PostgreSQL reads at most $4 admitted jobs of a limit,
+# and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job.
 _WHY_HELD = """
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,
@@ -319,8 +321,9 @@ async def why_held(
     most_ahead: int = MAX_COUNTED,
     most_admitted: int = MAX_COUNTED,
 ) -> Sequence[Row]:
-    """The concurrency limits at which a held job waits. `inside`: admitted unfinished jobs. `lately`: jobs admitted in
-    the last minute. Both look at no more than `most_admitted` jobs of a limit; if `cut`, they mean "at least". `ahead`:
-    jobs of the same tenant that will be admitted earlier, counted up to `most_ahead`.
+    """The concurrency limits at which a job waits. `inside`: admitted jobs that are unfinished. `lately`: jobs admitted
+    in the last minute. These two counts look at no more than `most_admitted` jobs of a limit; `cut`: there were so many
+    that the counts mean "at least". `ahead`: jobs of the same tenant that will be admitted earlier, counted up to
+    `most_ahead`.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, most_ahead, most_admitted)

@@ -1,5 +1,5 @@
-"""Reads the lines and chunks that the attempts of a job have logged and emitted, for the API and the console. Each read
-is one statement.
+"""Reads the log lines of a job's attempts, and the chunks of the stream that they emitted, for the API and the console.
+Each read is one statement.
 
 Every query names the tenant. Exception: `log_numbers` and `stream_numbers`. Their callers have already found each job
 through its tenant.
@@ -31,7 +31,7 @@ WHERE job_id = $1 AND tenant_id = $2 AND last > $3
 ORDER BY last LIMIT $6
 """
 
-# The table `tail` has the last numbers of each job.
+# The table `tail` has the numbers of each job's last line and last chunk.
 LOG_NUMBERS = """
 -- log_numbers
 SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(tail.log_seq, 0) ELSE $2::bigint END AS number
@@ -58,9 +58,9 @@ async def log_page(
 def _lines_of(rows: Iterable[asyncpg.Record]) -> Iterator[dict[str, Any]]:
     """The lines of the rows, each with its number in the job (`n`), its step and its attempt."""
     for row in rows:
-        of_row = {"step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]}
+        row_fields = {"step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]}
         for number, line in enumerate(row["lines"], row["before"] + 1):
-            yield {"n": number} | of_row | line
+            yield {"n": number} | row_fields | line
 
 
 LOG_END = """
@@ -83,7 +83,8 @@ async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[U
 
 
 # `restarts`: the row's first chunk is the first of an attempt that starts the stream of its step anew. `superseded`: a
-# later attempt has started it anew.
+# later attempt has started the stream anew, so the row's chunks are void. `first`: the number of the row's first chunk
+# in its attempt.
 STREAM_PAGE = """
 -- stream_page
 SELECT s.last - s.n AS before, s.step, s.epoch, s.attempt, s.restarts AND s.first = 1 AS restarts, s.chunks, s.at,
@@ -124,8 +125,8 @@ async def stream_page(
     connection: Connection, tenant_id: str, job_id: UUID, after: int, log_filter: LogFilter, limit: int
 ) -> list[dict[str, Any]]:
     """At most `limit` chunks numbered above `after`, in their order. `restarts`: with this chunk an attempt starts the
-    stream of its step anew. `superseded`: a later attempt has done so, and this chunk is void. A chunk with `cut` ends
-    the stream of an attempt that emitted too much.
+    stream of its step anew. `superseded`: a later attempt has started the stream anew, and this chunk is void. `cut`:
+    the attempt emitted too much, and its stream ends here.
     """
     rows = await connection.fetch(STREAM_PAGE, job_id, tenant_id, after, log_filter.step, log_filter.attempt, limit)
     return list(islice((chunk for chunk in _chunks_of(rows) if chunk["n"] > after), limit))
@@ -134,10 +135,10 @@ async def stream_page(
 def _chunks_of(rows: Iterable[asyncpg.Record]) -> Iterator[dict[str, Any]]:
     """The chunks of the rows, each with its number in the job (`n`) and the fields that `stream_page` describes."""
     for row in rows:
-        of_row = {name: row[name] for name in ("at", "step", "attempt", "epoch", "superseded")}
+        row_fields = {name: row[name] for name in ("at", "step", "attempt", "epoch", "superseded")}
         first_number = row["before"] + 1
         for number, chunk in enumerate(row["chunks"], first_number):
-            yield {"n": number} | of_row | {"restarts": row["restarts"] and number == first_number} | chunk
+            yield {"n": number} | row_fields | {"restarts": row["restarts"] and number == first_number} | chunk
 
 
 async def stream_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:

@@ -1,7 +1,8 @@
-"""Declares the tables of the lines and chunks that attempts log and emit. A change here needs a migration.
+"""Declares the tables of the log lines of attempts, and of the chunks of the streams that attempts emit. A change here
+needs a migration.
 
-Their foreign keys lead to `tail`, not to `job`. With a key to `job`, an insert would wait for each settlement that has
-locked the row of the job.
+Their foreign keys lead to `tail`, not to `job`, because an insert locks the row to which its key leads. It would wait
+for each settlement (the end of an attempt) that has locked the row of the job.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ tail = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("log_seq", BigInteger, nullable=False, server_default="0"),
     Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # of the last emitted chunk
-    postgresql_with={"fillfactor": "70"},
+    postgresql_with={"fillfactor": "70"},  # leaves room in the page for the new versions of an updated row
 )
 
 #: Lines that attempts have logged. A row has several lines of one attempt.

@@ -1,5 +1,5 @@
-"""Reads bulk operations, for the API and the console. A bulk operation is a job of the pipeline `bulk_operation`, and
-the note of its step (a row of the table `note`) has its progress.
+"""Reads bulk operations (cancel, retry or delete all jobs of a filter), for the API and the console. A bulk operation
+is a job of the pipeline `bulk_operation`. Its step keeps the progress in a row of the table `note`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pi
 """
 
 # `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
-# jobs of another tenant. $4: the page has such operations, too.
+# jobs of other tenants. $4: whether the page has these operations, too.
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
@@ -46,12 +46,12 @@ ORDER BY r.job_id DESC LIMIT $4
 
 
 async def find(connection: Connection, tenant_id: str | None, operation_id: UUID) -> Row | None:
-    """The bulk operation, or None. `tenant_id` None: any tenant's."""
+    """The bulk operation, or None. If `tenant_id` is None, it may be any tenant's."""
     return await connection.fetchrow(FIND, operation_id, tenant_id)
 
 
 async def existing(connection: Connection, tenant_id: str | None, operation_ids: Sequence[UUID]) -> set[UUID]:
-    """Those of the ids that are operations of the tenant. `tenant_id` None: of any tenant."""
+    """Those of the ids that are operations of the tenant, or of any tenant if `tenant_id` is None."""
     rows = await connection.fetch(EXISTING, list(operation_ids), tenant_id)
     return {row["id"] for row in rows}
 
@@ -68,11 +68,11 @@ async def newest(
 async def refusals(
     connection: Connection, tenant_id: str, operation_id: UUID, before: UUID | None, limit: int
 ) -> Sequence[Row]:
-    """At most `limit` jobs that the operation refused, by descending id. `tenant_id`: the operation's."""
+    """At most `limit` jobs on which the operation could not act, by descending id. `tenant_id`: of the operation."""
     return await connection.fetch(REFUSALS, operation_id, tenant_id, before, limit)
 
 
-async def unfinished(connection: Connection, tenant_id: str) -> int:
+async def count_unfinished(connection: Connection, tenant_id: str) -> int:
     """The number of the tenant's unfinished bulk operations."""
     counted: int = await connection.fetchval(
         "SELECT count(*) FROM job j WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND j.finished_at IS NULL",
