@@ -61,7 +61,7 @@ async def show_overview(request: Request, caller: Anybody) -> Response:
         refresh_url=request.url.path,
         state=state,
         rates=last_hour,
-        max_counted=overview_reads.MAX_LIVE,
+        max_counted=overview_reads.MAX_UNFINISHED,
     )
 
 

@@ -87,8 +87,8 @@ async def get_scaling(
     queues = sorted(served_queues(frozenset(worker_pool.queues) or _all_queues(services), worker_pool.labels))
     silent_seconds = _SILENT_INTERVALS * services.settings.renew_seconds
     async with services.pool.acquire() as connection:
-        due = await scaling_reads.due(connection, queues)
-        running = await scaling_reads.running(connection, queues)
+        due = await scaling_reads.due_tasks(connection, queues)
+        running = await scaling_reads.running_attempts(connection, queues)
         workers = await scaling_reads.workers(connection, pool, silent_seconds)
     return json_response(_answer(pool, worker_pool, queues, due, running, workers))
 

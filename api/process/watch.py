@@ -166,7 +166,7 @@ class QueueWatch(_Watch[str]):
     async def _read_numbers(self) -> Mapping[str, int]:
         waiting = {queue: len(waiters) for queue, waiters in self._waiters.items()}
         async with self._pool.acquire() as connection:
-            return await run_reads.runnable(connection, waiting)
+            return await run_reads.count_runnable(connection, waiting)
 
     def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # Only as many requests go on as the queue has tasks, because further requests would claim nothing.

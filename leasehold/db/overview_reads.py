@@ -11,30 +11,30 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.db.unsettled import SILENT
 
-#: Unfinished jobs are counted up to MAX_LIVE. `unfinished_counts` returns the ids of at most MAX_LATE late jobs.
-MAX_LIVE, MAX_LATE = 500, 50
+#: Unfinished jobs are counted up to MAX_UNFINISHED. `unfinished_counts` returns the ids of at most MAX_LATE late jobs.
+MAX_UNFINISHED, MAX_LATE = 500, 50
 
-# A job that only an external worker can start (`waiting_worker`) is not late: such workers take their time.
-_LIVE = f"""
+# A job that only an external worker can start (`waiting_worker`) is never late, because such a worker may poll seldom.
+_UNFINISHED_COUNTS = f"""
 -- overview_live
-SELECT count(*)::int AS unfinished, (count(*) FILTER (WHERE live.started_at IS NOT NULL))::int AS started,
-       (count(*) FILTER (WHERE live.held))::int AS held,
-       coalesce((array_agg(live.id ORDER BY greatest(live.created_at, r.scheduled_at), live.id)
-                 FILTER (WHERE live.started_at IS NULL AND live.status <> 'waiting_worker'
-                         AND greatest(live.created_at, r.scheduled_at) < clock_timestamp() - $2::interval)
+SELECT count(*)::int AS unfinished, (count(*) FILTER (WHERE counted.started_at IS NOT NULL))::int AS started,
+       (count(*) FILTER (WHERE counted.held))::int AS held,
+       coalesce((array_agg(counted.id ORDER BY greatest(counted.created_at, r.scheduled_at), counted.id)
+                 FILTER (WHERE counted.started_at IS NULL AND counted.status <> 'waiting_worker'
+                         AND greatest(counted.created_at, r.scheduled_at) < clock_timestamp() - $2::interval)
                 )[1:$3], '{{}}') AS late
 FROM (SELECT j.id, j.created_at, j.started_at, j.held, j.status FROM job j
-      WHERE j.tenant_id = $1 AND j.finished_at IS NULL ORDER BY j.id LIMIT {MAX_LIVE}) AS live
-LEFT JOIN run r ON r.job_id = live.id
+      WHERE j.tenant_id = $1 AND j.finished_at IS NULL ORDER BY j.id LIMIT {MAX_UNFINISHED}) AS counted
+LEFT JOIN run r ON r.job_id = counted.id
 """
 
 
 async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
-    """Counts of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held` (they wait at a
-    concurrency limit). Also `late`: the ids of at most MAX_LATE of them that should have started `long_wait` ago and
-    have not, the longest wait first.
+    """Counts of the tenant's oldest MAX_UNFINISHED unfinished jobs: `unfinished` (all of them), `started`, and `held`
+    (they wait at a concurrency limit). Also `late`: the ids of those that should have started more than `long_wait` ago
+    and have not, at most MAX_LATE ids, the longest wait first.
     """
-    row = await connection.fetchrow(_LIVE, tenant_id, long_wait, MAX_LATE)
+    row = await connection.fetchrow(_UNFINISHED_COUNTS, tenant_id, long_wait, MAX_LATE)
     assert row is not None
     return row
 
@@ -47,8 +47,8 @@ SILENT_STEPS = f"""
 -- overview_silent_steps
 SELECT count(*)::int FROM (
     SELECT 1 FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.external > 0
-                   ORDER BY j.id LIMIT {_MAX_EXTERNAL}) AS live
-    JOIN task t ON t.job_id = live.id
+                   ORDER BY j.id LIMIT {_MAX_EXTERNAL}) AS searched
+    JOIN task t ON t.job_id = searched.id
     WHERE {SILENT.format(seconds="$2")} LIMIT {MAX_SILENT}) AS counted
 """
 
@@ -103,7 +103,9 @@ WHERE q.retry_at > statement_timestamp() GROUP BY q.duty ORDER BY q.duty
 
 
 async def quarantined(connection: Connection) -> Sequence[Row]:
-    """For operators, of all tenants: how many failed units each duty of the workers has in quarantine now."""
+    """For operators: each duty (a maintenance loop of a worker), and how many of its units (single things that it works
+    on) are in quarantine now: they failed, and are tried again later.
+    """
     return await connection.fetch(_QUARANTINED)
 
 
@@ -117,12 +119,12 @@ ORDER BY xact_start LIMIT 1
 """
 
 
-async def held_snapshot(connection: Connection, longest: timedelta) -> Row | None:
-    """The oldest transaction in this database that has a snapshot, if it has been open for more than `longest`: its
-    `pid`, `application` and `age`. While a snapshot is held, vacuum removes no newer dead rows. PostgreSQL shows
-    the transactions of other roles only to members of pg_monitor.
+async def held_snapshot(connection: Connection, max_age: timedelta) -> Row | None:
+    """The oldest transaction in this database that has a snapshot, if it has been open for more than `max_age`: its
+    `pid`, `application` and `age`. While it holds the snapshot, vacuum cannot remove rows that died after the snapshot.
+    PostgreSQL shows the transactions of other roles only to members of pg_monitor.
     """
-    return await connection.fetchrow(_HELD_SNAPSHOT, longest)
+    return await connection.fetchrow(_HELD_SNAPSHOT, max_age)
 
 
 #: A page shows this many limits. The admitted jobs of a limit, and its waiting jobs, are counted up to MAX_AT_LIMIT.
@@ -131,10 +133,10 @@ MAX_LIMITS, MAX_AT_LIMIT = 25, 100
 # The bounds of a limit (a row of the table `gate`), and the counts of its jobs: admitted (`inside`), and waiting. A
 # limit of the tenant `*` holds for all tenants together.
 _LIMIT_COLUMNS = f"""gate.at_most, gate.per_minute,
-    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = gate.tenant_id AND o.key = gate.key
-        AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS admitted_job)::int AS inside,
-    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = gate.tenant_id AND o.key = gate.key
-        AND o.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS waiting_job)::int AS waiting"""
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job g WHERE g.tenant_id = gate.tenant_id AND g.key = gate.key
+        AND g.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS admitted_job)::int AS inside,
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job g WHERE g.tenant_id = gate.tenant_id AND g.key = gate.key
+        AND g.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS waiting_job)::int AS waiting"""
 
 _LIMITS = f"""
 -- overview_limits
@@ -145,9 +147,9 @@ FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key
 
 
 async def limits(connection: Connection, after: tuple[str, str] | None = None) -> Sequence[Row]:
-    """For operators: the next MAX_LIMITS + 1 declared limits of all tenants. `inside` counts the admitted jobs of a
-    limit, and `waiting` the waiting ones, each up to MAX_AT_LIMIT. `after`: tenant and key of the last limit of the
-    page before.
+    """For operators: the next MAX_LIMITS + 1 limits of all tenants that an operator declared. `inside`: the jobs that
+    the limit has admitted, and `waiting`: those that wait at it, each counted up to MAX_AT_LIMIT. `after`: tenant and
+    key of the last limit of the page before.
     """
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 
@@ -167,17 +169,18 @@ async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Seq
 
 
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
-    """SQL: the jobs at a limit. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted ones. It is part of the
-    text and not a parameter, because PostgreSQL uses a partial index only if the text has the condition of the index.
-    `owner`: the job's tenant, which at a limit of all tenants is not the limit's.
+    """SQL: the jobs at a limit. `name`: the statement's. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted
+    ones. It is part of the text and not a parameter, because PostgreSQL uses a partial index only if the text has the
+    condition of the index. The column `owner` has the job's tenant; `tenant_id` has the limit's, which may be `*`.
     """
     return f"""
 -- {name}
-SELECT o.job_id AS id, j.tenant_id, coalesce(r.template, j.pipeline) AS template, j.status, j.created_at, o.admitted_at
+SELECT listed.job_id AS id, j.tenant_id, coalesce(r.template, j.pipeline) AS template, j.status, j.created_at,
+       listed.admitted_at
 FROM (SELECT g.job_id, g.admitted_at FROM gate_job g
       WHERE g.tenant_id = $1 AND g.key = $2 AND g.admitted_at IS {null_or_not}
-      ORDER BY g.owner, g.priority, g.job_id LIMIT $3) AS o
-JOIN job j ON j.id = o.job_id LEFT JOIN run r ON r.job_id = o.job_id
+      ORDER BY g.owner, g.priority, g.job_id LIMIT $3) AS listed
+JOIN job j ON j.id = listed.job_id LEFT JOIN run r ON r.job_id = listed.job_id
 """
 
 

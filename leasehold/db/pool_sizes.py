@@ -1,13 +1,14 @@
-"""Computes the sizes of connection pools. A process has at most `database_pool_size` connections to the primary.
+"""Computes the sizes of the pools of PostgreSQL connections. A process has at most `database_pool_size` connections to
+the primary; some of these are dedicated to one use, and the pool has the rest.
 
 | process | dedicated connections | the pool |
 |---|---|---|
-| worker | heartbeat, claims, settlements, logs, streams, journals, operations | the rest |
+| worker | heartbeat, claims, settlements, logs, streams, journals, bulk operations | the rest |
 | API | submissions | the rest |
 | a program with an App | none | all |
 
-With `broker=postgres` each process has two more dedicated connections: one notifies, one listens. Nothing else in a
-process opens a connection (tests/security/test_connections.py).
+With `broker=postgres` (workers learn of due tasks by NOTIFY) each process has two more dedicated connections: one sends
+NOTIFY, one listens. Nothing else in a process opens a connection (tests/security/test_connections.py).
 
 With a replica, an API process has two pools of the same size: one to the primary and one to the standby. A worker has
 one connection to the standby.

@@ -1,9 +1,9 @@
 """Checks whether a process connects through a pooler (PgBouncer) that cannot do what the process needs. Processes check
 this when they start.
 
-In a pooler's transaction mode, each transaction may run on another session of the server. Whatever belongs to a session
-then fails: advisory locks, LISTEN, and prepared statements, unless the pooler keeps them for its clients. In such a
-case the process refuses to start, and the error names the setting to change.
+In a pooler's transaction mode, each transaction may run on another session of the server. Advisory locks and LISTEN
+then fail, because they belong to a session. Prepared statements fail, too, unless the pooler keeps them for its
+clients. In such a case the process refuses to start, and the error names the setting to change.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
 _URL, _DIRECT_URL = "LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_DIRECT_URL"
-_KEEPS_NO_STATEMENTS = (
+#: The text of an error.
+_NO_STATEMENTS_KEPT = (
     "a pooler in transaction mode stands before PostgreSQL, and does not keep prepared statements. Set"
     " max_prepared_statements = 1000 in PgBouncer 1.21 or later, or pool_mode = session, or connect directly"
 )
-#: PostgreSQL's errors when a pooler runs a client's prepared statement on another session than the one that prepared
-#: it.
+#: PostgreSQL's errors when a pooler runs a client's prepared statement on a session that has not prepared it.
 _STATEMENTS_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-#: If PgBouncer (1.21 or later) keeps prepared statements for its clients, it gives them names of its own.
-_KEEPS_STATEMENTS = "SELECT coalesce(bool_or(starts_with(name, 'PGBOUNCER_')), false) FROM pg_prepared_statements"
-#: Of the settings with which the process opened the session, those that the session does not have.
-_DROPPED_SETTINGS = """
+#: Asks whether a pooler keeps prepared statements: PgBouncer (1.21 or later) then gives them names of its own.
+_KEEPS_STATEMENTS_SQL = "SELECT coalesce(bool_or(starts_with(name, 'PGBOUNCER_')), false) FROM pg_prepared_statements"
+#: Asks for the settings that the process sent when it connected, but that the session does not have.
+_DROPPED_SETTINGS_SQL = """
 SELECT expected.name, expected.value FROM unnest($1::text[], $2::text[]) AS expected(name, value)
 WHERE current_setting(expected.name) <> expected.value
 """
@@ -36,13 +36,13 @@ _TRIES = 3
 
 
 async def check_pooler(settings: Settings) -> None:
-    """Raises BadSetting if there is a pooler and a setting must change first. Raises one of TRY_AGAIN if PostgreSQL
+    """Raises BadSetting if there is a pooler that needs another setting. Raises an error of TRY_AGAIN if PostgreSQL
     does not answer.
     """
     try:
         keeps_statements = await _inspect(settings)
     except _STATEMENTS_LOST:
-        raise BadSetting(_URL, _KEEPS_NO_STATEMENTS) from None
+        raise BadSetting(_URL, _NO_STATEMENTS_KEPT) from None
     if keeps_statements and not settings.database_direct_url.get_secret_value():
         raise BadSetting(
             _DIRECT_URL,
@@ -52,8 +52,9 @@ async def check_pooler(settings: Settings) -> None:
 
 
 async def refuse_shared_sessions(settings: Settings) -> None:
-    """Refuse to migrate through a pooler that shares sessions: the advisory lock and the lock_timeout of `leasehold
-    migrate` would stay in a session that others use. Raises BadSetting, or one of TRY_AGAIN.
+    """Raises BadSetting for a pooler that shares sessions among its clients. Through such a pooler nothing may migrate,
+    because the advisory lock and the lock_timeout of `leasehold migrate` would stay in a session that others use.
+    Raises an error of TRY_AGAIN if PostgreSQL does not answer.
     """
     try:
         async with connected(settings, "pooler check") as connection, connected(settings, "pooler check") as other:
@@ -71,15 +72,17 @@ async def refuse_shared_sessions(settings: Settings) -> None:
 
 
 async def _inspect(settings: Settings) -> bool:
-    """Whether a pooler stands before PostgreSQL and keeps prepared statements: such a pooler is in transaction mode."""
+    """Whether a pooler stands before PostgreSQL and keeps prepared statements: such a pooler is in transaction mode.
+    Raises BadSetting for a pooler that keeps none, or that drops the settings of the session.
+    """
     async with connected(settings, "pooler check") as connection:
         if await is_direct(connection):
             return False
         keeps_statements = await _keeps_statements(connection)
         async with connected(settings, "pooler check") as other:
             if not keeps_statements and await _shares_sessions(connection, other):
-                raise BadSetting(_URL, _KEEPS_NO_STATEMENTS)
-        rows = await connection.fetch(_DROPPED_SETTINGS, list(PLANNER_SETTINGS), list(PLANNER_SETTINGS.values()))
+                raise BadSetting(_URL, _NO_STATEMENTS_KEPT)
+        rows = await connection.fetch(_DROPPED_SETTINGS_SQL, list(PLANNER_SETTINGS), list(PLANNER_SETTINGS.values()))
     if rows:
         commands = "; ".join(f"ALTER ROLE ... SET {row['name']} = '{row['value']}'" for row in rows)
         raise BadSetting(
@@ -91,7 +94,7 @@ async def _inspect(settings: Settings) -> bool:
 
 
 async def _keeps_statements(connection: Connection) -> bool:
-    return bool(await connection.fetchval(_KEEPS_STATEMENTS))
+    return bool(await connection.fetchval(_KEEPS_STATEMENTS_SQL))
 
 
 async def _shares_sessions(connection: Connection, other: Connection) -> bool:

@@ -42,7 +42,7 @@ READS = counter(
     "standby failed during the read, so the primary answered; fresh: the client wanted no stale answer",
     ["part", "server"],
 )
-#: The label `part` of the API's requests, and of the exporter.
+#: The values of the label `part`: reads of the API's requests, and reads of the exporter.
 REQUESTS, EXPORTER = "requests", "exporter"
 
 # The end of the primary's WAL (`position`, in bytes), and its timeline, which each promotion raises. Both are NULL if
@@ -55,9 +55,9 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bi
 FROM pg_control_system()
 """
 
-# How much of the WAL the standby has replayed (`position`, in bytes; NULL: this server is not a standby). Also the
-# newest timeline that the standby is known to have reached. The row of its receiver names the timeline, but only some
-# roles may see that row. The last restart point names it, too.
+# How much of the WAL the standby has replayed (`position`, in bytes; NULL: this server is not a standby), and the
+# newest timeline that it is known to have reached. pg_stat_wal_receiver has the timeline, but shows it only to some
+# roles. The control file has the timeline of the last restart point.
 _STANDBY_POSITION = """
 -- replica_standby_place
 SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS position, system_identifier,
@@ -103,7 +103,7 @@ class Replica:
         self._max_lag = settings.database_replica_max_lag
         self._host_timeout = settings.database_host_timeout
         self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's WAL in bytes)
-        self._history: tuple[int, int | None] | None = None  # the primary's
+        self._history: tuple[int, int | None] | None = None  # of the primary, when it last answered
         self._as_of = monotonic()  # the standby had every commit before this instant when it was last compared
         self._problem = "it was not read yet"
 
@@ -122,9 +122,10 @@ class Replica:
         return self._problem
 
     async def note(self) -> None:
-        """Compare the standby with the primary. A duty calls this every NOTE_SECONDS.
+        """Compare the standby with the primary. A maintenance loop of the process calls this every NOTE_SECONDS.
 
-        Raises one of TRY_AGAIN if the primary does not answer. A standby that does not answer is only recorded.
+        Raises an error of TRY_AGAIN if the primary does not answer. If the standby does not answer, this is only
+        recorded: reads then go to the primary.
         """
         standby, problem = None, ""
         try:
@@ -145,8 +146,8 @@ class Replica:
         self._record(problem)
 
     async def check(self, connection: Connection) -> float:
-        """The instant, by monotonic(), up to which the connection reads every commit. Raises ReplicaUnusable, or one of
-        TRY_AGAIN.
+        """The instant, by monotonic(), up to which the connection to the standby reads every commit. Raises an error of
+        STANDBY_FAILED.
         """
         return self._instant_of(await _ask(connection, _STANDBY_POSITION))
 
@@ -157,8 +158,8 @@ class Replica:
     @asynccontextmanager
     async def caught_up(self, primary: Connection) -> AsyncIterator[Connection]:
         """Wait until the standby has replayed what `primary` has now, and lend a connection to the standby. The
-        exporter uses this instead of notes, because it reads seldom. Raises ReplicaUnusable, or one of TRY_AGAIN,
-        within `database_host_timeout`.
+        exporter uses this instead of notes, because it reads seldom. Raises an error of STANDBY_FAILED, at the latest
+        after `database_host_timeout`.
         """
         target = await _ask(primary, _PRIMARY_POSITION)
         async with self._pool.acquire(timeout=self._host_timeout) as connection:
@@ -186,6 +187,7 @@ class Replica:
                 raise
 
     def _remember(self, now: float, length: int) -> None:
+        """Add a note, and drop those that are too old for any read. `length`: of the primary's WAL."""
         if self._notes and length < self._notes[-1][1]:
             self._notes.clear()  # a new primary, which lacks the end of the old primary's WAL
         self._notes.append((now, length))
@@ -201,12 +203,13 @@ class Replica:
             raise ReplicaUnusable("it takes writes, so it is not a standby")
         if standby.history != self._history or (length is not None and position > length):
             raise ReplicaUnusable("it follows another primary, or has not reached the last promotion yet")
-        as_of = next((at for at, noted_length in reversed(self._notes) if noted_length <= position), None)
-        if as_of is None or monotonic() - as_of > self._max_lag:
+        noted_at = next((at for at, noted_length in reversed(self._notes) if noted_length <= position), None)
+        if noted_at is None or monotonic() - noted_at > self._max_lag:
             raise ReplicaUnusable("it is too far behind")
-        return as_of
+        return noted_at
 
     def _record(self, problem: str) -> None:
+        """Set the metrics and `problem`, and log a change. Empty: the standby is usable."""
         LAG.labels(REQUESTS).set(round(monotonic() - self._as_of, 3))
         SERVES.labels(REQUESTS).set(not problem)
         if self._problem and not problem:

@@ -19,6 +19,7 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_u
 #: The default partition of the table `event`. Statements name this partition directly, so it needs a grant of its own.
 #: Statements reach the other partitions through `event`, and the grant on `event` is enough.
 _DEFAULT_EVENT_PARTITION = "event_default"
+#: The SQL functions that the role may call. They run with the rights of the role that migrates.
 _FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)")
 #: The audit tables. The role may read them, and insert rows with these columns; without columns, it may only read.
 _APPEND_ONLY: dict[str, tuple[str, ...]] = {
@@ -31,12 +32,12 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 
 async def grant(connection: Connection, role: str) -> None:
-    """Let `role` read and write the rows of every table that the caller owns. A repetition changes nothing. The schema
-    may be at an older revision: tables and functions that the schema does not have yet are left out.
+    """Let `role` read and write the rows of every table that the connection's role owns. A repetition changes nothing.
+    The schema may be at an older revision: tables and functions that it does not have yet are left out.
 
-    Exceptions: `role` only reads views and Alembic's table, and only reads and inserts into the audit.
+    Exceptions: `role` may only read views and Alembic's table, and may only read and add rows of the audit.
 
-    It also revokes rights to change the schema that `role` was granted. Raises Invalid, as `check_role` does.
+    Rights to change the schema that `role` had before are revoked. Raises Invalid, as `check_role` does.
     """
     name, schema = await check_role(connection, role)
     async with connection.transaction():
@@ -72,7 +73,7 @@ async def check_role(connection: Connection, role: str) -> tuple[str, str]:
 
 
 async def _grant_rows(connection: Connection, table: str, role: str, *, only_read: bool = False) -> None:
-    """Grant rights on the rows of `table`. Both names are quoted already."""
+    """Grant `role` rights on the rows of `table`; the two names are quoted already. `only_read`: no right to write."""
     rights = "SELECT, INSERT, UPDATE, DELETE"
     if table in _APPEND_ONLY:
         columns = ", ".join(_APPEND_ONLY[table])

@@ -1,8 +1,8 @@
 """Reads runs, queues and workers, for the runs API and the console. Each read is one statement. job_reads.py reads all
 jobs; a run is a job with a row in the table `run`.
 
-Every query names the tenant, except `queues`, `runnable`, `depth` and `workers`: these are for operators and for the
-platform itself, which see the whole fleet.
+Every query names the tenant, except `queues`, `count_runnable`, `depth` and `workers`: these are for operators and for
+the platform itself, which see the whole fleet.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ _CONDITION_OF_UNFINISHED = "AND j.finished_at IS NULL"
 
 
 def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
-    """The statement of one page of runs, newest first, with only the filters that are used.
+    """The statement of one page of runs, newest first. `template` and `scope`: whether the page is filtered by them.
+    `status`: the status by which the page is filtered; None: any.
 
     Parameters: $1 tenant; $2 the last run of the page before, or NULL; $3 limit. Then follow the values of the filters:
     template, scope and scope_id, status.
@@ -84,14 +85,14 @@ def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
         if is_used:
             conditions.append(f"{column} = ${next_parameter}")
             next_parameter += 1
-    by_status = ""
-    if status is not None:  # the tenant and the page are then conditions on `j`, too, because the index is one of `job`
-        by_status = (
+    status_condition = ""
+    if status is not None:  # conditions on the tenant and the id of `j`, too, because the index is one of `job`
+        status_condition = (
             f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${next_parameter}"
             f" {_CONDITION_OF_STATUS.get(status, _CONDITION_OF_UNFINISHED)}"
         )
-    order = "j.id" if by_status else "r.job_id"
-    return f"{_RUN} WHERE {' AND '.join(conditions)} {by_status} ORDER BY {order} DESC LIMIT $3"
+    order = "j.id" if status_condition else "r.job_id"
+    return f"{_RUN} WHERE {' AND '.join(conditions)} {status_condition} ORDER BY {order} DESC LIMIT $3"
 
 
 async def list_runs(
@@ -113,8 +114,9 @@ async def list_runs(
 
 
 # $1 the most due tasks that are counted in a queue, $2 in all queues together. `queue_with_tasks`: the queues that have
-# waiting tasks; the recursion jumps through an index from queue to queue. `served`: the queues of workers. `started`:
-# the attempts that workers report for the last minute. `share`: the most tasks that are counted in each queue.
+# waiting tasks; the recursion jumps through an index from queue to queue. `served_queue`: the queues of workers.
+# `queue_starts`: the attempts that workers report for the last minute. `share`: at most `max_tasks` are counted in each
+# queue. A queue of external workers is stored as `ext:<tenant>:<queue>`.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (
@@ -123,29 +125,29 @@ WITH RECURSIVE queue_with_tasks(queue) AS (
     SELECT next.queue FROM queue_with_tasks last CROSS JOIN LATERAL (
         SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') AND t.queue > last.queue
         ORDER BY t.queue LIMIT 1) AS next
-), served AS (
+), served_queue AS (
     SELECT unnest(w.queues) AS queue, count(*) AS workers FROM worker w WHERE NOT w.draining GROUP BY 1
-), started AS (
+), queue_starts AS (
     SELECT starts.key AS queue, sum(starts.value::bigint)::bigint AS n
     FROM worker w CROSS JOIN jsonb_each_text(w.starts_per_minute) AS starts
     WHERE w.seen_at > clock_timestamp() - interval '1 minute' GROUP BY 1
 ), all_queues AS (
-    SELECT queue FROM queue_with_tasks UNION SELECT queue FROM served UNION SELECT queue FROM paused_queue
+    SELECT queue FROM queue_with_tasks UNION SELECT queue FROM served_queue UNION SELECT queue FROM paused_queue
 )
-SELECT q.queue, coalesce(served.workers, 0) AS workers, p.reason AS paused_because, due.n AS runnable, due.oldest,
-       due.n = share.most AS has_more,
-       CASE WHEN NOT starts_with(q.queue, 'ext:') THEN coalesce(started.n, 0) END AS starts_per_minute
+SELECT q.queue, coalesce(served_queue.workers, 0) AS workers, p.reason AS paused_because, due_tasks.n AS runnable,
+       due_tasks.oldest, due_tasks.n = share.max_tasks AS has_more,
+       CASE WHEN NOT starts_with(q.queue, 'ext:') THEN coalesce(queue_starts.n, 0) END AS starts_per_minute
 FROM all_queues q
-CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS most FROM all_queues) AS share
-LEFT JOIN served ON served.queue = q.queue
-LEFT JOIN started ON started.queue = q.queue
+CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS max_tasks FROM all_queues) AS share
+LEFT JOIN served_queue ON served_queue.queue = q.queue
+LEFT JOIN queue_starts ON queue_starts.queue = q.queue
 LEFT JOIN paused_queue p ON p.queue = q.queue
 CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
         SELECT t.available_at FROM task t
         WHERE t.queue = q.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp() LIMIT share.most) AS counted
-) AS due
+          AND t.available_at <= statement_timestamp() LIMIT share.max_tasks) AS counted
+) AS due_tasks
 ORDER BY q.queue LIMIT 1000
 """
 
@@ -171,14 +173,14 @@ SELECT counted_queue.queue, (
     SELECT count(*) FROM (
         SELECT 1 FROM task t
         WHERE t.queue = counted_queue.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp() LIMIT counted_queue.most) AS counted
+          AND t.available_at <= statement_timestamp() LIMIT counted_queue.max_tasks) AS counted
 )::int AS n
-FROM unnest($1::text[], $2::int[]) AS counted_queue(queue, most)
+FROM unnest($1::text[], $2::int[]) AS counted_queue(queue, max_tasks)
 WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = counted_queue.queue)
 """
 
 
-async def runnable(connection: Connection, at_most_by_queue: Mapping[str, int]) -> dict[str, int]:
+async def count_runnable(connection: Connection, at_most_by_queue: Mapping[str, int]) -> dict[str, int]:
     """The number of tasks that a worker could claim now, by queue. Each queue is counted up to its number in
     `at_most_by_queue`. Paused queues are absent.
     """
@@ -200,10 +202,10 @@ async def depth(connection: Connection, queue: str, at_most: int) -> int:
 WORKERS = """
 -- workers
 SELECT w.id, w.host, w.pid, w.version, w.pool, w.queues, w.draining, w.started_at, w.seen_at,
-       coalesce(held.leases, 0) AS leases
+       coalesce(lease_count.leases, 0) AS leases
 FROM worker w
 LEFT JOIN (SELECT t.lease_owner, count(*) AS leases FROM task t WHERE t.status = 'running' GROUP BY t.lease_owner)
-  AS held ON held.lease_owner = w.id
+  AS lease_count ON lease_count.lease_owner = w.id
 ORDER BY w.started_at LIMIT 1000
 """
 

@@ -52,12 +52,12 @@ item = Table(
     metadata,
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
     Column("parent_id", Uuid, nullable=False),  # the task that fanned out, or the workflow's
-    Column("number", Integer, nullable=False),
+    Column("number", Integer, nullable=False),  # the place of the item among those of `parent_id`
     Column("value", JSONB, nullable=False),
     Index("item_parent", "parent_id", "number"),
 )
 
-#: Templates, one row for each version.
+#: Templates (each says of which steps a kind of run consists), one row for each version. `type`: the template's name.
 template = Table(
     "template",
     metadata,
@@ -70,7 +70,7 @@ template = Table(
     PrimaryKeyConstraint("tenant_id", "type", "version"),
 )
 
-#: For each type: the newest version that was deleted. Neither it nor an older version can be written again.
+#: For each type: the newest version that was deleted. A new version must have a higher number.
 template_deletion = Table(
     "template_deletion",
     metadata,
@@ -94,7 +94,7 @@ run = Table(
     Column("scheduled_at", _INSTANT),
     Column("schedule_id", Uuid),
     Column("tick", _INSTANT),  # the instant of the schedule for which this run was created
-    Column("rerun_of", Uuid),
+    Column("rerun_of", Uuid),  # the run that this run repeats
     Index("run_newest", "tenant_id", text("job_id DESC")),
     Index("run_of_template", "tenant_id", "template", text("job_id DESC")),
     Index("run_of_scope", "tenant_id", "scope", "scope_id", text("job_id DESC")),
@@ -120,8 +120,8 @@ schedule = Table(
     Column("scope", Text, nullable=False),
     Column("scope_id", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
-    Column("overlap", Text, nullable=False),
-    Column("catch_up", Text, nullable=False),
+    Column("overlap", Text, nullable=False),  # what a tick does while an earlier run of the schedule is unfinished
+    Column("catch_up", Text, nullable=False),  # which missed ticks still start a run
     Column("catch_up_seconds", Integer, nullable=False),  # a missed tick older than this starts no run
     # the platform pauses the schedule after this many failed runs in a row; NULL: never
     Column("pause_after_failures", Integer),
@@ -159,7 +159,7 @@ gate = Table(
     Column("key", Text, nullable=False),
     Column("at_most", Integer),  # the most jobs that may be admitted and unfinished; NULL: any number
     Column("per_minute", Integer),  # the most admissions within any sixty seconds; NULL: any number
-    # An operator declared the limit: the row stays while no job uses the limit.
+    # An operator declared the limit, so the row stays even while no job uses the limit.
     Column("declared", Boolean, nullable=False, server_default="false"),
     PrimaryKeyConstraint("tenant_id", "key"),
     CheckConstraint("at_most IS NULL OR at_most >= 0", name="at_most_not_negative"),
@@ -191,6 +191,7 @@ gate_job = Table(
     Index("gate_job_job_id", "job_id"),
 )
 
+#: The queues from which no worker claims tasks, because an operator paused them.
 paused_queue = Table(
     "paused_queue",
     metadata,
@@ -199,13 +200,14 @@ paused_queue = Table(
     Column("at", _INSTANT, nullable=False, server_default=_NOW),
 )
 
+#: The URLs to which the platform sends a tenant's events. `events`: the kinds of events to send.
 webhook = Table(
     "webhook",
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("url", Text, nullable=False),
-    Column("secrets", ARRAY(LargeBinary), nullable=False),  # sealed, the newest first; two of them during a rotation
+    Column("secrets", ARRAY(LargeBinary), nullable=False),  # encrypted, the newest first; two during a rotation
     Column("events", ARRAY(Text), nullable=False),
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("disabled_because", Text),
@@ -218,7 +220,7 @@ callback_secret = Table(
     "callback_secret",
     metadata,
     Column("tenant_id", Text, primary_key=True),
-    Column("secrets", ARRAY(LargeBinary), nullable=False),  # sealed, the newest first; two of them during a rotation
+    Column("secrets", ARRAY(LargeBinary), nullable=False),  # encrypted, the newest first; two during a rotation
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),  # when the newest secret was made
 )
 
@@ -227,7 +229,7 @@ rate_bucket = Table(
     "rate_bucket",
     metadata,
     Column("key", Text, primary_key=True),
-    # When the bucket is full again (GCRA: the theoretical arrival time). A past time means that no request counts now.
+    # When the bucket is full again (GCRA: the theoretical arrival time). An instant in the past: it is full now.
     Column("full_at", _INSTANT, nullable=False),
     Index("rate_bucket_full_at", "full_at"),
 )

@@ -11,7 +11,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.ids import new_id
 
-#: A list shows at most this many views, because it has no pages. No setting lets a tenant have more.
+#: A list shows at most this many views, because it has no pages. The settings do not allow a tenant more views.
 MAX_VIEWS = 500
 
 _COLUMNS = "id, name, filter, saved_by, saved_at"
@@ -32,14 +32,14 @@ async def exists(connection: Connection, tenant_id: str, name: str) -> bool:
     return is_present
 
 
-async def save(connection: Connection, tenant_id: str, name: str, job_filter: str, by: str) -> Row:
-    """Save the view. If the tenant has a view with this name, it gets the new filter. `by`: who saves it."""
+async def save(connection: Connection, tenant_id: str, name: str, job_filter: str, saved_by: str) -> Row:
+    """Save the view. If the tenant has a view with this name, that view gets the new filter and `saved_by`."""
     row = await connection.fetchrow(
         "INSERT INTO saved_view (id, tenant_id, name, filter, saved_by) VALUES ($1, $2, $3, $4, $5)"
         " ON CONFLICT (tenant_id, name) DO UPDATE"
         " SET filter = excluded.filter, saved_by = excluded.saved_by, saved_at = clock_timestamp()"
         f" RETURNING {_COLUMNS}",
-        new_id(), tenant_id, name, job_filter, by,
+        new_id(), tenant_id, name, job_filter, saved_by,
     )  # fmt: skip
     assert row is not None
     return row

@@ -1,5 +1,5 @@
-"""Reads the load and the workers of a worker pool: due tasks, running attempts, living workers. The API computes from
-them how many workers the pool should have.
+"""Reads the load and the workers of a worker pool (workers that are scaled together): due tasks, running attempts,
+living workers. The API computes from these how many workers the pool should have.
 
 Each statement reads a bounded number of rows, however many tasks there are.
 """
@@ -17,8 +17,8 @@ MAX_COUNTED = 10_000
 MAX_LINES = 2000
 
 # The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, and reads only the
-# first task of each line. Then at most `share.most` due tasks of each line are counted: the lines of a queue share the
-# $2 tasks evenly.
+# first task of each line; `nth` counts the lines of a queue. Then at most `share.max_tasks` due tasks of each line are
+# counted: the lines of a queue share the $2 tasks evenly.
 # $1 the queues, $2 the most due tasks that are counted in a queue, $3 the most lines that are read of a queue.
 _DUE = """
 -- scaling_due
@@ -37,23 +37,23 @@ WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
         ORDER BY t.priority, t.tenant_id LIMIT 1) AS next
     WHERE line.nth < $3
 ), share AS (
-    SELECT queue, greatest($2 / count(*), 1) AS most FROM line GROUP BY queue
+    SELECT queue, greatest($2 / count(*), 1) AS max_tasks FROM line GROUP BY queue
 )
-SELECT line.queue, sum(due.n)::int AS due, coalesce(max(due.seconds), 0)::float8 AS oldest
+SELECT line.queue, sum(due_tasks.n)::int AS due, coalesce(max(due_tasks.seconds), 0)::float8 AS oldest
 FROM line JOIN share ON share.queue = line.queue
 CROSS JOIN LATERAL (
     SELECT count(*) AS n, max(extract(epoch FROM now() - available_at)) AS seconds FROM (
         SELECT t.available_at FROM task t
         WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
           AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= now()
-        ORDER BY t.available_at LIMIT share.most) AS counted
-) AS due
+        ORDER BY t.available_at LIMIT share.max_tasks) AS counted
+) AS due_tasks
 WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = line.queue)
 GROUP BY line.queue
 """
 
-# The running attempts of each queue. At any moment, attempts are half done on average. So an attempt takes about twice
-# the average age of the attempts that run now.
+# The running attempts of each queue. `attempt_seconds`: about how long an attempt takes. It is twice the average age of
+# the attempts that run now, because at any moment attempts are half done on average.
 # $1 the queues, $2 the most leases that are read.
 _RUNNING = """
 -- scaling_running
@@ -74,20 +74,20 @@ ORDER BY w.started_at DESC LIMIT 10000
 """
 
 
-async def due(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
+async def due_tasks(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
     """By queue: the tasks that could start now (`due`), and the seconds that the oldest of them has waited (`oldest`).
     Paused queues, and queues without tasks, are absent.
     """
     return await connection.fetch(_DUE, list(queues), MAX_COUNTED, MAX_LINES)
 
 
-async def running(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
+async def running_attempts(connection: Connection, queues: Sequence[str]) -> Sequence[Row]:
     """By queue and version of the worker: the running attempts, and about how long an attempt takes."""
     return await connection.fetch(_RUNNING, list(queues), MAX_COUNTED)
 
 
-async def workers(connection: Connection, pool: str, silent: float) -> Sequence[Row]:
-    """The living workers of the pool, the newest first. `slots[n]`: the slots of the worker for `queues[n]`. `silent`:
-    seconds after which a worker without a heartbeat is left out.
+async def workers(connection: Connection, pool: str, silent_seconds: float) -> Sequence[Row]:
+    """The living workers of the pool, the newest first. `slots[n]`: how many tasks of `queues[n]` the worker runs at
+    once. A worker without a heartbeat for `silent_seconds` is left out.
     """
-    return await connection.fetch(_WORKERS, pool, silent)
+    return await connection.fetch(_WORKERS, pool, silent_seconds)

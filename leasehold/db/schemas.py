@@ -1,4 +1,5 @@
-"""Reads the Alembic revision of a database, and whether it is behind this release, for `/readyz` and the self-check.
+"""Reads the Alembic revision of a database, and whether the database is behind this release, for `/readyz` and the
+self-check.
 
 A database holds the platform's schema, and one schema for each kind of work with tables of its own. Each schema has its
 own revisions, and its own table that stores the current revision. The revisions are parsed from their files, because
@@ -53,8 +54,8 @@ class SchemaState:
 
 
 async def state_of(connection: Connection, schema: Schema) -> SchemaState:
-    """The state of the schema in a database. A revision that this release does not know counts as newer: the
-    migration of a later release runs while processes of this release still run.
+    """The state of the schema in a database. A revision that this release does not know counts as newer, because a
+    later release may migrate while processes of this release still run.
     """
     revisions = await asyncio.to_thread(known_revisions, schema.versions)
     revision: str | None = None
@@ -64,9 +65,10 @@ async def state_of(connection: Connection, schema: Schema) -> SchemaState:
     return SchemaState(revision, revision is None or is_older, revisions.head)
 
 
-#: Held while a file is parsed. With older releases of Python, `ast.parse` raises SystemError now and then if two
-#: threads parse at the same time (python/cpython#106905). A readiness check would then fail for no reason.
-_parsing = Lock()
+#: A thread holds this lock while it parses a file. With older releases of Python, `ast.parse` raises SystemError now
+#: and then if two threads parse at the same time (python/cpython#106905). A readiness check would then fail for no
+#: reason.
+_parse_lock = Lock()
 
 
 @cache
@@ -87,7 +89,7 @@ def _constants(path: Path) -> dict[str, object]:
     """The module-level constants (`name = constant`). The module is parsed, but not run."""
     constants: dict[str, object] = {}
     text = path.read_text()
-    with _parsing:
+    with _parse_lock:
         body = ast.parse(text).body
     for node in body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Constant):

@@ -1,12 +1,12 @@
 """Declares the tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the metadata.
 
 Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
-has fillfactor 50, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
-so that lease renewals stay heap-only updates.
+has fillfactor 50, and is vacuumed early. **None of its indexes contains a column that a heartbeat changes**
+(`lease_until`), because lease renewals must stay heap-only updates.
 
-The first columns of `job` and `task` are those that a claim and a completion do not change. For an updated
-row, the WAL gets only the bytes from the first changed one to the last. So `params`, which stands before them, is
-logged once. The database of an older installation has another order, because no migration moves columns.
+The first columns of `job` and `task` are those that a claim and a completion do not change. For an updated row, the WAL
+gets only the bytes from the first changed one to the last. So `params`, which stands before the changed columns, is
+logged only by the insert. An older installation has another order, because no migration moves columns.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ job = Table(
     Column("held", Boolean, nullable=False, server_default="false"),
     # The job has concurrency limits: its end may admit other jobs.
     Column("gated", Boolean, nullable=False, server_default="false"),
-    # When the job ends, the platform still has to send its webhooks, or to start the run that follows.
+    # When the job ends, the platform has to tell the tenant's webhooks, or to start the run that follows the job.
     Column("notify", Boolean, nullable=False, server_default="false"),
     Column("exclusive_key", Text),  # at most one unfinished job of a tenant and pipeline has this key
     Column("dedupe_key", Text),  # as exclusive_key, but a client chose the key for this run
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
-    Column("cancel_by", _INSTANT),  # when the leading worker forces a requested cancel
+    Column("cancel_by", _INSTANT),  # when the worker that leads forces a requested cancel
     # The job's task, if the job was submitted with a single task, which was due at once. Some events of such a job are
     # not stored: the view `history` computes the event of the submission, and those that the task's row shows.
     Column("single_task", Uuid),
@@ -149,8 +149,8 @@ job = Table(
     postgresql_with={"fillfactor": "50"},
 )
 
-#: The tags that a client gave a job. They are in a separate table, so that a job without tags costs nothing, and a list
-#: by tag reads one range of an index, newest first.
+#: The tags that a client gave a job. They have a table of their own, because then a job without tags costs nothing, and
+#: a list by tag reads one range of an index, newest first.
 job_tag = Table(
     "job_tag",
     metadata,
@@ -207,7 +207,7 @@ task = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
     Column("step", Text, nullable=False),
-    Column("position", SmallInteger, nullable=False),
+    Column("position", SmallInteger, nullable=False),  # of the step in the job
     Column("queue", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
     Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this one
@@ -217,10 +217,10 @@ task = Table(
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, without released ones
+    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, except those that were released
     Column("epoch", Integer, nullable=False, server_default="0"),  # all claims: the fencing token
     Column("status", Text, nullable=False),
-    Column("lease_owner", Uuid),
+    Column("lease_owner", Uuid),  # the worker that has claimed the task
     Column("lease_until", _INSTANT),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
@@ -243,7 +243,7 @@ task = Table(
     Column("claim_seq", Integer),
     Column("done_seq", Integer),
     Column("claimed_by", Uuid),
-    # A job has one row for each step, however often hints, retries and submissions are repeated.
+    # A job has one row for each step, however often a submission or a retry is repeated.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
     CheckConstraint(_in("status", TaskState), name="status_known"),
     CheckConstraint(
@@ -340,8 +340,8 @@ failure = Table(
 
 # Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
 # have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables, and the derived events
-# of jobs with a single task. job_status and task_status are the states after the event, so folding a job's events gives
-# its rows.
+# of jobs with a single task. job_status and task_status are the states after the event, so a job's last events have the
+# states that its rows have.
 event = Table(
     "event",
     metadata,
@@ -379,7 +379,7 @@ kept_event = Table(
 #: A view: `event`, `kept_event`, and the events that it derives from the rows of jobs and tasks (migration 0044).
 history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
-#: Hints that the broker has not confirmed yet (broker/outbox.py).
+#: Hints (messages that tell workers of due tasks) that the broker has not confirmed yet (broker/outbox.py).
 outbox = Table(
     "outbox",
     metadata,
@@ -390,7 +390,7 @@ outbox = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("headers", JSONB),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # The relay publishes a row only after this instant: until then the process that committed the row publishes it.
+    # Until this instant, the process that committed the row publishes it. After it, the relay (a worker's loop) does.
     Column("relay_at", _INSTANT, nullable=False),
     Index("outbox_relay_at", "relay_at"),
     postgresql_with={
@@ -400,8 +400,9 @@ outbox = Table(
     },
 )
 
-#: The hints of a statement that made several tasks runnable, in one row: it writes a tenth of what their rows in
-#: `outbox` would. The relay makes rows of `outbox` of a row that its committer did not announce in time.
+#: The hints of a statement that made several tasks runnable, in one row, because rows in `outbox` would be ten times
+#: the bytes. If the process that committed the row does not publish the hints in time, the relay moves them to
+#: `outbox`.
 outbox_batch = Table(
     "outbox_batch",
     metadata,
@@ -421,7 +422,8 @@ outbox_batch = Table(
 worker = Table(
     "worker",
     metadata,
-    Column("id", Uuid, primary_key=True),  # a new id for each process start: a reused id would hide orphans
+    # A new id for each start of the process: under a reused id, the tasks of the process before would seem to run.
+    Column("id", Uuid, primary_key=True),
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
     # whether the worker held the advisory lock `presence_key` when it last reported
     Column("present", Boolean, nullable=False),
@@ -496,7 +498,8 @@ settlement = Table(
     Column("epoch", Integer, nullable=False),
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
-    Column("action", Text, nullable=False),  # adopt | again | give_up
+    # adopt: the order at the provider is this step's; again: order once more; give_up: the job stays failed
+    Column("action", Text, nullable=False),
     Column("system", Text),  # the system that has the adopted order, for example a provider
     Column("ref", Text),  # the adopted order's id there
     Column("actor", Text, nullable=False),

@@ -101,11 +101,11 @@ async def test_overview_finds_silent_steps_beside_any_number_of_live_jobs(
         "INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq, params, inputs,"
         " output_prefix) SELECT gen_random_uuid(), 'acme', 'noop', 1, 'running', 1, 1, '{}', '{}', ''"
         " FROM generate_series(1, $1::int)",
-        overview_reads.MAX_LIVE + 1,
+        overview_reads.MAX_UNFINISHED + 1,
     )
     somebody = await person(ROLES["viewer"])
     page = await somebody.see("/")
-    assert f"{overview_reads.MAX_LIVE:,}+" in page
+    assert f"{overview_reads.MAX_UNFINISHED:,}+" in page
     assert "No external worker works on one step that is due." in page
     async with without_scans(rows):
         for statement in (overview_reads.SILENT_STEPS, unsettled.SILENT_STEPS):

@@ -142,8 +142,8 @@ async def test_what_waits_for_its_time_costs_the_scaling_of_its_pool_nothing(row
     await rows.submit()
     await vacuum(rows)
     before = await entries_read(rows, "task_runnable")
-    assert [row["due"] for row in await scaling_reads.due(rows.connection, ["default"])] == [1]
-    assert await scaling_reads.running(rows.connection, ["default"]) == []
+    assert [row["due"] for row in await scaling_reads.due_tasks(rows.connection, ["default"])] == [1]
+    assert await scaling_reads.running_attempts(rows.connection, ["default"]) == []
     assert await entries_read(rows, "task_runnable") - before <= FEW
 
 
