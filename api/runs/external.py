@@ -188,7 +188,7 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
             if is_in_time:
                 (renewal,) = await claims.renew(connection, lease.owner, [lease], body.lease_seconds)
         if not is_in_time or not renewal.is_valid:
-            raise lost()
+            raise lease_lost()
     return json_response({"lease_seconds": body.lease_seconds, "cancel_requested": renewal.must_stop})
 
 
@@ -208,7 +208,7 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
         services.announcer.announce(timed_out.announcements)
 
 
-def lost() -> Conflict:
+def lease_lost() -> Conflict:
     """The error `lease_lost`."""
     return Conflict("lease_lost", "The lease of this epoch has ended: write nothing more, and stop.")
 
@@ -227,7 +227,7 @@ async def report_progress(request: Request, task_id: UUID, body: ProgressReport,
         if is_in_time:
             recorded = await progress.report(connection, [progress.Progress(lease, body.percent, body.summary)])
     if task_id not in recorded:
-        raise lost()
+        raise lease_lost()
     return json_response({"percent": body.percent})
 
 
@@ -252,7 +252,7 @@ async def complete(request: Request, task_id: UUID, body: Result, caller: Worker
                 completion = Completion(lease, outputs, body.result)
                 outcome = await external_files.complete(connection, caller.tenant_id, completion)
         if not is_in_time or outcome.verdicts[task_id] is Verdict.LOST:
-            raise lost()
+            raise lease_lost()
     return _settled_response(services, outcome, task_id, "succeeded")
 
 
@@ -272,7 +272,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
                 failure = await _failure(services, connection, caller, lease, body)
                 outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
-            raise lost()
+            raise lease_lost()
         if task_id not in outcome.states:  # the report acknowledged a cancel, or repeats an earlier report
             status = await connection.fetchval(
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
@@ -298,7 +298,7 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
-        raise lost()
+        raise lease_lost()
     return outcome
 
 
@@ -323,7 +323,7 @@ async def acknowledge_cancel(request: Request, task_id: UUID, body: Held, caller
     async with services.pool.acquire() as connection:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
-        raise lost()
+        raise lease_lost()
     return _settled_response(services, outcome, task_id, "cancelled")
 
 
@@ -344,5 +344,5 @@ async def release(request: Request, task_id: UUID, body: Held, caller: Worker) -
                 released = await settlements.release(connection, [lease])
                 outcome = await _settled_or_cancelled(connection, released, lease)
         if not is_in_time:
-            raise lost()
+            raise lease_lost()
     return _settled_response(services, outcome, task_id, "cancelled")

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.external import FileName, Held, Worker, in_time, lease_of, lost
+from leasehold.api.runs.external import FileName, Held, Worker, in_time, lease_lost, lease_of
 from leasehold.domain.json_values import Integer
 from leasehold.limits.external_files import AnnouncedFile, announce
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
-#: The largest file that any installation accepts.
+#: The largest file that any installation accepts, because S3 takes at most 5 GiB in one PUT.
 MAX_BYTES = 5 * 1024**3
 ContentType: TypeAlias = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}$")
@@ -35,6 +35,7 @@ class NewFile(BaseModel):
     content_type: ContentType = "application/octet-stream"
 
 
+# `Held`: the request names the lease, by the worker's id and the epoch.
 class NewFiles(Held):
     files: list[NewFile] = Field(min_length=1, max_length=1000)
 
@@ -75,19 +76,19 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
     settings = services.settings
     lease = lease_of(caller, task_id, body)
     files = [AnnouncedFile(file.name, file.size, file.content_type) for file in body.files]
-    keys = None
+    object_keys: list[str] | None = None  # stays None if the lease is lost, or the step is past its time limit
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
             await services.admission.check_stored_bytes(connection, caller.tenant_id, sum(file.size for file in files))
-            keys = await announce(connection, settings, caller.tenant_id, lease, files)
-    if keys is None:
-        raise lost()
+            object_keys = await announce(connection, settings, caller.tenant_id, lease, files)
+    if object_keys is None:
+        raise lease_lost()
     return FileTickets(
         files=[
             FileTicket(
                 name=file.name,
                 url=services.store.sign_put(
-                    key,
+                    object_key,
                     content_type=file.content_type,
                     seconds=settings.upload_url_seconds,
                     content_length=file.size,
@@ -96,6 +97,6 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
                 headers={"Content-Type": file.content_type} | write_once,
                 expires_in=settings.upload_url_seconds,
             )
-            for file, key in zip(files, keys, strict=True)
+            for file, object_key in zip(files, object_keys, strict=True)
         ]
     )

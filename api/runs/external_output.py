@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.external import Held, Worker, in_time, lease_of, lost
+from leasehold.api.runs.external import Held, Worker, in_time, lease_lost, lease_of
 from leasehold.domain.errors import Invalid
 from leasehold.domain.json_values import MAX_INTEGER, Integer, JsonInstant
 from leasehold.limits import external_output
@@ -23,10 +23,13 @@ from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
-#: Bounds of one request: its items, and the characters of a text in it. The API stores only the beginning of a long
-#: text.
+#: Bounds of one request: its items, and the characters of a text in it. Of an accepted text, the API stores as much as
+#: telemetry/attempt_logs.py allows.
 MAX_ITEMS, MAX_TEXT = 1000, 65_536
-_FIRST = "The number of the first item among those of this attempt, from 1. The API keeps a repeated request once."
+_FIRST = (
+    "The number of the first item among those of this attempt, from 1. If two requests have the same number, only the "
+    "first is stored."
+)
 _RESPONSES = problems({
     HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",
     HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
@@ -106,7 +109,9 @@ async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: W
 
 
 def _answer(stored: StoredItems | None) -> KeptItems:
-    """The answer. Raises Conflict `lease_lost` if `stored` is None: the lease has ended, or the step is late."""
+    """The answer. Raises Conflict `lease_lost` if `stored` is None: the lease has ended, or the step is past its
+    time limit.
+    """
     if stored is None:
-        raise lost()
+        raise lease_lost()
     return KeptItems(kept=stored.items, cut=stored.cut)

@@ -29,7 +29,7 @@ _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
 )
 async def read_run_logs(request: Request, run_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
-    await find_listed_run(services, caller, run_id)  # raises NotFound
+    await find_listed_run(services, caller, run_id)  # only to raise NotFound
     return await answer(services, LOG, services.log_watch, caller.tenant_id, run_id, query)
 
 
@@ -43,5 +43,5 @@ async def read_run_logs(request: Request, run_id: UUID, caller: Reader, query: I
 )
 async def read_run_stream(request: Request, run_id: UUID, caller: Reader, query: ItemsQuery) -> Response:
     services = services_of(request)
-    await find_listed_run(services, caller, run_id)  # raises NotFound
+    await find_listed_run(services, caller, run_id)  # only to raise NotFound
     return await answer(services, STREAM, services.stream_watch, caller.tenant_id, run_id, query)

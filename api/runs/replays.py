@@ -69,7 +69,7 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
 async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
     run = await find_run(services, caller, run_id)
-    created: list[CreatedRun] = []  # stays empty if the answer to an earlier request is repeated
+    created_runs: list[CreatedRun] = []  # stays empty if the answer to an earlier request is repeated
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
@@ -92,15 +92,15 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         )
         queues = queues_of(caller.tenant_id, template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
-            effects = await runs.create(connection, new_run)
-            created.append(effects)
+            created_run = await runs.create(connection, new_run)
+            created_runs.append(created_run)
             await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new_run.id)
         limit_headers.update(charge.fields)
-        status = runs.first_state(new_run, is_limited=bool(effects.limits))
+        status = runs.first_state(new_run, is_limited=bool(created_run.limits))
         return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, status))
 
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    for effects in created:
-        await publish_run_effects(services, effects)
+    for created_run in created_runs:
+        await publish_run_effects(services, created_run)
     return accepted_response(answer, limit_headers)

@@ -89,6 +89,7 @@ async def get_run(
     services = services_of(request)
     run = await find_run(services, caller, run_id)
     body = encoded(run_answer(run))
+    # If the client may have this answer already, wait for a change.
     if wait and run["finished_at"] is None and may_be_current(if_none_match, weak_etag(body)):
         await services.watch.changed(run_id, run["event_seq"], wait)
         run = await find_run(services, caller, run_id)
@@ -116,7 +117,9 @@ async def find_listed_run(services: Services, caller: Caller, run_id: UUID) -> R
 
 
 async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAccess:
-    """The run as a job. Raises NotFound `run_not_found`, also for a job of another kind (media, conversion)."""
+    """The run, for the functions that act on jobs of all kinds. Raises NotFound `run_not_found`, also for
+    a job of another kind (media, conversion).
+    """
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, caller.tenant_id, run_id)
     return access_of(services, caller, _existing(row if row is not None and row["is_run"] else None, run_id))

@@ -47,6 +47,7 @@ from leasehold.transitions.runs import CreatedRun
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+#: How many of its next ticks a schedule's answer shows.
 _NEXT_RUNS = 5
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
 #: The audit does not record the values of these members, because they may be long or contain a secret.
@@ -84,7 +85,8 @@ class Changes(BaseModel):
 
 class NewSchedule(Changes):
     """`overlap`: what a tick does while the schedule's previous run is unfinished. `catch_up`: which missed ticks (more
-    than a minute late) of the last `catch_up_seconds` still start runs. `tags`, `callback_url`: of its runs.
+    than a minute late) of the last `catch_up_seconds` still start runs. `tags` and `callback_url` are
+    given to its runs.
     """
 
     template: str = Field(max_length=63)
@@ -202,7 +204,7 @@ async def create_schedule(
             new_id(), caller.tenant_id, body.template, body.version, body.cron, body.timezone,
             body.payload_template, body.scope, body.scope_id, BANDS.index(body.priority), body.enabled,
             body.overlap, body.catch_up, body.catch_up_seconds, body.pause_after_failures,
-            _next(body.cron, body.timezone) if body.enabled else None, body.tags, body.callback_url,
+            _next_tick(body.cron, body.timezone) if body.enabled else None, body.tags, body.callback_url,
         )  # fmt: skip
         assert row is not None
         await record(
@@ -217,11 +219,9 @@ async def create_schedule(
     return json_response(answer.body, answer.status_code, location)
 
 
-async def _prepared(services: Services, row: Row) -> schedules.Prepared:
-    """As `schedules.prepare`, but no connection is held while the payload is checked.
-
-    Raises TooMany or Unavailable if the payload cannot be checked now. Any other error is the schedule's fault, and is
-    returned.
+async def _prepare(services: Services, row: Row) -> schedules.Prepared:
+    """The template and the parameters of the schedule's runs, or the error that prevents them. As `schedules.prepare`,
+    but without a connection while the payload is checked. Raises TooMany or Unavailable if it cannot be checked now.
     """
     try:
         async with services.pool.acquire() as connection:
@@ -237,7 +237,8 @@ async def _prepared(services: Services, row: Row) -> schedules.Prepared:
         return error
 
 
-def _next(expression: str, timezone: str) -> datetime | None:
+def _next_tick(expression: str, timezone: str) -> datetime | None:
+    """The first tick after now. None: the expression has no further tick."""
     return cron.next_after(expression, timezone, datetime.now(UTC))
 
 
@@ -296,7 +297,7 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
         await _check_payload(services, caller.tenant_id, row | changes)
     async with services.pool.acquire() as connection, connection.transaction():
         changed_row = await _write_changes(connection, caller.tenant_id, schedule_id, changes)
-        # A worker quarantines a schedule that it cannot fire. After a change, it may be able to.
+        # A worker sets a schedule aside (in quarantine) if it cannot fire it. After a change, the schedule may fire.
         await quarantine.release(connection, schedules.DUTY, schedule_id)
         recorded = {name: value for name, value in changes.items() if name not in _UNRECORDED}
         await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **recorded)
@@ -307,14 +308,15 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     """Write the changed members of the schedule. Returns the new row. Raises NotFound, and Invalid for a wrong cron
     expression or time zone.
 
-    If neither these nor `enabled` change, the next tick stays as it is, even if it is due already.
+    A change of the cron expression, the time zone or `enabled` moves the next tick. Any other change leaves it, even if
+    it is due already.
     """
     schedule = dict(await _find(connection, tenant_id, schedule_id, "FOR UPDATE")) | changes
     if {"cron", "timezone"} & changes.keys() or changes.get("enabled"):
         cron.check(schedule["cron"], schedule["timezone"])
     next_run_at = schedule["next_run_at"]
     if {"cron", "timezone", "enabled"} & changes.keys():
-        next_run_at = _next(schedule["cron"], schedule["timezone"]) if schedule["enabled"] else None
+        next_run_at = _next_tick(schedule["cron"], schedule["timezone"]) if schedule["enabled"] else None
     row = await connection.fetchrow(
         "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
         " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"
@@ -363,31 +365,32 @@ async def run_now(
     keep_seconds = services.settings.retention_days * 86_400
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
-    prepared = await _prepared(services, row)
+    prepared = await _prepare(services, row)
     limit_headers: dict[str, str] = {}
-    started: list[CreatedRun] = []
+    created_runs: list[CreatedRun] = []
 
     async def work(connection: Connection) -> Answer:
-        # Lock order: the schedule, then the rates that are charged.
+        # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
+        # The queues are empty here, because they are known only when the run is written: see `add_queues_of`.
         async with services.admission.submitting(connection, caller.payer, {}) as charge:
-            effects = await schedules.submit_now(connection, prepared, row, None, keep_seconds)
-            if effects is None:
+            created_run = await schedules.submit_now(connection, prepared, row, None, keep_seconds)
+            if created_run is None:
                 await services.admission.refund(connection, caller.payer)
-                # Nothing is raised, so that the transaction commits: it has written the refusal to the schedule.
+                # Raise nothing, because the transaction must commit: it has written the refusal to the schedule.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
-            await services.admission.add_queues_of(connection, charge, effects.id)
-            await record(connection, caller, "schedule.run_now", schedule_id, job_id=effects.id)
-        started.append(effects)
+            await services.admission.add_queues_of(connection, charge, created_run.id)
+            await record(connection, caller, "schedule.run_now", schedule_id, job_id=created_run.id)
+        created_runs.append(created_run)
         limit_headers.update(charge.fields)
-        return Answer(HTTPStatus.ACCEPTED, encoded({"id": effects.id}))
+        return Answer(HTTPStatus.ACCEPTED, encoded({"id": created_run.id}))
 
     request_hash = fingerprint(b"POST /v1/schedules/run-now", schedule_id.bytes)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     if answer.status_code == HTTPStatus.CONFLICT:
         raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
-    for effects in started:
-        await publish_run_effects(services, effects)
+    for created_run in created_runs:
+        await publish_run_effects(services, created_run)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
@@ -416,36 +419,36 @@ async def backfill(
             check_key(idempotency_key)  # a preview does not use it
             ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
             return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
-    prepared = await _prepared(services, row)
+    prepared = await _prepare(services, row)
     limit_headers: dict[str, str] = {}
-    started: list[CreatedRun] = []
+    created_runs: list[CreatedRun] = []
 
     async def work(connection: Connection) -> Answer:
-        # Lock order: the schedule, then the rates that are charged.
+        # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
         # The template refuses every tick for the same reason, so `submit_now` records the refusal of one tick only.
         is_refused = isinstance(prepared, RequestError)
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
-        number = len(ticks_without_run)
-        async with services.admission.submitting(connection, caller.payer, {}, number) as charge:
+        charged_runs = len(ticks_without_run)
+        async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
             for tick in ticks_to_submit:
-                effects = await schedules.submit_now(connection, prepared, row, tick, keep_seconds)
-                if effects is not None:
-                    started.append(effects)
-                    await services.admission.add_queues_of(connection, charge, effects.id)
-            await services.admission.refund(connection, caller.payer, number - len(started))
+                created_run = await schedules.submit_now(connection, prepared, row, tick, keep_seconds)
+                if created_run is not None:
+                    created_runs.append(created_run)
+                    await services.admission.add_queues_of(connection, charge, created_run.id)
+            await services.admission.refund(connection, caller.payer, charged_runs - len(created_runs))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}
-        await record(connection, caller, "schedule.backfilled", schedule_id, **span, runs=len(started))
-        ids = [effects.id for effects in started]
+        await record(connection, caller, "schedule.backfilled", schedule_id, **span, runs=len(created_runs))
+        ids = [created_run.id for created_run in created_runs]
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 
     request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, json_of_request(body))
     async with services.bulk.turn(caller.tenant_id):
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    for effects in started:
-        await publish_run_effects(services, effects)
+    for created_run in created_runs:
+        await publish_run_effects(services, created_run)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 

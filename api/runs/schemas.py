@@ -18,6 +18,7 @@ from leasehold.domain.states import JobState
 from leasehold.domain.template import MAX_SECONDS
 
 Priority = Literal["high", "normal", "low"]
+#: The group of runs that a concurrency policy counts together: its name, and an id in it (`user`, `user_123`).
 Scope = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 ScopeId = Annotated[str, Field(max_length=200)]
 
@@ -45,7 +46,10 @@ class Dedupe(_Request):
 
 StartWithin = Annotated[
     Annotated[int, Field(ge=1, le=MAX_SECONDS), JsonNumber] | None,
-    Field(description="Seconds that the run may wait at its scope and its limits. If left out, the template's value."),
+    Field(
+        description="Seconds that the run may wait for other runs of its scope, and at its limits. If left out, the "
+        "template's value."
+    ),
 ]
 
 
@@ -167,21 +171,21 @@ def run_answer(row: Row) -> dict[str, Any]:
         "progress": {
             "percentage": _percentage(steps),
             "summary": next((step["summary"] for step in reversed(steps) if step["summary"]), ""),
-            "steps": [_step(step) for step in steps],
+            "steps": [_step_answer(step) for step in steps],
         },
         "result": results or None,
         "outputs": row["outputs"] or [],
     }
 
 
-def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
     """A step of the run. `state` is the task's own state. `status` has one word, `pending`, for all states in which the
     task waits.
     """
-    shown = ("id", "status", "attempt", "max_attempts", "queue", "started_at", "finished_at", "percent", "summary",
+    names = ("id", "status", "attempt", "max_attempts", "queue", "started_at", "finished_at", "percent", "summary",
              "error", "result", "task_id")  # fmt: skip
     status = {"blocked": "pending", "retry": "pending", "waiting": "pending"}.get(step["status"], step["status"])
-    return {name: step[name] for name in shown if step[name] is not None} | {"status": status, "state": step["status"]}
+    return {name: step[name] for name in names if step[name] is not None} | {"status": status, "state": step["status"]}
 
 
 def _phase(steps: list[Mapping[str, Any]]) -> str | None:

@@ -47,7 +47,8 @@ class SignalAccepted(BaseModel):
     operation_id="signalRun",
     summary="Send a signal to a run",
     description="A workflow consumes each signal once, in the order in which the signals came. A signal may come "
-    "before the workflow waits for it. While the run waits for it, the payload must fit the model of the wait.",
+    "before the workflow waits for it. While the run waits for it, the payload must fit the model that the wait "
+    "names.",
     status_code=202,
     response_model=SignalAccepted,
     responses=problems({
@@ -66,10 +67,11 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    await find_listed_run(services, caller, run_id)  # raises NotFound
+    await find_listed_run(services, caller, run_id)  # only to raise NotFound
     payload = None if body is None else body.payload
     payload_json = encoded_payload({"payload": payload})  # raises Invalid if it is too large
-    hints: list[Announcement] = []  # stays empty if the request repeats an earlier request
+    # Hints (messages that tell workers of due tasks). None if the request repeats an earlier one.
+    hints: list[Announcement] = []
 
     async def work(connection: Connection) -> Answer:
         at_most = services.settings.run_signals

@@ -1,6 +1,6 @@
 """/v1/webhooks: subscriptions to the ends of jobs. The deliveries are signed as Standard Webhooks defines.
 
-The row of a webhook has its secret, sealed. Only the answer that makes a secret shows it.
+The row of a webhook has its secret, sealed (encrypted). Only the answer that makes a secret shows it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def create_webhook(
     request: Request, body: NewWebhook, caller: Owner, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    sealed = Sealing(services.settings).seal(new_secret())
+    sealed_secret = Sealing(services.settings).seal(new_secret())
     repeated = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if not repeated:
         await _check_url(services, body.url)
@@ -121,7 +121,7 @@ async def create_webhook(
             new_id(),
             caller.tenant_id,
             body.url,
-            [sealed],
+            [sealed_secret],
             sorted(set(body.events)),
         )
         assert row is not None
@@ -131,7 +131,7 @@ async def create_webhook(
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        # Also the jobs that are older than the webhook report to it.
+        # From now on the ends of jobs that are older than the webhook are sent to it, too.
         await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
         return await _with_secret(services, connection, caller, answer)
 
@@ -217,7 +217,7 @@ async def rotate_secret(
     request: Request, webhook_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    sealed = Sealing(services.settings).seal(new_secret())
+    sealed_secret = Sealing(services.settings).seal(new_secret())
 
     async def work(connection: Connection) -> Answer:
         row = await connection.fetchrow(
@@ -225,7 +225,7 @@ async def rotate_secret(
             " WHERE id = $1 AND tenant_id = $2 RETURNING *",
             webhook_id,
             caller.tenant_id,
-            sealed,
+            sealed_secret,
         )
         answer = Answer(HTTPStatus.OK, encoded(_answer(_existing(row))))
         await record(connection, caller, "webhook.rotated", webhook_id)
@@ -296,10 +296,10 @@ async def send_test(
 ) -> Response:
     """The message has the type `webhook.test`. It is signed, tried again and listed like every delivery."""
 
-    async def params(_connection: Connection) -> dict[str, Any]:
+    async def read_params(_connection: Connection) -> dict[str, Any]:
         return {"event": webhooks.message("webhook.test", datetime.now(UTC), {"id": str(webhook_id)})}
 
-    return await _send(services_of(request), caller, webhook_id, b"test", idempotency_key, params)
+    return await _send(services_of(request), caller, webhook_id, b"test", idempotency_key, read_params)
 
 
 @router.post(
@@ -313,7 +313,7 @@ async def redeliver(
 ) -> Response:
     """The same message, with the same id (the header `webhook-id`), goes to the URL that the webhook has now."""
 
-    async def params(connection: Connection) -> dict[str, Any]:
+    async def read_params(connection: Connection) -> dict[str, Any]:
         sent_params = await connection.fetchval(
             "SELECT params FROM job WHERE id = $1 AND tenant_id = $2 AND pipeline = 'webhook'"
             " AND params ->> 'webhook_id' = $3",
@@ -326,7 +326,7 @@ async def redeliver(
         # `message` is the id of the message: the id of its first delivery.
         return {"event": sent_params["event"], "message": sent_params.get("message") or str(delivery_id)}
 
-    return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, params)
+    return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, read_params)
 
 
 async def _send(
@@ -335,22 +335,21 @@ async def _send(
     webhook_id: UUID,
     purpose: bytes,
     idempotency_key: str | None,
-    params: Callable[[Connection], Awaitable[dict[str, Any]]],
+    read_params: Callable[[Connection], Awaitable[dict[str, Any]]],
 ) -> Response:
     """Write a delivery that a client requests. It is charged as a submission, so that clients cannot flood a URL.
 
-    `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint. `params`: reads
-    the parameters of the delivery.
+    `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint.
     """
-    pipeline = services.templates.pipelines.find("webhook")
-    hints: list[Announcement] = []
+    pipeline = services.templates.pipelines.find("webhook")  # None: this installation sends no webhooks
+    hints: list[Announcement] = []  # messages that tell workers of due tasks
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         row = _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
         if not row["enabled"] or pipeline is None:
             raise Conflict("webhook_disabled", "The webhook is disabled.")
-        event_params = await params(connection)
+        event_params = await read_params(connection)
         new_job = NewJob(
             pipeline,
             caller.tenant_id,

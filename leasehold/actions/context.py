@@ -19,8 +19,8 @@ from leasehold.transitions import webhooks
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What an action needs of its process. `opened`: for the name of a kind of work, the object that this kind has
-    opened for its endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
+    """What an action needs of its process. `kinds`: the kinds of work. `opened`: by the name of a kind, the object
+    that it has opened for its endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
     """
 
     settings: Settings
@@ -31,7 +31,8 @@ class Actions:
 
     async def dispatch(self, connection: Connection, job_id: UUID) -> list[Announcement]:
         """Write the webhook deliveries about the job's end that are not written yet, and the job's `on_failure` run.
-        Call this before the job's row changes again or is deleted. Returns hints to publish.
+        Call this before the job's row changes again or is deleted, because the deliveries are made from the row.
+        Returns hints (messages that tell workers of due tasks) to publish.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:
