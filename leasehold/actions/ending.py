@@ -17,7 +17,7 @@ from leasehold.transitions.endings import JobEnded
 @dataclass(slots=True)
 class Effects:
     """What a transaction changed. `states`: the new states of cancelled jobs. After the commit, the caller counts the
-    jobs in `ended` and publishes `hints`.
+    jobs in `ended` and publishes `hints` (messages that tell workers of due tasks).
     """
 
     states: dict[UUID, JobState] = field(default_factory=dict)
@@ -64,12 +64,12 @@ async def delete(
     effects: Effects,
     operation_id: UUID | None = None,
 ) -> str | None:
-    """Delete the job. If the job has not ended, cancel it first. Adds to `effects`. `operation_id`: as of `cancel`.
+    """Delete the job. If the job has not ended, cancel it first. Adds to `effects`. `operation_id`: as in `cancel`.
 
     Returns the prefix of the job's objects. Readers no longer find the job: a tombstone says that it was deleted. After
     the commit, the caller deletes the objects, and then the rows; retention deletes what remains.
 
-    None: a worker still has the lease of a step. Retention deletes the job when it has ended.
+    Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # Write the deliveries about the job's end first: they need the job's row.

@@ -1,5 +1,6 @@
-"""Makes a failed job run again. The job waits as a new job does: at its own limits and at the declared limits. A run
-also waits for the other runs of its scope.
+"""Makes a failed job run again. The job waits as a new job does: at the concurrency limits of its kind, and at those
+that are declared for its tenant. A run also waits for other runs of its scope (the runs that its template counts
+together).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def may_revive_together(
     actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
 ) -> bool:
     """Whether `revive_together` may retry the job: it has no limit and no exclusive or dedupe key, waits for no other
-    run, and its kind has no hook for retries. `rules`: the rules for the tenant's new jobs.
+    run, and its kind has no hook for retries. `rules`: the limits that are declared for
+    the tenant's new jobs.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
@@ -43,24 +45,26 @@ def may_revive_together(
         is_served = not row["is_run"] and actions.kinds.pipeline(row["pipeline"]) is not None
         return is_served and target.kind.operations.before_retry is None and not rules.limits
     pipeline = template_version.pipeline
-    declared = limits.applicable_limits(rules.limits, target.tenant_id, pipeline, row["params"])
-    return pipeline.terms.concurrency == "allow" and not declared
+    declared_limits = limits.applicable_limits(rules.limits, target.tenant_id, pipeline, row["params"])
+    return pipeline.terms.concurrency == "allow" and not declared_limits
 
 
 async def revive_together(
     actions: Actions, connection: Connection, targets: Sequence[Target], cause: Mapping[str, str] | None = None
 ) -> list[Announcement]:
     """As `revive`, for failed jobs of one tenant for which `may_revive_together` is true. The caller has locked them.
-    Returns the hints to publish after the commit.
+    Returns the hints (messages that tell workers of due tasks) to publish after the commit.
     """
     hints: list[Announcement] = []
     for target in targets:
         if target.row["notify"]:
             # Write the webhook deliveries of the failure first, as `revive` does.
             hints += await actions.dispatch(connection, target.id)
-    with_on_failure_run = [pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None]
+    pipelines_with_on_failure = [
+        pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None
+    ]
     return hints + await jobs.replay_together(
-        connection, [target.id for target in targets], targets[0].tenant_id, with_on_failure_run, cause
+        connection, [target.id for target in targets], targets[0].tenant_id, pipelines_with_on_failure, cause
     )
 
 
@@ -74,7 +78,8 @@ async def revive(
     cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit. None: the job is no longer failed, and nothing changed. `cause`: who retries the job, for its history.
+    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters; None: the old
+    ones. `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
 
     The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
     failure. Raises as `runs.revive`, and Conflict `pipeline_not_served` or `same_key_running`.
@@ -83,7 +88,7 @@ async def revive(
     if template_version is not None:
         effects = await runs.revive(connection, _new_run(target, template_version, params), params, from_step, cause)
     else:
-        effects = await _revive_other(actions, connection, target, from_step, cause)
+        effects = await _revive_job_without_template(actions, connection, target, from_step, cause)
     return None if effects is None else replace(effects, hints=[*hints, *effects.hints])
 
 
@@ -100,7 +105,7 @@ def _new_run(target: Target, template_version: TemplateVersion, params: dict[str
     )
 
 
-async def _revive_other(
+async def _revive_job_without_template(
     actions: Actions,
     connection: Connection,
     target: Target,

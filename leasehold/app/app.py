@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from leasehold.worker.worker import Worker
     from leasehold.workflows.context import Context
 
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-A = TypeVar("A")
-T = TypeVar("T")
+P = ParamSpec("P")  # the parameters of a function
+Q = ParamSpec("Q")  # its parameters after the first argument
+A = TypeVar("A")  # the type of its first argument
+T = TypeVar("T")  # the type of its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,9 @@ class Opened:
 
 
 class App:
-    """The tasks of one program under one name. Their pipelines are named `APP.TASK`."""
+    """The tasks of one program under one name. Each is a pipeline (the kind of work that a worker serves),
+    named `APP.TASK`.
+    """
 
     def __init__(self, name: str) -> None:
         """`name`: small letters, digits, `_` and `-`. Raises DeclarationError."""
@@ -72,7 +74,8 @@ class App:
     def __repr__(self) -> str:
         return f"<app {self.name}: {', '.join(self.tasks) or 'no tasks'}>"
 
-    # `...`: a function whose parameters all have defaults matches `Callable[[], T]`, too, and takes arguments.
+    # `KeywordTask[..., T]`, not `[[], T]`: a function whose parameters all have defaults matches `Callable[[], T]`,
+    # too, and takes arguments.
     @overload
     def task(
         self, function: Callable[[], Coroutine[Any, Any, T]], /
@@ -104,8 +107,8 @@ class App:
         function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run. The run starts this long
-        after the last submission, with the arguments of the last. `batch`: the function takes a list of items and
+        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run. The run starts that
+        time after the last submission, with its arguments. `batch`: the function takes a list of items and
         returns a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or
         has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a cancelled run may take
         to stop, in whole seconds, at most an hour; then the worker stops the attempt.
@@ -325,6 +328,6 @@ class App:
 
 
 def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
-    """The local names of the frame's caller. An annotation may name a class that a function's body defines."""
+    """The local names of the frame's caller, because an annotation may name a class that is defined in a function."""
     caller = None if frame is None else frame.f_back
     return {} if caller is None else dict(caller.f_locals)

@@ -63,10 +63,10 @@ class Arguments:
 
     def encoded(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call as JSON. Raises InvalidArguments with the path of the argument that does not fit."""
-        values = self._bound(positional, named)
+        values = self._bind(positional, named)
         try:
-            # Pydantic does not check an instance of the model again. So the JSON is validated, too: that finds wrong
-            # values that were assigned after the instance was made.
+            # Pydantic does not check an instance of the model again. So validate the JSON, too, because wrong values
+            # may have been assigned after the instance was made.
             checked = self.model.model_validate(values)
             encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True, warnings=False)
             self.model.model_validate(encoded)
@@ -78,10 +78,10 @@ class Arguments:
         except (PydanticSerializationError, ValueError) as error:  # pydantic raises a ValueError for a circular list
             raise InvalidArguments("", str(error)) from None
         if not isinstance(encoded, dict):  # the model may have a serialiser of its own
-            raise InvalidArguments("", _no_object(self.model, encoded))
+            raise InvalidArguments("", _not_object_sentence(self.model, encoded))
         return encoded
 
-    def _bound(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def _bind(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """The values of `model`'s fields, or the instance of `model` that the call has. Raises InvalidArguments."""
         try:
             call = self._signature.bind(*positional, **named)
@@ -97,7 +97,7 @@ class Arguments:
         if self._model_parameter is not None:
             values: dict[str, Any] = {self._model_parameter: params}
         else:
-            values = {name: getattr(params, _field(name)) for name in self.names}
+            values = {name: getattr(params, _field_name(name)) for name in self.names}
         positional = [p.name for p in self._signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
         return tuple(values.pop(name) for name in positional), values
 
@@ -109,8 +109,9 @@ def takes_positional(function: Callable[..., Any], *, skip: int = 0) -> bool:
 
 
 def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The annotations of the function, evaluated. `local_names`: of the declaring scope, because an annotation may name
-    a local class. Raises DeclarationError for a name that is not defined yet, and for an annotation that is not a type.
+    """The annotations of the function, evaluated. `local_names`: the names where the function is declared, because an
+    annotation may name a local class. Raises DeclarationError for a name that is not defined yet, and for an annotation
+    that is not a type.
     """
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(local_names or {}), include_extras=True)
@@ -122,7 +123,7 @@ def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None
         raise declaration_error(function, f"an annotation is not a type: {error}") from error
 
 
-def _no_object(model: type[BaseModel], encoded: object) -> str:
+def _not_object_sentence(model: type[BaseModel], encoded: object) -> str:
     return f"the JSON of {model.__name__} is {with_article(type(encoded).__name__)}, not an object"
 
 
@@ -142,7 +143,7 @@ def _is_object_schema(schema: Mapping[str, Any], definitions: Mapping[str, Any])
     return schema.get("type") == "object"
 
 
-def _field(name: str) -> str:
+def _field_name(name: str) -> str:
     """The model's attribute for a parameter. A parameter may have the name of one of pydantic's own attributes."""
     return f"p_{name}"
 
@@ -153,7 +154,7 @@ def _model_of(
     fields: dict[str, Any] = {}
     for parameter in parameters:
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        fields[_field(parameter.name)] = (hints[parameter.name], Field(default, alias=parameter.name))
+        fields[_field_name(parameter.name)] = (hints[parameter.name], Field(default, alias=parameter.name))
     return create_model(
         f"{function.__name__}_arguments",
         __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False),

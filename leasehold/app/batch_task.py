@@ -11,13 +11,13 @@ from leasehold.app.batches import result_of_one
 from leasehold.app.place import declaration_error
 from leasehold.app.task import PositionalTask
 
-A = TypeVar("A")
-R = TypeVar("R")
-C = TypeVar("C")
+A = TypeVar("A")  # the type of an item
+R = TypeVar("R")  # the type of an item's result
+C = TypeVar("C")  # what a call of the function returns: a list[R], or a coroutine of one
 
 
 class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
-    """Submit an item: `task.submit(item).result()` is its result. `C`: the type that a call of the function returns."""
+    """Submit an item: `task.submit(item).result()` is its result."""
 
     def __call__(self, items: list[A], /) -> C:  # type: ignore[override]  # the function takes the items together
         result: C = self.function(items)

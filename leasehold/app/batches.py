@@ -62,7 +62,7 @@ class _Collector:
     """The items of one task and tenant that wait for their call."""
 
     def __init__(self, batch: Batch) -> None:
-        self.users = 0  # attempts that wait for a result
+        self.users = 0  # the number of attempts that wait for a result
         self._batch = batch
         self._waiting: list[_Entry] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
         if being_cancelled():  # `_remove` cancelled this call, and no attempt waits for it
             raise
         results = [error] * len(entries)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # raised in a task, they would end the worker
         results = [contained(error)] * len(entries)
     _give_results(entries, results)
 

@@ -15,10 +15,10 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.tags import check_tags
 
-R = TypeVar("R")
+R = TypeVar("R")  # the type of the task's result
 Priority = Literal["high", "normal", "low"]
 PRIORITIES = ("high", "normal", "low")
-#: The longest delay of a run.
+#: The longest delay of a run, about ten years.
 MAX_DELAY = timedelta(days=3660)
 #: The most characters of a key.
 MAX_KEY = 200
@@ -39,6 +39,7 @@ class SubmitOptions(TypedDict, total=False):
     id: UUID | None
 
 
+#: The names of the options of `submit`.
 OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 
@@ -75,7 +76,9 @@ class Callee(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
-    """`task.call(...)`: arguments that fit the task, for `submit_many` and for a workflow."""
+    """`task.call(...)`: arguments that fit the task, for `submit_many` and for a workflow. `id`: the id of the run,
+    unless `options.id` names another.
+    """
 
     task: Callee
     params: Mapping[str, Any]

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from leasehold.app.writing import Written
     from leasehold.settings import Settings
 
-T = TypeVar("T")
+T = TypeVar("T")  # what the work of `call` returns
 _log = logging.getLogger(__name__)
-#: When an app is closed, the announcements of commits get this many seconds to end.
+#: When an app is closed, the announcements of commits (messages that tell workers of new runs) get this many seconds to
+#: end.
 _ANNOUNCE_SECONDS = 1.0
 
 
@@ -56,23 +57,23 @@ def settings_of_folder() -> Settings:
 
 @dataclass(slots=True)
 class _Opened:
-    """A portal (an event loop in a thread), and the link to the installation. `link`: the task in the portal's loop
-    that opens the link. `stack` closes it.
+    """A portal (an event loop in a thread), and the link to the installation. `link_task`: runs in the
+    portal's loop and opens the link. `stack` closes the link.
     """
 
     portal: Portal
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    link: asyncio.Task[Link] | None = None
-    announcing: set[asyncio.Task[Any]] = field(default_factory=set)
+    link_task: asyncio.Task[Link] | None = None
+    announce_tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def close(self) -> None:
-        """Give the announcements that were begun a moment to end, and close the link."""
-        if self.announcing:
-            await asyncio.wait(self.announcing, timeout=_ANNOUNCE_SECONDS)
-        if self.announcing:
-            await cancel_and_wait(*self.announcing)
-        if self.link is not None and not self.link.done():  # this task would go on opening what `stack` closes
-            await cancel_and_wait(self.link)
+        """Wait a moment for the announcements to end. Then close the link."""
+        if self.announce_tasks:
+            await asyncio.wait(self.announce_tasks, timeout=_ANNOUNCE_SECONDS)
+        if self.announce_tasks:
+            await cancel_and_wait(*self.announce_tasks)
+        if self.link_task is not None and not self.link_task.done():  # it would go on opening what `stack` closes
+            await cancel_and_wait(self.link_task)
         await self.stack.aclose()
 
 
@@ -128,7 +129,8 @@ class Connections:
 
     def announce_soon(self, written: Written) -> None:
         """Announce a commit of the user's own transaction in the background. The commit is done, so no failure may
-        reach the user's program. After a failure the relay announces the commit.
+        reach the user's program. After a failure a worker's relay (the loop that sends
+        what was not announced) announces the commit.
         """
         try:
             opened = self._open_portal()
@@ -139,8 +141,8 @@ class Connections:
     async def _announce(self, opened: _Opened, written: Written) -> None:
         task = asyncio.current_task()
         assert task is not None
-        opened.announcing.add(task)
-        task.add_done_callback(opened.announcing.discard)
+        opened.announce_tasks.add(task)
+        task.add_done_callback(opened.announce_tasks.discard)
         try:
             link: Any = await self._link_of(opened)  # a DatabaseLink: over HTTP there is no `submit_in`
             link.announce_soon(written)
@@ -162,11 +164,11 @@ class Connections:
         return await self._link_of(opened)
 
     async def _link_of(self, opened: _Opened) -> Link:
-        link = opened.link
+        task = opened.link_task
         # If the last try to open the link failed or was cancelled, try again.
-        if link is None or (link.done() and (link.cancelled() or link.exception() is not None)):
-            link = opened.link = asyncio.create_task(self._open(opened.stack))
-        return await asyncio.shield(link)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = opened.link_task = asyncio.create_task(self._open(opened.stack))
+        return await asyncio.shield(task)
 
     async def _open(self, stack: AsyncExitStack) -> Link:
         if self._api is not None:
@@ -179,7 +181,7 @@ class Connections:
         return await stack.enter_async_context(DatabaseLink.opened(settings, settings.tenant))
 
     def close(self) -> None:
-        """Close the connections, after the last hints are sent. The next use opens new ones."""
+        """Send the last announcements, then close the connections. The next use opens new ones."""
         with self._lock:
             opened, self._opened = self._opened, None
             atexit.unregister(self.close)

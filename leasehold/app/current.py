@@ -79,7 +79,7 @@ _current: ContextVar[Current] = ContextVar("leasehold_current")
 
 
 def current() -> Current:
-    """The attempt that runs the caller. Raises NotInTask outside of one."""
+    """The attempt that runs the caller. Raises NotInTask if no attempt does."""
     try:
         return _current.get()
     except LookupError:
@@ -92,4 +92,5 @@ def enter(attempt: Current) -> Token[Current]:
 
 
 def leave(token: Token[Current]) -> None:
+    """Undo the `enter` that returned `token`."""
     _current.reset(token)

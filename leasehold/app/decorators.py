@@ -14,10 +14,10 @@ from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow
 if TYPE_CHECKING:
     from leasehold.workflows.context import Context
 
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-A = TypeVar("A")
-T = TypeVar("T")
+P = ParamSpec("P")  # the parameters of a function
+Q = ParamSpec("Q")  # its parameters after the first argument
+A = TypeVar("A")  # the type of its first argument
+T = TypeVar("T")  # the type of its result
 
 
 class TaskDecorator(Protocol):

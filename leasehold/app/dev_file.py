@@ -17,8 +17,8 @@ _HEAD = "# of the process "
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file: so
-    the first deletes it at its end only if it still is its own.
+    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file. So
+    each deletes the file at its end only if the file still names its own process.
     """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -20,7 +20,7 @@ from leasehold.app.drivers.statements import (
 )
 from leasehold.domain.errors import TransactionRefused
 
-T = TypeVar("T")
+T = TypeVar("T")  # what the coroutine of `run_now` returns
 Row = dict[str, Any]
 _FAILED_SQLSTATE = "25P02"
 _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
@@ -116,7 +116,7 @@ class Psycopg(_Psycopg):
     wrapper: Any = None
 
     def on_commit(self, announce: Callable[[], None]) -> None:
-        if getattr(self.wrapper, "in_atomic_block", False):  # else Django refuses, or calls it immediately
+        if getattr(self.wrapper, "in_atomic_block", False):  # outside of a transaction Django would call it immediately
             self.wrapper.on_commit(announce)
 
     async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
@@ -145,7 +145,8 @@ def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
     return tuple
 
 
-#: Sets a variable until the transaction ends. The next statement reads the variable, unless autocommit came between.
+#: Sets a variable until the transaction ends. With autocommit the transaction ends immediately, and the next statement
+#: does not find the variable.
 _SET_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
 _READ_MARK = "SELECT current_setting('leasehold.in_transaction', true)"
 _AUTOCOMMIT_SENTENCE = (
@@ -153,14 +154,14 @@ _AUTOCOMMIT_SENTENCE = (
 )
 
 
-#: Where a session of SQLAlchemy keeps what is to be announced after its commit.
+#: The key in a SQLAlchemy session's `info` under which the calls to make after its commit are kept.
 _PENDING = "leasehold.announce_after_commit"
 
 
 def _after_commit(session: Any) -> None:
     if not session.in_nested_transaction():  # the release of a savepoint commits nothing
-        pending, session.info[_PENDING] = session.info[_PENDING], []
-        for announce in pending:
+        announcements, session.info[_PENDING] = session.info[_PENDING], []
+        for announce in announcements:
             announce()
 
 
@@ -232,7 +233,9 @@ def _rows_of(result: Any) -> list[Row]:
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine over a sync driver to its end, without an event loop. Nothing in it waits for an event loop."""
+    """Run a coroutine over a sync driver to its end, without an event loop. It never waits, because its driver
+    blocks.
+    """
     try:
         while True:
             if work.send(None) is not None:  # sleep(0) yields None
