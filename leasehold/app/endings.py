@@ -15,8 +15,8 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_GROWTH = 0.004, 0.15, 1.3
 
 _ENDED = """
 -- app_ended
-SELECT waited.id FROM unnest($1::uuid[]) AS waited(id)
-WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = waited.id AND j.finished_at IS NULL)
+SELECT awaited_run.id FROM unnest($1::uuid[]) AS awaited_run(id)
+WHERE NOT EXISTS (SELECT 1 FROM job j WHERE j.id = awaited_run.id AND j.finished_at IS NULL)
 """
 
 
@@ -30,8 +30,8 @@ class Endings:
         self._pause = _SHORTEST_PAUSE
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds` (None: without a limit). Check before that the run belongs to the
-        tenant.
+        """Whether the run ended within `seconds` (None: without a limit). The caller must have checked that the run
+        belongs to its tenant, because this query does not.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
@@ -55,12 +55,12 @@ class Endings:
             while self._waiters:
                 await asyncio.sleep(self._pause)
                 self._pause = min(self._pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
-                await self._query()
-        except Exception as error:  # noqa: BLE001 - each waiter raises the error: this loop has ended
+                await self._wake_ended()
+        except Exception as error:  # noqa: BLE001 - each waiter raises the error, because this loop has ended
             for waiter in [waiter for waiters in self._waiters.values() for waiter in waiters if not waiter.done()]:
                 waiter.set_exception(error)
 
-    async def _query(self) -> None:
+    async def _wake_ended(self) -> None:
         """Wake the waiters of the runs that have ended."""
         try:
             async with self._pool.acquire() as connection:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class Handling:
-    """The handlers of one function; its task uses one of them. `plain` runs in a thread of the worker and calls the
-    function there, `loop` awaits an `async def`. `process` sends the call to a child process, `isolated` itself runs in
-    the sandbox's child. `batched` calls the function once for several attempts.
+    """The handlers of one function; its task uses one of them. `plain` calls a plain function in a thread of the
+    worker. `loop` awaits an `async def`. `process` sends the call to a child process. `isolated` calls the function in
+    the sandbox's child process, where the handler itself runs. `batched` calls the function once for several attempts.
     """
 
     def __init__(

@@ -25,8 +25,9 @@ from leasehold.client.objects import OtherBytes, read_object
 from leasehold.domain import errors
 from leasehold.domain.sentences import full_stop
 
-T = TypeVar("T")
+T = TypeVar("T")  # what a request of the client returns
 
+#: How long a request to the object store may take.
 _STORE_SECONDS = 60.0
 _TOO_MANY = 429
 #: The most characters of an idempotency key.
@@ -97,7 +98,7 @@ class HttpLink:
         value = (run.result or {}).get(STEP)  # {"value": the result}, or {"output": ...} if the object store has it
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
-            large = await self._read(run_id)
+            large = await self._read_stored_result(run_id)
         return Outcome(run.status, run.ended, error, value, large)
 
     async def cancel(self, run_id: UUID, reason: str) -> str:
@@ -119,7 +120,7 @@ class HttpLink:
 
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
         """The chunks after number `after`. If there is no chunk yet, waits a moment first. Raises NotFound."""
-        # Read this first: if the run has ended before the page is read, the page misses no chunk.
+        # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
         ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
@@ -130,7 +131,7 @@ class HttpLink:
             await asyncio.sleep(PAUSE_SECONDS)
         return chunks
 
-    async def _read(self, run_id: UUID) -> bytes:
+    async def _read_stored_result(self, run_id: UUID) -> bytes:
         """The result that the object store holds, by the link that /v1/jobs gives. Raises Unavailable, ObjectMissing,
         and Forbidden for a key without `jobs:read`.
         """

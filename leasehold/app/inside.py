@@ -1,5 +1,6 @@
-"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app publishes their hints, if the
-driver tells of the commit and the app's settings name the database. Else a worker publishes them within a second.
+"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app publishes their hints
+(messages that tell workers of due tasks). It can do so only if the driver tells of the commit and the app's settings
+name the database. Else a worker publishes the hints within a second.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from leasehold.settings import Settings
 
 
 def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
-    """Write on a connection of a sync driver. Raises TypeError for an async one."""
+    """Write the runs of the calls on a connection of a sync driver. Returns their ids. Raises TypeError for an async
+    one.
+    """
     adapter = adapter_of(connection)
     if not adapter.is_sync:
         raise TypeError(f"{name_of_type(connection)} needs an event loop: await task.asubmit_in(...)")
@@ -28,7 +31,9 @@ def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connectio
 
 
 async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
-    """Write on a connection of an async driver. Raises TypeError for a sync one."""
+    """Write the runs of the calls on a connection of an async driver. Returns their ids. Raises TypeError for a sync
+    one.
+    """
     adapter = adapter_of(connection)
     if adapter.is_sync:
         raise TypeError(f"{name_of_type(connection)} blocks the event loop: call task.submit_in(...)")

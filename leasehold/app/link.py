@@ -34,11 +34,12 @@ from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.workflows import signals
 from leasehold.urls import refuse_bad_urls
 
-T = TypeVar("T")
+T = TypeVar("T")  # what the work of `_repeat_while_away` returns
 
 #: After a commit, hints (messages that tell workers of new work) wait this long for a connection to the broker. After
 #: that a worker's relay sends them.
 _BROKER_SECONDS = 1.0
+#: The pause before a request that PostgreSQL did not answer is repeated.
 _PAUSE_SECONDS = 0.2
 #: The first read of `wait` may take this long, even if the timeout of the wait is shorter. So `wait(0)` can find out
 #: whether the run has ended.
@@ -96,7 +97,7 @@ class DatabaseLink:
         self._announcer = announcer
         self._endings = Endings(pool)
         self._store: ObjectStore | None = None
-        self._opening_store = asyncio.Lock()
+        self._store_lock = asyncio.Lock()
         self._announcing: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -135,7 +136,7 @@ class DatabaseLink:
                 # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
                 # this submission, whose answer was lost. The next try leaves them out.
                 stored_ids = await self._ids_written_earlier(calls)
-                if not stored_ids.keys() - earlier_ids.keys():  # no further run of this tenant: another tenant's has it
+                if not stored_ids.keys() - earlier_ids.keys():  # another tenant's run has an id
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
                 earlier_ids = stored_ids
                 continue
@@ -189,8 +190,8 @@ class DatabaseLink:
         task.add_done_callback(self._announcing.discard)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit, and admit its runs at their concurrency limits. If that fails, workers do both
-        a little later.
+        """Publish the hints of a commit, and admit its runs: let those start for which their concurrency limits have
+        room. If this process cannot, workers do both a little later.
         """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
@@ -251,8 +252,8 @@ class DatabaseLink:
         async def request() -> None:
             async with self._pool.acquire() as connection:
                 limits = await concurrency.limits_of(connection, [run_id])
-                cancels = await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
-                self._announcer.announce(cancels.hints)
+                cancellation = await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
+                self._announcer.announce(cancellation.hints)
                 if limits:  # a run that the cancel has ended leaves its places at these limits to other runs
                     self._announcer.announce(await concurrency.admit(connection, limits, ended=[run_id]))
 
@@ -289,8 +290,8 @@ class DatabaseLink:
 
         async def read() -> Chunks:
             async with self._pool.acquire() as connection:
-                # Read first whether the run has ended. If it has, nothing is emitted after the page is read.
-                # A run that `stream_numbers` leaves out is deleted, so it counts as ended.
+                # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
+                # `stream_numbers` leaves out a run that was deleted: it counts as ended.
                 ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
                 page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
             return chunks_of(page, after, ended=ended)
@@ -315,7 +316,7 @@ class DatabaseLink:
             raise Unreachable(run_id, f"it was away for {seconds:g} s") from error
 
     async def _open_store(self) -> ObjectStore:
-        async with self._opening_store:  # two readers at the same time must not open two stores
+        async with self._store_lock:  # two readers at the same time must not open two stores
             if self._store is None:
                 store = ObjectStore.from_settings(self._settings)
                 await store.open()

@@ -12,8 +12,9 @@ from leasehold.domain.ids import new_id
 
 
 class LocalAttempt:
-    """An attempt without a worker: the first (`number`), without an error before it (`errors`), and without an object
-    of the pipeline's opener (`opened`). `reports`: (percent, summary) of each `progress`. `chunks`: what was emitted.
+    """An attempt without a worker. It is the run's first (`number`), no attempt has failed before (`errors`), and it
+    has nothing that a worker would open for all attempts (`opened`). `reports`: (percent, summary) of each `progress`.
+    `chunks`: what was emitted.
     """
 
     number = 1

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from leasehold.domain.errors import LeaseholdError
 
-T = TypeVar("T")
+T = TypeVar("T")  # what the work of a caller returns
+#: At the close, the work that still runs gets this long to end after its cancellation.
 _CLOSE_SECONDS = 5.0
 
 

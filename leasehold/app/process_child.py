@@ -56,7 +56,7 @@ class _LogSender(logging.Handler):
 class ProcessAttempt:
     """The attempt that `current()` reaches in this process."""
 
-    opened = None  # the worker's object of the pipeline's opener cannot be sent to this process
+    opened = None  # what the app has opened in the worker cannot be sent to this process
 
     def __init__(self, call: CallOfProcess, channel: socket.socket, directory: Path) -> None:
         self.job_id = UUID(call.job_id)
@@ -90,22 +90,23 @@ class _Stop:
 
 def main() -> None:
     descriptor, parent = map(int, sys.argv[1:3])
-    die_with(parent)
+    die_with(parent)  # the kernel then kills this process when the worker ends
     signal.signal(signal.SIGTERM, _Stop.on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import_from_current_folder()
     with socket.socket(fileno=descriptor) as channel:
         logging.getLogger().addHandler(_LogSender(channel))
         while (frame := receive(channel)) is not None:
-            call = CallOfProcess.model_validate_json(frame[1])
+            _, call_json = frame
+            call = CallOfProcess.model_validate_json(call_json)
             logging.getLogger().setLevel(call.log_level)
             # The function may have left a directory that cannot be deleted. That must not lose its result.
             with tempfile.TemporaryDirectory(prefix="leasehold-", ignore_cleanup_errors=True) as directory:
-                kind, body = _answer(call, ProcessAttempt(call, channel, Path(directory)))
+                kind, body = _run_call(call, ProcessAttempt(call, channel, Path(directory)))
             _send(channel, kind, body)
 
 
-def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
+def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
     """Call the function. Returns the kind and the body of the last frame to the worker."""
     try:
         task = task_of(call.module, call.task)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel
 from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.storable import storable_text
 
-HEAD = struct.Struct(">BQ")
+HEAD = struct.Struct(">BQ")  # the kind, and the length of the body
 
 
 class Kind(IntEnum):
@@ -91,7 +91,7 @@ def receive(channel: socket.socket) -> tuple[Kind, bytes] | None:
 def _read_exactly(channel: socket.socket, count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
-        part = channel.recv(min(count, 1 << 20))
+        part = channel.recv(min(count, 1 << 20))  # at most 1 MiB in one call, because it takes a buffer of that size
         if not part:
             return None
         parts.append(part)

@@ -24,7 +24,7 @@ from leasehold.telemetry import child_logs
 if TYPE_CHECKING:
     from leasehold.settings import Settings
 
-#: A call waits this long for a process. Then its attempt snoozes.
+#: A call waits this long for a process. Then its attempt snoozes: it ends, and another runs later.
 WAIT_SECONDS = 5.0
 #: How often a call checks whether its run was cancelled.
 _CHECK_SECONDS = 0.2
@@ -75,8 +75,8 @@ class Process:
                     return kind, body
                 on_frame(kind, body)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            ended = describe_exit(await self._process.wait())
-            raise ChildCrashed("child_crashed", f"the process of the task ended early ({ended})") from error
+            exit_text = describe_exit(await self._process.wait())
+            raise ChildCrashed("child_crashed", f"the process of the task ended early ({exit_text})") from error
 
     def request_stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -94,22 +94,22 @@ class Processes:
     """The worker's pool for one app. A process is reused for the next call, unless its last call was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
-        self._free = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
-        self._idle: list[Process] = []
+        self._places = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
+        self._idle_processes: list[Process] = []
 
     @contextlib.asynccontextmanager
     async def room(self) -> AsyncIterator[bool]:
         """Reserve one of the pool's processes for the `run` in the block. Yields False if none became free in time."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._free.acquire()
+                await self._places.acquire()
         except TimeoutError:
             yield False
             return
         try:
             yield True
         finally:
-            self._free.release()
+            self._places.release()
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
         """Run the call, and return the JSON of its result. `attempt`: the attempt of the task; it gets the function's
@@ -122,14 +122,14 @@ class Processes:
         is_reusable = False
         try:
             kind, body = await process.call(call, partial(_report, attempt, process.pid))
-            # A process that was asked to stop would also stop its next call.
+            # A process that was asked to stop would stop its next call, too. So it is not used again.
             is_reusable = kind is not Kind.CANCELLED and not watch_task.done()
         finally:
             try:
                 await cancel_and_wait(watch_task)
             finally:  # also if this call is cancelled meanwhile
                 if is_reusable:
-                    self._idle.append(process)
+                    self._idle_processes.append(process)
                 else:
                     await process.kill()
         match kind:
@@ -140,16 +140,16 @@ class Processes:
         return body
 
     async def _take_process(self) -> Process:
-        while self._idle:
-            process = self._idle.pop()
+        while self._idle_processes:
+            process = self._idle_processes.pop()
             if process.lives:
                 return process
             await process.kill()
         return await Process.start()
 
     async def close(self) -> None:
-        while self._idle:
-            await self._idle.pop().kill()
+        while self._idle_processes:
+            await self._idle_processes.pop().kill()
 
 
 async def _watch(process: Process, attempt: Any) -> None:

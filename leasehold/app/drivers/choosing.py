@@ -1,4 +1,4 @@
-"""Finds the adapter of the user's connection: the object that submits runs through it. This module imports no driver,
+"""Finds the adapter of the user's connection. Runs are submitted through the adapter. This module imports no driver,
 because the user's program has already loaded the driver of its connection.
 """
 
@@ -36,8 +36,8 @@ def adapter_of(connection: Any) -> Adapter:
             if isinstance(adapter, Psycopg) and unwrapped is not connection:
                 adapter.wrapper = connection  # Django's own object, whose hooks run after the commit
             return adapter
-    below = "" if unwrapped is connection else f" over {name_of_type(unwrapped)}"
-    raise TypeError(f"{name_of_type(connection)}{below} is not a connection to submit in: give {_SUPPORTED}")
+    driver_part = "" if unwrapped is connection else f" over {name_of_type(unwrapped)}"
+    raise TypeError(f"{name_of_type(connection)}{driver_part} is not a connection to submit in: give {_SUPPORTED}")
 
 
 def name_of_type(value: Any) -> str:

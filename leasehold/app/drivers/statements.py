@@ -15,7 +15,7 @@ import orjson
 #: Finds a parameter (with the cast `::jsonb` that may follow it), or a character that some drivers need escaped.
 _TOKEN = re.compile(r"\$(\d+)(::jsonb(?!\[))?|[:%\\]")
 #: The names of all JSON columns in the rows of these statements. Some drivers return them as text.
-_JSON = frozenset({"headers", "limits"})
+_JSON_COLUMNS = frozenset({"headers", "limits"})
 
 
 def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mapping[str, str]) -> str:
@@ -70,6 +70,6 @@ def _plain_value(value: Any) -> Any:
 
 
 def _python_value(name: str, value: Any) -> Any:
-    if name in _JSON and isinstance(value, (str, bytes)):
+    if name in _JSON_COLUMNS and isinstance(value, (str, bytes)):
         return orjson.loads(value)
     return bytes(value) if isinstance(value, memoryview) else value
