@@ -10,6 +10,7 @@ from leasehold.domain.errors import DeclarationError
 
 #: PostgreSQL counts attempts in a smallint. More attempts than this help nobody.
 MAX_TIMES = 1000
+#: A larger factor would reach the longest delay after the first two or three tries.
 MAX_FACTOR = 100
 
 

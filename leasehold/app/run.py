@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from leasehold.app.results import Results
     from leasehold.client.models import Chunk
 
-R = TypeVar("R")
+R = TypeVar("R")  # the type of the task's result
 
 
 class Run(Generic[R]):
-    """One run of a task. `await run` gives its result. Each method exists twice: for code without an event loop, and
-    with an `a` in front (`awaited` for `wait`) for code with one.
+    """One run of a task. `await run` gives its result. Each method exists twice: `result` is for code without an event
+    loop, `aresult` for code in a loop. (In a loop, `wait` is `awaited`.)
     """
 
     def __init__(self, run_id: UUID, task: str, results: Results, connections: Connections) -> None:
@@ -66,7 +66,7 @@ class Run(Generic[R]):
     def result(self, timeout: float | None = None) -> R:
         """Wait for the end, and return the result. Raises TaskFailed unless the run succeeds, and as `wait` does."""
         self._refuse_in_loop("result", "aresult")
-        return self._decoded(self._connections.call(self._ended(timeout)))
+        return self._result_of(self._connections.call(self._outcome_at_end(timeout)))
 
     def cancel(self, reason: str = "") -> str:
         """Request the cancel. Returns the run's status after that: cancel_requested if a worker still runs an attempt,
@@ -83,15 +83,15 @@ class Run(Generic[R]):
         self._connections.call(self._signal(name, payload))
 
     def stream(self) -> Iterator[Chunk]:
-        """What the run emits, as it is written, until the run ends. After a `restart` drop the step's earlier chunks.
-        Raises NotFound, and Unreachable as `status`.
+        """What the run emits, as it is written, until the run ends. A chunk with the event `restart` voids the step's
+        earlier chunks. Raises NotFound, and Unreachable as `status`.
         """
         self._refuse_in_loop("stream", "astream")
-        after, is_end = 0, False
+        last_number, is_end = 0, False  # of the last chunk that was read
         while not is_end:
-            chunks = self._connections.call(self._chunks(after))
+            chunks = self._connections.call(self._chunks(last_number))
             yield from chunks.items
-            after, is_end = chunks.after, chunks.is_end
+            last_number, is_end = chunks.after, chunks.is_end
 
     # --- in a loop
 
@@ -106,7 +106,7 @@ class Run(Generic[R]):
 
     async def aresult(self, timeout: float | None = None) -> R:
         """As `result`."""
-        return self._decoded(await self._connections.acall(self._ended(timeout)))
+        return self._result_of(await self._connections.acall(self._outcome_at_end(timeout)))
 
     async def acancel(self, reason: str = "") -> str:
         """As `cancel`."""
@@ -118,12 +118,12 @@ class Run(Generic[R]):
 
     async def astream(self) -> AsyncIterator[Chunk]:
         """As `stream`."""
-        after, is_end = 0, False
+        last_number, is_end = 0, False  # of the last chunk that was read
         while not is_end:
-            chunks = await self._connections.acall(self._chunks(after))
+            chunks = await self._connections.acall(self._chunks(last_number))
             for chunk in chunks.items:
                 yield chunk
-            after, is_end = chunks.after, chunks.is_end
+            last_number, is_end = chunks.after, chunks.is_end
 
     # --- in the loop of the link, the app's way to PostgreSQL or to the API
 
@@ -137,7 +137,7 @@ class Run(Generic[R]):
         if not await (await self._connections.link()).wait(self.id, timeout):
             raise TimeoutError(f"run {self.id} of {self.task} has not ended after {timeout} s")
 
-    async def _ended(self, timeout: float | None) -> Outcome:
+    async def _outcome_at_end(self, timeout: float | None) -> Outcome:
         await self._wait(timeout)
         return await self._outcome()
 
@@ -147,7 +147,7 @@ class Run(Generic[R]):
     async def _cancel(self, reason: str) -> str:
         return await (await self._connections.link()).cancel(self.id, reason)
 
-    def _decoded(self, outcome: Outcome) -> R:
+    def _result_of(self, outcome: Outcome) -> R:
         if outcome.error is not None:
             raise TaskFailed(*outcome.error)
         if outcome.large is not None:  # the JSON of a result that was stored as an object

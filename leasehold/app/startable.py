@@ -36,7 +36,7 @@ class StartableTask:
         from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
 
         return NewRun(
-            template_version=template_version_of(self._pipeline),  # each version of a task's declaration is one
+            template_version=template_version_of(self._pipeline),  # made of the task's declaration
             tenant_id=tenant,
             params=params,
             keep_seconds=keep_seconds,

@@ -28,14 +28,14 @@ from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
 from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
 
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
-A = TypeVar("A")
-C = TypeVar("C")
+P = ParamSpec("P")  # the parameters of the function
+Q = ParamSpec("Q")  # its parameters after the first argument
+R = TypeVar("R")  # the type of its result
+A = TypeVar("A")  # the type of its first argument
+C = TypeVar("C")  # what a call of it returns: the result, or a coroutine of it
 
 #: The queue of isolated tasks that name no queue. An app may not put isolated tasks and others into one queue, because
-#: a worker serves a queue with isolated tasks only behind the fences of the sandbox.
+#: a worker runs all tasks of a queue in the sandbox, or none.
 ISOLATED_QUEUE = "isolated"
 
 
@@ -67,7 +67,7 @@ class Task(Generic[P, R]):
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
         self._declare_limits()
-        #: As a workflow starts the task.
+        #: What a workflow needs of the task to start it.
         self.runnable = StartableTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
@@ -113,7 +113,8 @@ class Task(Generic[P, R]):
                 raise declaration_error(
                     self.function, "a process imports the function by its name: declare it at module level"
                 )
-            self.pipeline.room = self.handling.room  # without a free process, an attempt snoozes
+            # Without a free process, an attempt snoozes: it ends, and another runs later.
+            self.pipeline.room = self.handling.room
             return self.handling.process
         if self.terms.isolated:
             return self.handling.isolated
@@ -145,27 +146,27 @@ class Task(Generic[P, R]):
         return Call(self, self.arguments.encoded(args, named), Options(**options))
 
     def _submit(self, calls: Sequence[Call[R]]) -> list[Run[R]]:
-        return self._runs(self._connections.call(self._write(calls)))
+        return self._handles_of(self._connections.call(self._write(calls)))
 
     async def _asubmit(self, calls: Sequence[Call[R]]) -> list[Run[R]]:
-        return self._runs(await self._connections.acall(self._write(calls)))
+        return self._handles_of(await self._connections.acall(self._write(calls)))
 
     async def _write(self, calls: Sequence[Call[R]]) -> list[UUID]:
         """Commit the runs. Returns their ids."""
         return await (await self._connections.link()).submit(calls) if calls else []
 
-    def _runs(self, ids: Sequence[UUID]) -> list[Run[R]]:
+    def _handles_of(self, ids: Sequence[UUID]) -> list[Run[R]]:
         return [self.find(run_id) for run_id in ids]
 
     def _submit_in(self, connection: Any, calls: Sequence[Call[R]]) -> list[Run[R]]:
         from leasehold.app.inside import write_in  # noqa: PLC0415 - declaring a task loads no driver
 
-        return self._runs(write_in(connection, calls, self._connections))
+        return self._handles_of(write_in(connection, calls, self._connections))
 
     async def _asubmit_in(self, connection: Any, calls: Sequence[Call[R]]) -> list[Run[R]]:
         from leasehold.app.inside import awrite_in  # noqa: PLC0415 - as above
 
-        return self._runs(await awrite_in(connection, calls, self._connections))
+        return self._handles_of(await awrite_in(connection, calls, self._connections))
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without a server: its arguments and result go through JSON as in a worker.
@@ -239,7 +240,7 @@ class Prepared(Generic[P, R]):
 
 
 class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
-    """A task with at least one parameter. `C`: what a call returns: the result, or a coroutine of it."""
+    """A task with at least one parameter."""
 
     def __call__(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> C:
         result: C = self.function(argument, *args, **kwargs)

@@ -16,10 +16,10 @@ from leasehold.app.results import Results
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms
 
-A = TypeVar("A")
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
+A = TypeVar("A")  # the type of the first argument after the context
+P = ParamSpec("P")  # the parameters after the context
+Q = ParamSpec("Q")  # the parameters after the first argument
+R = TypeVar("R")  # the type of the result
 _FIRST_PARAMETER = "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
 
 
@@ -52,7 +52,7 @@ class WorkflowHandling:
             coroutine: Coroutine[Any, Any, Any] = self._function(Context(driver), *positional, **named)
             return coroutine
 
-        outcome = await attempt.drive(start)
+        outcome = await attempt.drive(start)  # it makes the driver, which executes what the function asks of `ctx`
         if not outcome.ended:
             return outcome.suspension
         return await done_with_result(attempt, self._results.encoded(outcome.result))
@@ -75,7 +75,7 @@ class _WorkflowTask(Task[P, R]):
         return WorkflowHandling(self.function, self.arguments, self.results).run_until_wait
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: ARG002 - the signature of a task
-        """Raises TypeError: a workflow needs a server, which keeps its journal."""
+        """Raises TypeError: a workflow needs a server, which keeps its journal (the record of its calls)."""
         raise TypeError(f"{self.name} is a workflow: it needs a server, which keeps its journal")
 
     async def alocal(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -88,7 +88,7 @@ class PositionalWorkflow(_WorkflowTask[Concatenate[A, Q], R], PositionalTask[A, 
 
     def __call__(self, _argument: A, /, *_args: Q.args, **_kwargs: Q.kwargs) -> NoReturn:
         """Raises TypeError."""
-        raise _not_called(self)
+        raise _error_of_call(self)
 
 
 class KeywordWorkflow(_WorkflowTask[P, R], KeywordTask[P, R, NoReturn], Generic[P, R]):
@@ -96,7 +96,7 @@ class KeywordWorkflow(_WorkflowTask[P, R], KeywordTask[P, R, NoReturn], Generic[
 
     def __call__(self, *_args: P.args, **_kwargs: P.kwargs) -> NoReturn:
         """Raises TypeError."""
-        raise _not_called(self)
+        raise _error_of_call(self)
 
 
 Workflow: TypeAlias = "PositionalWorkflow[Any, ..., Any] | KeywordWorkflow[..., Any]"
@@ -120,7 +120,7 @@ def workflow_of(
     return workflow
 
 
-def _not_called(workflow: Task[..., Any]) -> TypeError:
+def _error_of_call(workflow: Task[..., Any]) -> TypeError:
     return TypeError(f"{workflow.name} is a workflow: submit it")
 
 

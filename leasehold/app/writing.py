@@ -22,13 +22,14 @@ from leasehold.transitions import debounce, runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import NewRun
 
-_ACCEPTED = 202
+_ACCEPTED = 202  # the HTTP status in the answer that is stored with a key, as the API stores it
 
 
 @dataclass(slots=True)
 class Written:
-    """The runs that were written. `ids`: in the order of the calls. After the commit the caller publishes `hints`, and
-    admits runs at the concurrency limits `limits`.
+    """The runs that were written. `ids`: in the order of the calls. After the commit the caller publishes `hints`
+    (messages that tell workers of due tasks), and admits runs at the concurrency limits `limits`: lets those start for
+    which the limits have room.
     """
 
     ids: list[UUID] = field(default_factory=list)
@@ -100,7 +101,7 @@ async def _write_debounced(
     """
     first_calls = [calls[indexes[0]] for indexes in indexes_by_key]
     last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]
-    waiting_ids = await debounce.postpone(connection, tenant, [_debounced(call) for call in last_calls])
+    waiting_ids = await debounce.postpone(connection, tenant, [_debounce_terms(call) for call in last_calls])
     new_runs: list[NewRun] = []
     for indexes, first, last, waiting_id in zip(indexes_by_key, first_calls, last_calls, waiting_ids, strict=True):
         if waiting_id is None:
@@ -112,15 +113,15 @@ async def _write_debounced(
     return new_runs
 
 
-def _debounced(call: Call[Any]) -> debounce.Debounced:
+def _debounce_terms(call: Call[Any]) -> debounce.Debounced:
     assert call.debounce_key is not None
     assert call.task.terms.debounce is not None
     return debounce.Debounced(call.task.name, call.debounce_key, call.params, call.task.terms.debounce.total_seconds())
 
 
 async def _write_keyed(connection: Connection, new_run: NewRun, key: str, arguments: bytes, written: Written) -> UUID:
-    """Write the run, unless a run with the same key was written before. Returns the id of the run, and adds its hints
-    and limits to `written`. Raises Invalid if the earlier run has other `arguments`.
+    """Write the run, unless a run with the same key was written before. Returns the id of the run. Adds the hints and
+    limits of a new run to `written`. Raises Invalid if the earlier run has other `arguments`.
     """
     name = new_run.template_version.template.type
     fingerprint = idempotency.fingerprint(name.encode(), arguments)

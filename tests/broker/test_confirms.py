@@ -10,7 +10,7 @@ from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
-from leasehold.broker.amqp.confirms import Confirms, Window, publish
+from leasehold.broker.amqp.confirms import Confirms, Window, publish_frames
 from leasehold.broker.amqp.wire import Sieve
 
 CHANNEL = 3
@@ -42,7 +42,7 @@ class Line:
 
 
 def test_a_message_is_what_the_client_would_have_written() -> None:
-    data = publish(CHANNEL, "leasehold.media.low", HEADERS, b"{}")
+    data = publish_frames(CHANNEL, "leasehold.media.low", HEADERS, b"{}")
     size, channel, method = unmarshal(data)
     assert channel == CHANNEL
     assert isinstance(method, spec.Basic.Publish)
@@ -58,7 +58,7 @@ def test_a_message_is_what_the_client_would_have_written() -> None:
 
 
 def test_a_message_without_headers_has_none() -> None:
-    data = publish(CHANNEL, "q", {}, b"x")
+    data = publish_frames(CHANNEL, "q", {}, b"x")
     size, _, _ = unmarshal(data)
     _, _, header = unmarshal(data[size:])
     assert isinstance(header, ContentHeader)
@@ -71,7 +71,7 @@ def test_a_message_without_headers_has_none() -> None:
 )
 def test_what_has_no_form_is_refused_before_it_is_written(queue: str, headers: dict[str, str], body: bytes) -> None:
     with pytest.raises(ValueError, match=r"encode|large"):
-        publish(CHANNEL, queue, headers, body)
+        publish_frames(CHANNEL, queue, headers, body)
 
 
 @given(st.data())

@@ -24,57 +24,57 @@ def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
 
 
 class Acks:
-    """Remembers the unacknowledged deliveries of a channel, so that no tag is acked twice: RabbitMQ closes a channel
-    that acks an unknown tag. When the channel is lost, no method waits for it, and only `run` raises.
+    """Remembers the unacknowledged deliveries of a channel, because RabbitMQ closes a channel that acks a tag twice.
+    When the channel is lost, no method waits for it, and only `run` raises.
     """
 
     def __init__(self, channel: AbstractChannel) -> None:
         self._channel = channel
-        self._outstanding: dict[int, None] = {}  # delivery tags in the order of arrival, which is ascending
-        self._settled: list[int] = []
-        self._ready = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._unacked_tags: dict[int, None] = {}  # delivery tags in the order of arrival, which is ascending
+        self._settled_tags: list[int] = []
+        self._has_settled = asyncio.Event()
+        self._nothing_to_send = asyncio.Event()
+        self._nothing_to_send.set()
 
     def delivered(self, tag: int) -> None:
         """Record a delivery that waits for its ACK."""
-        self._outstanding[tag] = None
+        self._unacked_tags[tag] = None
 
     def settle(self, tag: int) -> None:
-        """Let `run` send the ACK of the delivery. A tag that is not outstanding is ignored."""
-        if tag in self._outstanding:
-            del self._outstanding[tag]
-            self._settled.append(tag)
-            self._idle.clear()
-            self._ready.set()
+        """Let `run` send the ACK of the delivery. Ignore a tag that has no delivery without an ACK."""
+        if tag in self._unacked_tags:
+            del self._unacked_tags[tag]
+            self._settled_tags.append(tag)
+            self._nothing_to_send.clear()
+            self._has_settled.set()
 
     async def run(self) -> None:
         """Send the settled ACKs until cancelled, or until the channel is closed: raises BrokerUnavailable."""
         try:
             while True:
-                await self._ready.wait()
-                self._ready.clear()
-                settled, self._settled = self._settled, []
-                await self._send(sorted(settled))
-                if not self._settled:
-                    self._idle.set()
+                await self._has_settled.wait()
+                self._has_settled.clear()
+                tags, self._settled_tags = self._settled_tags, []
+                await self._send(sorted(tags))
+                if not self._settled_tags:
+                    self._nothing_to_send.set()
         finally:
-            self._idle.set()  # the rest can never be sent: `drained` must not wait for it
+            self._nothing_to_send.set()  # the rest can never be sent: `drained` must not wait for it
 
     async def drained(self) -> None:
         """Return when all ACKs settled so far are on the wire, or the channel is lost."""
-        await self._idle.wait()
+        await self._nothing_to_send.wait()
 
-    async def _send(self, settled: list[int]) -> None:
-        """Send one `multiple` ACK for all tags below the oldest unsettled delivery, and one ACK for each other tag, all
-        in one write. The client's `basic_ack` would write each by itself.
+    async def _send(self, tags: list[int]) -> None:
+        """Send the ACKs of `tags` (ascending): one `multiple` ACK for all tags below the oldest unsettled delivery, and
+        one for each other tag. All go out in one write, while the client's `basic_ack` would write each by itself.
         """
-        oldest = next(iter(self._outstanding), settled[-1] + 1)  # if no delivery is unsettled: above all tags
-        below_oldest = [tag for tag in settled if tag < oldest]
+        oldest = next(iter(self._unacked_tags), tags[-1] + 1)  # if no delivery is unsettled: above all tags
+        below_oldest = [tag for tag in tags if tag < oldest]
         acks = [ack(self._channel.number, below_oldest[-1], multiple=True)] if below_oldest else []
-        acks += [ack(self._channel.number, tag) for tag in settled[len(below_oldest) :]]
+        acks += [ack(self._channel.number, tag) for tag in tags[len(below_oldest) :]]
         if self._channel.is_closed:
             raise BrokerUnavailable("the channel closed")
-        written = asyncio.get_running_loop().create_future()
+        written = asyncio.get_running_loop().create_future()  # done once the client has written the frame
         await self._channel.connection.write_queue.put(ChannelFrame(b"".join(acks), False, written))
         await written

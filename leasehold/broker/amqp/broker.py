@@ -19,8 +19,8 @@ from leasehold.settings import Settings
 
 class AmqpBroker:
     """The Broker that publishes hints (messages that tell workers of due tasks) to RabbitMQ, and consumes them.
-    base.Broker says what each method does. `link`: the connection of the publisher or of the consumer, made again
-    whenever it breaks.
+    base.Broker says what each method does. The publisher and the consumer each have a `link`: a connection that is made
+    again whenever it breaks.
     """
 
     name = "amqp"
@@ -74,8 +74,8 @@ class AmqpBroker:
         return {
             "broker": self.name,
             "connected": self.connected,
-            "product": _text(server, "product"),
-            "version": _text(server, "version"),
+            "product": _text_of_property(server, "product"),
+            "version": _text_of_property(server, "version"),
             "queue_type": self._topology.queue_type,
             "publishing": self._publisher.ready,
             "consuming": dict(self._consumer.subscriptions),
@@ -85,6 +85,6 @@ class AmqpBroker:
         }
 
 
-def _text(server: Any, key: str) -> str | None:
-    value = server.get(key) if server else None
+def _text_of_property(server: Any, name: str) -> str | None:
+    value = server.get(name) if server else None
     return value.decode(errors="replace") if isinstance(value, bytes | bytearray) else value

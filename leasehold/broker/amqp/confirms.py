@@ -37,7 +37,7 @@ _PERSISTENT = 2  # the delivery mode
 _MAX_BYTES = 4096 - 8
 
 
-def publish(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -> bytes:
+def publish_frames(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """The frames of a mandatory, persistent message to `queue`. Raises ValueError when AMQP cannot encode it."""
     name = queue.encode()
     properties = _CONTENT_TYPE | (_HEADERS if headers else 0) | _DELIVERY_MODE
@@ -66,6 +66,7 @@ class Window:
         self._unconfirmed = len(messages)
 
     def settle(self, index: int, *, ok: bool) -> None:
+        """Record RabbitMQ's answer for a message. `ok`: it is a confirm, not a refusal."""
         self.confirmed[index] = ok and not self.returned[index]
         self.has_refusals = self.has_refusals or not ok
         self._unconfirmed -= 1
@@ -136,14 +137,14 @@ class Confirms:
                 window.settle(index, ok=ok)
 
     def _take_content(self, kind: int, payload: bytes) -> None:
-        returned = self._arriving_return
+        message = self._arriving_return
         if kind == HEADER:
-            _, _, returned.missing_bytes, _ = CONTENT.unpack_from(payload)
+            _, _, message.missing_bytes, _ = CONTENT.unpack_from(payload)
         else:
-            returned.body += payload
-            returned.missing_bytes -= len(payload)
-        if returned.missing_bytes <= 0:
-            self._take_return(returned.queue, returned.body)
+            message.body += payload
+            message.missing_bytes -= len(payload)
+        if message.missing_bytes <= 0:
+            self._take_return(message.queue, message.body)
 
     def _take_return(self, queue: str, body: bytes) -> None:
         """Mark the message as returned. RabbitMQ confirms a returned message, too, after the return."""
@@ -154,9 +155,11 @@ class Confirms:
                 return
 
 
-def _queue_of(returned: bytes) -> str:
-    """The routing key of a basic.return: the queue's name. It follows the code, the text and the exchange."""
+def _queue_of(payload: bytes) -> str:
+    """The routing key of a basic.return: the queue's name. It comes after the code, the text and the exchange, and like
+    them begins with its length.
+    """
     offset = _METHOD_ID.size + 2
     for _ in ("text", "exchange"):
-        offset += 1 + returned[offset]
-    return returned[offset + 1 : offset + 1 + returned[offset]].decode()
+        offset += 1 + payload[offset]
+    return payload[offset + 1 : offset + 1 + payload[offset]].decode()

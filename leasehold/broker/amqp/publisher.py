@@ -14,7 +14,7 @@ from time import monotonic
 import structlog
 from aiormq.abc import AbstractChannel, AbstractConnection
 
-from leasehold.broker.amqp.confirms import Confirms, Window, publish
+from leasehold.broker.amqp.confirms import Confirms, Window, publish_frames
 from leasehold.broker.amqp.connection import Ladder, Link, close, guarded, until_closed, until_one_ends
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.watchdog import Patience
@@ -54,7 +54,7 @@ class _Session:
         """The hint's message. None, with a log line, when JSON or AMQP cannot encode it."""
         try:
             body = encode(hint)
-            return _Message(queue, body, publish(self._channel.number, queue, hint.headers, body))
+            return _Message(queue, body, publish_frames(self._channel.number, queue, hint.headers, body))
         except (TypeError, ValueError) as error:  # orjson raises TypeErrors
             log.warning("hint cannot be sent", queue=queue, reason=str(error))
             return None
