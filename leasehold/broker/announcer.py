@@ -1,5 +1,6 @@
-"""The announcer publishes hints right after the commit that wrote them, so that no task waits for a poll. Each API
-process and each worker runs one. An announcer may fail: the relay publishes each hint that stays in the outbox.
+"""The announcer publishes hints (messages that tell workers of due tasks) right after the commit that wrote them, so
+that no task waits for a poll. Each API process and each worker runs one. An announcer may fail: the relay (a loop of
+each worker) publishes the hints that stay in the outbox.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 #: The most hints that wait in memory while the broker is slow. The relay sends further hints from the outbox.
 _MAX_WAITING = 10_000
+#: The most hints that are published at once.
 _BATCH = 256
 
 
@@ -52,8 +54,8 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. If `_MAX_WAITING` wait already, each new announcement leaves one to the relay: itself, or
-        another that `_make_room` drops.
+        """Add announcements. If `_MAX_WAITING` wait already, one is left to the relay for each new one: the new one
+        itself, or one that `_make_room` drops.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
@@ -78,10 +80,10 @@ class Waiting:
         batch: list[Announcement] = []
         while self._by_tenant and len(batch) < at_most:
             tenant = next(iter(self._by_tenant))
-            of_tenant = self._by_tenant.pop(tenant)
-            batch.append(of_tenant.popleft())
-            if of_tenant:
-                self._by_tenant[tenant] = of_tenant
+            tenant_queue = self._by_tenant.pop(tenant)
+            batch.append(tenant_queue.popleft())
+            if tenant_queue:
+                self._by_tenant[tenant] = tenant_queue
         self._count -= len(batch)
         return batch
 
@@ -100,7 +102,7 @@ class Announcer:
     """Publishes the hints that `announce` gets, in batches. A hint that cannot be published stays in the outbox, for
     the relay.
 
-    `on_connection` runs a coroutine function on a database connection that the announcer's owner chooses.
+    `on_connection`: runs a coroutine function with a database connection, which the announcer's owner chooses.
     """
 
     def __init__(
@@ -154,7 +156,9 @@ class Announcer:
         """
         hints = [announcement.hint for announcement in batch]
         with traces.publishing_spans([hint.headers for hint in hints]) as headers:
-            traced_hints = [replace(hint, headers=traced) for hint, traced in zip(hints, headers, strict=True)]
+            traced_hints = [
+                replace(hint, headers=hint_headers) for hint, hint_headers in zip(hints, headers, strict=True)
+            ]
             confirmed = await self._broker.publish(traced_hints)
         failpoints.reach("after_publish")
         sent = [announcement for announcement, is_confirmed in zip(batch, confirmed, strict=True) if is_confirmed]

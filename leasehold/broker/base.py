@@ -65,7 +65,8 @@ class Broker(Protocol):
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
-        False: the hint was not sent, or nobody knows whether it was. The relay of the outbox sends such a hint again.
+        False: the hint was not sent, or nobody knows whether it was. The relay (a loop
+        of each worker) sends such a hint again.
         Without a connection, all are False, and the call returns immediately.
         Raises only the cancellation of the caller's own task.
         """

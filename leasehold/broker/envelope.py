@@ -64,15 +64,15 @@ def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
     if message.keys() != _FIELDS[version]:
         raise Garbage("wrong_shape")
     return Hint(
-        _task_id(message["task"]),
-        _queue(message["queue"]),
-        _band(message["band"]),
-        _headers(headers or {}),
-        _tenant(message.get("tenant", "")),
+        _task_id_of(message["task"]),
+        _queue_of(message["queue"]),
+        _band_of(message["band"]),
+        _headers_of(headers or {}),
+        _tenant_of(message.get("tenant", "")),
     )
 
 
-def _task_id(value: object) -> UUID:
+def _task_id_of(value: object) -> UUID:
     if isinstance(value, str):
         try:
             return pgproto.UUID(value)  # written in C: a worker makes one for each hint, and hashes it five times
@@ -81,25 +81,25 @@ def _task_id(value: object) -> UUID:
     raise Garbage("wrong_value")
 
 
-def _queue(value: object) -> str:
+def _queue_of(value: object) -> str:
     if isinstance(value, str) and 0 < len(value) <= MAX_QUEUE_NAME:
         return value
     raise Garbage("wrong_value")
 
 
-def _tenant(value: object) -> str:
+def _tenant_of(value: object) -> str:
     if isinstance(value, str) and len(value) <= MAX_TENANT:
         return value
     raise Garbage("wrong_value")
 
 
-def _band(value: object) -> int:
+def _band_of(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(BANDS):
         return value
     raise Garbage("wrong_value")
 
 
-def _headers(headers: Mapping[str, Any]) -> dict[str, str]:
+def _headers_of(headers: Mapping[str, Any]) -> dict[str, str]:
     """The hint's own headers, which are short strings; {} if there are more than MAX_HEADERS. The broker adds tables
     and numbers (`x-death`).
     """

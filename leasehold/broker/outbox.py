@@ -1,5 +1,5 @@
-"""The outbox: hints that a commit wrote. The process that committed publishes them immediately; the relay sends the
-rest.
+"""The outbox: hints (messages that tell workers of due tasks) that a commit wrote. The process that committed publishes
+them immediately. The relay, a loop of each worker, sends the rest.
 
 A hint is a row of `outbox`. Several hints of one submission are a row of `outbox_batch`, which is deleted once the
 broker has confirmed all of them. If that does not happen in time, the relay turns it into rows of `outbox`.
@@ -54,9 +54,9 @@ class Announcement:
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant), batch)
 
 
-# Take due rows. The ids are an array and not a join: the planner would begin the join by reading the whole table,
-# because its statistics say that the outbox is almost empty. Yet the table may still contain many rows that were
-# deleted since the last vacuum.
+# Take due rows. The ids are an array and not a join, because the planner would begin a join by reading the whole table:
+# its statistics say that the outbox is almost empty. Yet the table may still contain many rows that were deleted since
+# the last vacuum.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -71,7 +71,7 @@ RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 # hint: the commit that makes it runnable again writes one. The ids are an array, as in TAKE.
 SPLIT = f"""
 -- relay_split
-WITH split AS MATERIALIZED (
+WITH taken_batch AS MATERIALIZED (
     DELETE FROM outbox_batch b
     WHERE b.id = ANY(ARRAY(
         SELECT id FROM outbox_batch
@@ -79,28 +79,30 @@ WITH split AS MATERIALIZED (
         ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
     ))
     RETURNING b.task_ids, b.created_at
-), hinted AS (
+), new_hint AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, created_at, relay_at)
-    SELECT t.id, t.job_id, t.queue, t.priority, j.trace, s.created_at, clock_timestamp()
-    FROM split s CROSS JOIN unnest(s.task_ids) AS batched(id) JOIN task t ON t.id = batched.id
+    SELECT t.id, t.job_id, t.queue, t.priority, j.trace, taken_batch.created_at, clock_timestamp()
+    FROM taken_batch CROSS JOIN unnest(taken_batch.task_ids) AS batch_task(id) JOIN task t ON t.id = batch_task.id
     JOIN job j ON j.id = t.job_id
     WHERE {unindexed("t.status = 'pending'")}
 )
-SELECT count(*)::int FROM split
+SELECT count(*)::int FROM taken_batch
 """
 
 # Delete rows of `outbox` or of `outbox_batch`. The commits do not wait for the disk. If PostgreSQL crashes and loses a
 # delete, the relay only publishes the hints once more.
-_ASYNCHRONOUS = """
-WITH asynchronous AS MATERIALIZED (
+_WITH_ASYNCHRONOUS_COMMIT = """
+WITH asynchronous_commit AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
 """
 ANNOUNCED = f"""
--- announced{_ASYNCHRONOUS}DELETE FROM outbox o USING asynchronous WHERE o.id = ANY($1::bigint[])
+-- announced{_WITH_ASYNCHRONOUS_COMMIT}DELETE FROM outbox o USING asynchronous_commit
+WHERE o.id = ANY($1::bigint[])
 """
 BATCHES_ANNOUNCED = f"""
--- batches_announced{_ASYNCHRONOUS}DELETE FROM outbox_batch o USING asynchronous WHERE o.id = ANY($1::bigint[])
+-- batches_announced{_WITH_ASYNCHRONOUS_COMMIT}DELETE FROM outbox_batch o USING asynchronous_commit
+WHERE o.id = ANY($1::bigint[])
 """
 
 

@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 
 #: Waits between attempts, with jitter: short after a brief outage, and gentle when 500 workers reconnect at once.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
-CONNECT_SECONDS = 10.0
-CLOSE_SECONDS = 3.0
+#: How long a node may take to accept a connection, and how long a close may take.
+CONNECT_SECONDS, CLOSE_SECONDS = 10.0, 3.0
 #: After a connection, channel or consumer has worked for this long, the next wait is the shortest again.
 SETTLED_SECONDS = 5.0
 
@@ -106,7 +106,7 @@ def _reason(connection: AbstractConnection) -> str:
 
 class Ladder:
     """The growing waits between the attempts of one loop. The waits become short again only after an attempt has opened
-    its connection, channel or consumer, and this has worked for SETTLED_SECONDS.
+    a connection, channel or consumer that worked for SETTLED_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Nodes:
         """
         if len(self._order) == 1:
             return CONNECT_SECONDS
-        rounds = min(self._failed // len(self._order), 10)
+        rounds = min(self._failed // len(self._order), 10)  # in which all nodes failed; each doubles the time
         return min(CONNECT_SECONDS, self._host_seconds * float(2**rounds))
 
     def record_accepted(self) -> None:
@@ -217,7 +217,7 @@ class Link:
         self._drop_requested = asyncio.Event()
         self._drop_reason = ""
         self.connection: AbstractConnection | None = None
-        self.connects = 0
+        self.connects = 0  # how many connections were opened
 
     def start(self) -> None:
         if self._running is None:
@@ -251,8 +251,8 @@ class Link:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         broker = self._nodes.current
         url = make_url(broker.url, heartbeat=self._heartbeat)
-        wire = Wire()  # hands the frames of consumers and publishers past the client
-        # Not aio-pika's Connection: it leaks its socket when it is cancelled just after it opened the socket.
+        wire = Wire()  # gives consumers and publishers their frames before the AMQP client sees them
+        # aio-pika's Connection is not used, because it leaks a socket if it is cancelled just after opening the socket.
         connection = aiormq.Connection(
             url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
         )

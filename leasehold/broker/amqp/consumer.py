@@ -1,5 +1,5 @@
-"""Consumes hints from RabbitMQ: subscribes to the three bands (priorities) of every queue, and passes each hint to
-`on_delivery`.
+"""Consumes hints (messages that tell workers of due tasks) from RabbitMQ: subscribes to the three bands (priorities) of
+every queue, and passes each hint to `on_delivery`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from leasehold.settings import Settings
 
 #: The part of the prefetch that each band gets. When every band has enough hints, workers run them in this proportion:
 #: `low` is slow under a flood of `high`, but never starves. No band can use another band's share. If all tasks of a
-#: worker are in one band, only that band's share fills the slots. So a prefetch is about three times the slots.
+#: worker are in one band, only that band's share fills the slots (a slot is room for one attempt). So a prefetch is
+#: about three times the slots.
 SHARES = (0.6, 0.3, 0.1)
 #: How long `close` waits for the last ACKs to leave.
 DRAIN_SECONDS = 3.0
@@ -52,7 +53,7 @@ class Consumer:
         #: Starts subscriptions on the open connection; None while there is no connection.
         self._start_serving: Callable[[Sequence[Subscription]], None] | None = None
         self.last_delivery_at: float | None = None
-        self.garbage: Counter[str] = Counter()
+        self.garbage: Counter[str] = Counter()  # dropped messages, by the reason
 
     @property
     def subscriptions(self) -> Mapping[str, bool]:
@@ -100,7 +101,7 @@ class Consumer:
 
             def start_serving(subscriptions: Sequence[Subscription]) -> None:
                 for subscription in subscriptions:
-                    serving = subscription.serve(connection, wire, self._receive, self._resumed)
+                    serving = subscription.serve(connection, wire, self._receive, self._wake_worker)
                     group.create_task(serving, name=subscription.name)
 
             self._start_serving = start_serving
@@ -110,7 +111,7 @@ class Consumer:
             finally:
                 self._start_serving = None
 
-    def _resumed(self, subscription: Subscription) -> None:
+    def _wake_worker(self, subscription: Subscription) -> None:
         """Called when consuming starts again. Hints may have been lost meanwhile, so the worker polls the queue."""
         if self._on_wake is not None:
             self._on_wake(subscription.queue)

@@ -31,7 +31,7 @@ class Message:
     redelivered: bool
     headers: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = b""
-    remaining: int | None = None  # bytes of the body that have not arrived; None before the header
+    missing_bytes: int | None = None  # bytes of the body that have not arrived; None before the header
 
 
 class Deliveries:
@@ -46,27 +46,29 @@ class Deliveries:
     def __call__(self, kind: int, payload: bytes) -> bool:
         """Handle the frame if it is part of a delivery, and return whether it is.
 
-        On one channel no other content comes between a message's frames, so one `_incoming` is enough.
+        One `_incoming` is enough, because on one channel no other content comes between the frames of a message.
         """
         if kind == METHOD:
             if not payload.startswith(_DELIVER):
                 return False
-            tag, redelivered = _TAG.unpack_from(payload, 5 + payload[4])  # after the consumer's name
+            tag, redelivered = _TAG.unpack_from(
+                payload, 5 + payload[4]
+            )  # after the method's id (4 bytes) and the consumer's tag, a short string
             self._incoming = Message(tag, redelivered)
             return True
         message = self._incoming
         if message is None:
             return False
         if kind == HEADER:
-            _, _, message.remaining, flags = CONTENT.unpack_from(payload)
+            _, _, message.missing_bytes, flags = CONTENT.unpack_from(payload)
             if flags & _HEADERS:
                 message.headers = _headers(payload[CONTENT.size :], flags)
-        elif kind == BODY and message.remaining is not None:
+        elif kind == BODY and message.missing_bytes is not None:
             message.body += payload
-            message.remaining -= len(payload)
+            message.missing_bytes -= len(payload)
         else:
             return False
-        if message.remaining <= 0:
+        if message.missing_bytes <= 0:
             self._incoming = None
             self._receive(message)
         return True

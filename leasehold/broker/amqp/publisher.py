@@ -1,7 +1,8 @@
-"""Publishes hints to RabbitMQ as persistent, mandatory messages, with many in flight at once.
+"""Publishes hints (messages that tell workers of due tasks) to RabbitMQ as persistent, mandatory messages, with many in
+flight at once.
 
-`publish` answers True for a hint that RabbitMQ confirmed. In every other case it answers False, and the relay sends the
-hint later.
+`publish` answers True for a hint that RabbitMQ confirmed. In every other case it answers False, and the relay (a loop
+of each worker that reads the outbox) sends the hint later.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from leasehold.settings import Settings
 
 #: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
-#: How long a channel is kept on which RabbitMQ refuses hints. Each time within a minute twice as long, up to ten
-#: seconds: RabbitMQ may have its reason, such as a queue that somebody has bounded, and other queues' hints use the
-#: channel, too.
+#: How long a channel is kept on which RabbitMQ refuses hints. The time doubles with each channel that is replaced
+#: within a minute, up to ten seconds, because RabbitMQ may have a lasting reason, such as a queue that somebody has
+#: bounded. Each replacement delays the hints of all queues.
 _REFUSED_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)
@@ -43,7 +44,7 @@ class _Session:
         self, connection: AbstractConnection, channel: AbstractChannel, wire: Wire, confirms: Confirms
     ) -> None:
         self.connection = connection
-        self.declared: set[str] = set()
+        self.declared_queues: set[str] = set()
         self.opened_at = monotonic()
         self.is_given_up = asyncio.Event()  # another channel shall take this one's place
         self._channel = channel
@@ -97,7 +98,7 @@ class Publisher:
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """For each hint, whether the broker confirmed it. Raises only CancelledError, if this task is cancelled."""
-        check_nothing_held("the broker")  # that is, no database connection
+        check_nothing_held("the broker")  # a database connection would be held while the broker is slow
         confirmed: list[bool] = []
         for start in range(0, len(hints), WINDOW):
             confirmed += await self._publish_window(hints[start : start + WINDOW])
@@ -115,10 +116,10 @@ class Publisher:
                 await session.connection.ready()
         except Exception:  # noqa: BLE001 - any error means that no hint is confirmed
             return [False] * len(hints)
-        await self._declare_missing(session, set(names) - session.declared)
+        await self._declare_missing(session, set(names) - session.declared_queues)
         messages: dict[int, _Message] = {}  # by the index of the hint; a hint that cannot be sent has no message
         for index, (name, hint) in enumerate(zip(names, hints, strict=True)):
-            if name in session.declared and (message := session.encode(name, hint)) is not None:
+            if name in session.declared_queues and (message := session.encode(name, hint)) is not None:
                 messages[index] = message
         confirmed = dict(zip(messages, await self._send(session, list(messages.values())), strict=True))
         return [confirmed.get(index, False) for index in range(len(hints))]
@@ -158,8 +159,8 @@ class Publisher:
         its data. The next batch declares the queue again.
         """
         self.unroutable += 1
-        if self._session is not None and name in self._session.declared:
-            self._session.declared.discard(name)
+        if self._session is not None and name in self._session.declared_queues:
+            self._session.declared_queues.discard(name)
             log.warning("hint was unroutable; the queue will be declared again", queue=name)
 
     async def _declare_missing(self, session: _Session, names: set[str]) -> None:
@@ -171,7 +172,7 @@ class Publisher:
         except Exception as error:  # noqa: BLE001 - only the hints of this queue stay unsent
             log.warning("queue cannot be declared", queue=name, reason=type(error).__name__, detail=str(error))
         else:
-            session.declared.add(name)
+            session.declared_queues.add(name)
 
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         ladder = Ladder()  # the growing waits before another channel is opened

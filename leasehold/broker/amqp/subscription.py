@@ -102,10 +102,10 @@ class Subscription:
         async with guarded(RPC_SECONDS):
             channel: AbstractChannel = await connection.channel(publisher_confirms=False)
         acks = Acks(channel)
-        sender = asyncio.create_task(acks.run())
-        cancelled = asyncio.Event()
-        channel.on_consumer_cancel_callbacks.add(partial(_note_cancel, cancelled))
-        until_cancelled = asyncio.create_task(cancelled.wait())
+        ack_task = asyncio.create_task(acks.run())
+        cancel_event = asyncio.Event()
+        channel.on_consumer_cancel_callbacks.add(partial(_note_cancel, cancel_event))
+        cancel_task = asyncio.create_task(cancel_event.wait())
         self._channel, self._acks = channel, acks
 
         # The sieve sees each frame from the broker first. It passes this channel's deliveries to `receive`, and all
@@ -124,10 +124,10 @@ class Subscription:
             if self._has_consumed:
                 on_resumed(self)
             self._has_consumed = True
-            await asyncio.wait({channel.closing, until_cancelled, sender}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({channel.closing, cancel_task, ack_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._consumer_tag = self._channel = self._acks = None
-            await cancel_and_wait(sender, until_cancelled)
+            await cancel_and_wait(ack_task, cancel_task)
             await close(channel)
             wire.sieve.detach(channel.number, deliveries)
 
@@ -145,5 +145,5 @@ async def _refuse(_message: DeliveredMessage) -> None:
     raise AssertionError("a delivery reached the client")
 
 
-def _note_cancel(cancelled: asyncio.Event, _frame: spec.Basic.Cancel) -> None:
-    cancelled.set()
+def _note_cancel(cancel_event: asyncio.Event, _frame: spec.Basic.Cancel) -> None:
+    cancel_event.set()

@@ -37,7 +37,7 @@ class Topology:
         self._conflicts: set[str] = set()
 
     @property
-    def set_aside(self) -> str:
+    def set_aside_queue(self) -> str:
         """The name of the queue of hints that were set aside."""
         return f"{self.prefix}.parked"
 
@@ -51,7 +51,7 @@ class Topology:
         Each declare has a channel of its own, because a refusal closes the channel. If the queue exists with other
         arguments, this logs the conflict, and the existing queue is used. Raises any other error of the broker.
         """
-        await self._declare(connection, self.set_aside, self._set_aside_arguments())
+        await self._declare(connection, self.set_aside_queue, self._set_aside_arguments())
         await self._declare(connection, name, self._arguments())
 
     async def _declare(self, connection: AbstractConnection, name: str, arguments: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Topology:
         arguments: dict[str, Any] = {
             "x-queue-type": self.queue_type,
             "x-dead-letter-exchange": "",  # the default exchange
-            "x-dead-letter-routing-key": self.set_aside,
+            "x-dead-letter-routing-key": self.set_aside_queue,
         }
         if self.queue_type == "quorum":
             arguments["x-delivery-limit"] = DELIVERY_LIMIT

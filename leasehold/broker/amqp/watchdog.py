@@ -20,26 +20,26 @@ _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
 class Patience:
-    """For how many seconds a node may be silent (or a channel may refuse hints): `seconds`. After it was left for that,
-    twice as long each time, up to 10 s or `seconds`. So on an overloaded machine, where every node is slow, connections
-    stay. The first limit returns when none was left for a minute.
+    """How long a node may be silent, or a channel may refuse hints, before it is given up: `seconds`. The time doubles
+    each time that one is given up, up to 10 s (or the first value, if that is longer). So on an overloaded machine,
+    where every node is slow, connections stay. The first value returns after a minute in which none was given up.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._left = 0
-        self._left_at = float("-inf")
+        self._losses = 0
+        self._last_loss_at = float("-inf")
 
     @property
     def seconds(self) -> float:
-        if monotonic() - self._left_at > _FORGOTTEN_SECONDS:
-            self._left = 0
-        return min(self._seconds * 2.0 ** min(self._left, 10), max(_MOST_SECONDS, self._seconds))
+        if monotonic() - self._last_loss_at > _FORGOTTEN_SECONDS:
+            self._losses = 0
+        return min(self._seconds * 2.0 ** min(self._losses, 10), max(_MOST_SECONDS, self._seconds))
 
     def record_left(self) -> None:
-        """Record that a node was left because it was silent, or a channel because it refused hints."""
-        self._left += 1
-        self._left_at = monotonic()
+        """Record that a silent node, or a channel that refused hints, was given up."""
+        self._losses += 1
+        self._last_loss_at = monotonic()
 
 
 async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) -> None:
@@ -49,11 +49,11 @@ async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) 
     probe = _Probe(connection)
     try:
         while True:
-            half = patience.seconds / 2
-            await asyncio.sleep(max(half - wire.silence, half / 10))
-            # A node under an alarm reads nothing of a publisher that it has blocked.
+            half_seconds = patience.seconds / 2
+            await asyncio.sleep(max(half_seconds - wire.silence, half_seconds / 10))
+            # Do not probe during an alarm, because the node then reads nothing from a publisher that it has blocked.
             await connection.ready()
-            if wire.silence >= half and not await _is_answered(probe, wire, half):
+            if wire.silence >= half_seconds and not await _is_answered(probe, wire, half_seconds):
                 silence = wire.silence
                 patience.record_left()
                 wire.abort()  # otherwise each close of a channel would wait for an answer of the node
@@ -67,12 +67,12 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
     clock = asyncio.get_running_loop().time
     requested_at = clock()
     probe.request()
-    # Two waits, because all connections of a process that was stopped look silent. When it goes on, only one wait ends
-    # immediately. The other one leaves time to send the request and to read its answer.
+    # Wait twice. After this process was stopped (as by SIGSTOP), all its connections look silent, and the wait in which
+    # it was stopped ends immediately. The other wait leaves time to send the request and to read its answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
-        # The answer may have the request's own time: uvloop's clock has ticks of a millisecond. The last byte before it
-        # is older by half of the patience.
+        # `<=`, because uvloop's clock has ticks of a millisecond, so the answer may have the request's own time. No
+        # earlier byte has it: the connection was silent before the request.
         if wire.silence <= clock() - requested_at:
             return True
     return False

@@ -29,6 +29,7 @@ _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames: a peer that sends one does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
 
+#: The kinds of frames.
 METHOD, HEADER, BODY = 1, 2, 3
 #: The beginning of a content header: class, weight, size of the body, flags of the properties.
 CONTENT = struct.Struct(">HHQH")
@@ -47,7 +48,7 @@ class Sieve:
 
     def __init__(self) -> None:
         self._handlers: dict[int, FrameHandler] = {}
-        self._rest = b""
+        self._half_frame = b""
         self._is_amqp = True
 
     def attach(self, channel: int, handler: FrameHandler) -> None:
@@ -68,27 +69,28 @@ class Sieve:
         """The part of `data` that is for the client: whole frames, in order. Half a frame waits for its other half."""
         if not self._is_amqp:
             return data
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        passed_on: list[bytes] = []
-        # Frames for the client are copied in runs: each run goes from `copied_until` to the next frame of a handler.
+        if self._half_frame:
+            data, self._half_frame = self._half_frame + data, b""
+        client_parts: list[bytes] = []
+        # Frames for the client that follow each other are copied together: from `copied_until` to the next frame that a
+        # handler took.
         copied_until, position, size = 0, 0, len(data)
         while size - position >= _FRAME.size:
             kind, channel, length = _FRAME.unpack_from(data, position)
             start, end = position + _FRAME.size, position + _FRAME.size + length
             if length > _MAX_BYTES or (end < size and data[end] != _END):
-                self._is_amqp = False  # not AMQP: the client reports it
-                return b"".join((*passed_on, data[copied_until:]))
+                self._is_amqp = False  # from here on the client gets all bytes, and reports the error
+                return b"".join((*client_parts, data[copied_until:]))
             if end >= size:
                 break
             handler = self._handlers.get(channel)
             if handler is not None and METHOD <= kind <= BODY and handler(kind, data[start:end]):
-                passed_on.append(data[copied_until:position])
+                client_parts.append(data[copied_until:position])
                 copied_until = end + 1
             position = end + 1
-        passed_on.append(data[copied_until:position])
-        self._rest = data[position:]
-        return b"".join(passed_on)
+        client_parts.append(data[copied_until:position])
+        self._half_frame = data[position:]
+        return b"".join(client_parts)
 
 
 class Wire(TransportFactory):
@@ -117,8 +119,8 @@ class Wire(TransportFactory):
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The client calls this to connect. Raises AMQPConnectionError."""
-        contexts = kwargs.pop("ssl_context_provider")
-        ssl = await contexts.get_context() if url.scheme == "amqps" else None
+        ssl_contexts = kwargs.pop("ssl_context_provider")
+        ssl = await ssl_contexts.get_context() if url.scheme == "amqps" else None
         loop = asyncio.get_running_loop()
         reader = self._reader = _Reader(self.sieve, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -151,10 +153,10 @@ class _Reader(asyncio.StreamReader):
         self._client_fed_at = self._last_byte_at = self._clock()
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        passed_on = self._sieve.sift(bytes(data))
+        client_bytes = self._sieve.sift(bytes(data))
         now = self._last_byte_at = self._clock()
-        if not passed_on and self._sieve.has_handlers and now - self._client_fed_at > _ALIVE_SECONDS:
-            passed_on = _HEARTBEAT
-        if passed_on:
+        if not client_bytes and self._sieve.has_handlers and now - self._client_fed_at > _ALIVE_SECONDS:
+            client_bytes = _HEARTBEAT
+        if client_bytes:
             self._client_fed_at = now
-            super().feed_data(passed_on)
+            super().feed_data(client_bytes)
