@@ -27,16 +27,20 @@ from leasehold.urls import database_url
 CHANNEL = "leasehold_hints"
 #: Seconds between two notifications of a process. Each names all queues that got hints since the last.
 NOTIFY_INTERVAL_SECONDS = 0.005
+#: How long a connection or one of its statements may take.
 CONNECT_SECONDS = 10.0
-#: Seconds between two probes of the listening connection: a dead server does not close its connections.
+#: Seconds between two probes of the listening connection, because a server that died does not close its connections.
 PROBE_SECONDS = 10.0
+#: How long a close may take, and how long `close` waits for the last notification.
 CLOSE_SECONDS = 3.0
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 class PostgresBroker:
-    """A Broker without deliveries: it only calls `on_wake`, so that the worker polls the queue."""
+    """A Broker that delivers no hints (messages that name a due task). It only calls `on_wake`, so that the worker
+    polls the queue.
+    """
 
     name = "postgres"
     delivers_hints = False
@@ -68,7 +72,9 @@ class PostgresBroker:
         await self._notifier.close()
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """Remember the queues and return immediately. True: the task's row is already there for the polls."""
+        """Remember the queues and return immediately. Each hint counts as confirmed, because a poll finds its task's
+        row.
+        """
         for hint in hints:
             self._pending_queues[hint.queue] = None
         if hints:
@@ -82,9 +88,7 @@ class PostgresBroker:
         on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - Broker's parameter; this broker has no deliveries
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Call `on_wake` for every queue, now and after each reconnect. Call it for one queue when a process notifies
-        the queue.
-        """
+        """Call `on_wake` for every queue, now and after each reconnect, and for a queue that a process notifies."""
         await self.stop_consuming()
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()
@@ -113,9 +117,7 @@ class PostgresBroker:
         }
 
     async def _notify(self, connection: Connection) -> None:
-        """Notify the pending queues, pause, and repeat. If the connection fails, the next connection notifies its
-        queues.
-        """
+        """Send the names of the pending queues, pause, and repeat. If the connection fails, the next one sends them."""
         while True:
             await self._has_pending.wait()
             self._has_pending.clear()
@@ -167,21 +169,21 @@ class _Session:
         self._url = url
         self._role = role
         self._serve = serve
-        self._loop: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self.ready = False
-        self.connects = 0
+        self.connects = 0  # how many connections were opened
         self.server_version: str | None = None
 
     def start(self) -> None:
-        if self._loop is None:
-            self._loop = asyncio.create_task(self._run(), name=f"hints-{self._role}")
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"hints-{self._role}")
 
     async def close(self) -> None:
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.wait({self._loop})
-            self._loop = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
 
     def drop(self) -> None:
         self._lost.set()

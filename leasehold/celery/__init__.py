@@ -1,7 +1,8 @@
 """Celery's API on top of leasehold: change `from celery import ...` to `from leasehold.celery import ...`.
 
-Call sites stay as they are. A feature of Celery without an equivalent raises NotSupported where a program declares it,
-or ImportError where a program imports it; the message says what to do instead. The guide: docs/guides/from-celery.md.
+Call sites stay as they are. A feature of Celery that has no equivalent here raises NotSupported where a program
+declares it, or ImportError where a program imports it. The message says what to do instead. The guide:
+docs/guides/from-celery.md.
 """
 
 from __future__ import annotations

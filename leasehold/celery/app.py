@@ -24,6 +24,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.workflows.context import Context
 
+#: The name of the workflow that runs chains, groups and chords.
 _CANVAS = "celery-canvas"
 
 
@@ -54,7 +55,7 @@ class Celery:
             raise not_supported(name)
         self.main = main or "celery"
         self.app = App(_allowed_name(self.main))
-        self.app.middleware(self._end_after_last_retry)  # first: so it also gets the errors of the program's middleware
+        self.app.middleware(self._end_after_last_retry)  # outermost, so it gets errors of the program's middleware, too
         self.conf = Conf()
         self.tasks: dict[str, CeleryTask] = {}
         self._tasks_of_app: dict[str, CeleryTask] = {}  # by their names in the leasehold.App
@@ -83,7 +84,7 @@ class Celery:
 
         work.__module__, work.__doc__ = task.__module__, task.__doc__
         short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
-        declared = self.app.task(
+        leasehold_task = self.app.task(
             name=_allowed_name(short_name),
             queue=task.options.queue,
             retry=task.retry_rule,
@@ -91,11 +92,13 @@ class Celery:
             limit=task.options.limit,
         )(work)
         self.tasks[task.name] = task
-        self._tasks_of_app[declared.name] = task
-        return declared
+        self._tasks_of_app[leasehold_task.name] = task
+        return leasehold_task
 
     def find(self, run_id: UUID) -> Run[Any]:
-        """The run with this id, of any of the app's tasks: one task, here the canvas, finds the runs of all."""
+        """The run with this id, of any of the app's tasks. Any task finds all runs; the canvas is one that always
+        exists.
+        """
         run: Run[Any] = self._canvas.find(run_id)
         return run
 
@@ -123,7 +126,7 @@ class Celery:
             raise NotSupported("leasehold.celery reads no settings with a namespace: use LEASEHOLD_* variables")
         for name in dir(settings):
             value = getattr(settings, name)
-            # A module of settings also holds the modules, functions and classes that it imports.
+            # Leave out the modules, functions and classes that a module of settings imports.
             if not name.startswith("_") and not isinstance(value, ModuleType) and not callable(value):
                 setattr(self.conf, name, value)
 
@@ -138,8 +141,8 @@ class Celery:
         return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
 
     async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
-        """The middleware around each attempt. The platform's rule allows a task with `bind=True` many retries: this
-        ends its run after its own `max_retries`. `is_last` is False for other tasks.
+        """The middleware around each attempt. The platform's rule allows a task with `bind=True` many retries. So this
+        middleware ends the task's run after the task's own `max_retries`. `is_last` is False for other tasks.
         """
         try:
             yield
@@ -176,7 +179,7 @@ class SharedTask:
         self._tasks: dict[int, CeleryTask] = {}  # by the id() of their apps
         self.__name__ = function.__name__
         self.__wrapped__ = function
-        # Only to raise NotSupported here: there may be no app yet that would declare the task.
+        # Only to raise NotSupported here, because there may be no app yet that would declare the task.
         options_of({name: value for name, value in options.items() if name != "name"}, "default")
         _shared_declarations.append(self._declare)
         for app in programs:

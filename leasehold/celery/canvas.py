@@ -1,4 +1,6 @@
-"""`chain`, `group` and `chord`: signatures that one workflow runs, each call as a durable step."""
+"""`chain`, `group` and `chord` combine signatures (calls of tasks). One workflow runs them, each call as a durable
+step.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 #: The calls to run, as JSON: a single call {"task", "args", "kwargs", "immutable"}, {"chain": [plan, ...]},
 #: {"group": [plan, ...]}, or a chord {"group": [plan, ...], "body": plan}.
 Plan = dict[str, Any]
-#: In place of a result: no call has run before.
+#: Stands for the previous result when no call has run before.
 _NOTHING = object()
 
 
@@ -57,8 +59,8 @@ class Signature:
             return result
         if options or kwargs:
             raise NotSupported("leasehold.celery submits a chain, group or chord without options")
-        submitted: AsyncResult = self.app.submit_canvas(self.plan, list(args or ()))
-        return submitted
+        canvas_result: AsyncResult = self.app.submit_canvas(self.plan, list(args or ()))
+        return canvas_result
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The positional and the keyword arguments of a single call: `args` come before its own, and `kwargs` replace
@@ -71,14 +73,14 @@ class Signature:
 
 def chain(*signatures: Signature) -> Signature:
     """Calls in a row. Each takes the result of the call before it as its first argument."""
-    members = _flat(signatures)
+    members = _flattened(signatures)
     plans = [step for signature in members for step in signature.plan.get("chain", [signature.plan])]
     return Signature(members[0].app, {"chain": plans})
 
 
 def group(*signatures: Signature) -> Signature:
     """Calls at the same time. The result is the list of their results."""
-    members = _flat(signatures)
+    members = _flattened(signatures)
     return Signature(members[0].app, {"group": [signature.plan for signature in members]})
 
 
@@ -97,7 +99,7 @@ def chord(header: Any, body: Signature | None = None) -> Any:
     return Signature(body.app, {"group": header_plans, "body": body.plan})
 
 
-def _flat(signatures: Sequence[Any]) -> list[Signature]:
+def _flattened(signatures: Sequence[Any]) -> list[Signature]:
     """The signatures as a list. Celery also accepts a single list or generator of them."""
     if len(signatures) == 1 and not isinstance(signatures[0], Signature):
         signatures = list(signatures[0])
@@ -107,7 +109,9 @@ def _flat(signatures: Sequence[Any]) -> list[Signature]:
 
 
 async def run_plan(ctx: Context, tasks: Mapping[str, Any], plan: Plan, previous_result: Any = _NOTHING) -> Any:
-    """Run the plan in a workflow. `tasks`: CeleryTasks by name. `previous_result`: for the first call."""
+    """Run the plan in a workflow. `tasks`: CeleryTasks by name. `previous_result`: the first argument of the first
+    call.
+    """
     if "chain" in plan:
         for step in plan["chain"]:
             previous_result = await run_plan(ctx, tasks, step, previous_result)

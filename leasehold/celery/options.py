@@ -47,15 +47,16 @@ REFUSED = {
     "task_always_eager": "use leasehold's pytest plugin, or task.local(...)",
     "include": "import the modules, or call autodiscover_tasks([...])",
 }
-#: Settings of Celery that are accepted and not read: a LEASEHOLD_* variable replaces the setting, or Leasehold always
-#: works as if it were on.
+#: Settings of Celery that are accepted and not read, because a LEASEHOLD_* variable replaces the setting, or because
+#: Leasehold always works as if the setting were on.
 SETTINGS = {
     "broker_url", "broker", "result_backend", "backend", "timezone", "enable_utc", "result_expires",
     "broker_connection_retry_on_startup", "worker_prefetch_multiplier", "worker_concurrency", "task_acks_late",
     "task_track_started", "task_ignore_result", "task_reject_on_worker_lost", "result_extended",
 }  # fmt: skip
 #: Settings of the serializer, with the values that are accepted.
-_JSON = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_content": (["json"], ("json",))}
+_JSON_SETTINGS = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_content": (["json"], ("json",))}
+#: A rate such as `10/m`: a number, and `s`, `m` or `h` for second, minute or hour.
 _RATE = re.compile(r"(\d+)/([smh])")
 
 
@@ -66,10 +67,10 @@ def not_supported(name: str) -> NotSupported:
 
 def check_setting(name: str, value: Any) -> None:
     """Raises NotSupported for a setting that leasehold.celery does not have."""
-    if name in _JSON and value in _JSON[name]:
+    if name in _JSON_SETTINGS and value in _JSON_SETTINGS[name]:
         return
     if name not in SETTINGS and name != "task_default_queue":
-        raise not_supported("serializer" if name in _JSON else name)
+        raise not_supported("serializer" if name in _JSON_SETTINGS else name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOp
     )
     if unread_options.get("serializer") == "json":
         del unread_options["serializer"]
-    for name in unread_options:  # an option that is left: the first one is enough for the error
+    for name in unread_options:  # no line above has read it: the first one is enough for the error
         raise not_supported(name)
     return options
 

@@ -20,7 +20,7 @@ _STATES = {
     "running": "STARTED",
     "cancel_requested": "STARTED",
 }
-#: The error code of a run that a worker reached only after its `expires`.
+#: The error code of a run that no worker could start before its `expires` (Celery's option).
 EXPIRED = "task_expired"
 
 
@@ -80,7 +80,7 @@ class AsyncResult:
 
     @property
     def traceback(self) -> str | None:
-        """Code and message of a run that failed, or None. The whole traceback is in the run's logs."""
+        """The code and the message of a run that failed; None for any other run. The run's logs have the traceback."""
         return str(self.get(propagate=False)) if self.failed() else None
 
     def ready(self) -> bool:

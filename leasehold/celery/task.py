@@ -1,4 +1,4 @@
-"""`CeleryTask`: a function of a Celery program, run by a leasehold task with the parameters `args` and `kwargs`."""
+"""`CeleryTask`: a function of a Celery program. A leasehold task with the parameters `args` and `kwargs` calls it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from leasehold.runtime.foreign_errors import text_of
 if TYPE_CHECKING:
     from leasehold.app.task import Task
 
-#: Celery's priorities are 0 to 9. From the first number on they are `high` here, below the second `low`.
+#: Celery's priorities are 0 to 9. Those from _HIGH_FROM on are `high` here, and those below _LOW_BELOW are `low`.
 _HIGH_FROM, _LOW_BELOW = 7, 3
 
 
@@ -45,7 +45,7 @@ class Request:
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, attempt: Current | None = None
     ) -> None:
         self.id = None if attempt is None else str(attempt.run_id)
-        # Attempts whose worker was lost are not retries: they must not use up `max_retries`.
+        # An attempt whose worker was lost is no retry, because it must not use up `max_retries`.
         self.retries: int = 0 if attempt is None else attempt.attempt.errors
         self.called_directly = attempt is None
         self.args = list(args)
@@ -150,27 +150,29 @@ class CeleryTask:
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
         request = Request(args, kwargs, current())
         request.delivery_info["routing_key"] = self.options.queue
-        bound = _BoundSelf(self, request)
+        bound_self = _BoundSelf(self, request)
         try:
-            return self._call_function(bound, args, kwargs)
+            return self._call_function(bound_self, args, kwargs)
         except Retry:
             raise
         except StepError as error:
             # A Retryable that the function itself raises uses up `max_retries`, too.
-            if isinstance(error, Retryable) and (error is bound.last_error or request.retries >= self.options.times):
+            if isinstance(error, Retryable) and (
+                error is bound_self.last_error or request.retries >= self.options.times
+            ):
                 raise Permanent(error.code, error.message) from error
             raise
         except Exception as error:
             raise Permanent("handler_error", text_of(error)) from error
 
-    def _call_function(self, bound: _BoundSelf, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _call_function(self, bound_self: _BoundSelf, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the function. An error of `autoretry_for` becomes a retry, unless it is an error of Leasehold."""
         try:
-            return self.run(bound, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+            return self.run(bound_self, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
         except StepError:
             raise
         except self.options.autoretry_for as error:
-            bound.retry(exc=error, countdown=self._countdown(bound.request.retries))
+            bound_self.retry(exc=error, countdown=self._countdown(bound_self.request.retries))
 
     def is_last(self, error: Exception, retries: int) -> bool:
         """Whether no attempt may follow this error. `retries`: how many came before this attempt.
@@ -184,7 +186,7 @@ class CeleryTask:
         return retries >= self.options.times
 
     def _countdown(self, retries: int) -> float:
-        """Seconds until the next automatic retry."""
+        """Seconds until the next automatic retry. `retries`: how many came before."""
         if not self.options.backoff:
             return self.options.delay
         seconds = min(self.options.backoff * 2**retries, self.options.longest_backoff)
@@ -192,9 +194,10 @@ class CeleryTask:
 
     @property
     def retry_rule(self) -> RetryRule:
-        """The platform's rule of retries. For a task without `bind=True` it has the task's limit. A bound task counts
-        its retries itself (`is_last`), because `self.retry` may allow more than `max_retries`. The error Retry sets the
-        delay of each retry (`after`). As in Celery, a run that exceeds its time limit is not tried again.
+        """The platform's rule of retries. For a task without `bind=True` it has the task's limit. A bound task (with
+        `bind=True`) counts its retries itself (`is_last`), because `self.retry` may allow more than `max_retries`. The
+        error Retry sets the delay of each retry (`after`). As in Celery, a run that exceeds its time limit is not tried
+        again.
         """
         times = MAX_TIMES if self.options.bind else self.options.times
         return RetryRule(times=times, delay=timedelta(seconds=self.options.delay), factor=1, never=(StepTimeout,))
@@ -228,7 +231,7 @@ class _BoundSelf:
         **others: Any,
     ) -> NoReturn:
         """Raises Retry: the run is tried again. After the last retry raises `exc`, or MaxRetriesExceededError. A direct
-        call cannot be tried again: it raises `exc`, or Retry. `max_retries`: in place of the task's, up to 1,000.
+        call cannot be tried again: it raises `exc`, or Retry. `max_retries` replaces that of the task, up to 1,000.
 
         Raises NotSupported for other arguments than the run's own.
         """

@@ -1,4 +1,4 @@
-"""Shared by the commands that call the API: their client, their common options, and how they print answers."""
+"""What the commands that call the API share: their client, their options, and functions that print answers."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def json_argument(payload: str) -> Any:
     return value
 
 
-def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
-    """Print the answer as JSON, or call `otherwise`, which prints it for people."""
+def show(answer: Any, as_json: bool, print_answer: Callable[[], None]) -> None:
+    """Print the answer as JSON, or call `print_answer`, which prints it for people."""
     if as_json:
         typer.echo(json.dumps(answer))
     else:
-        otherwise()
+        print_answer()
 
 
 def print_next_page(page: dict[str, Any]) -> None:

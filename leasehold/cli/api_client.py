@@ -28,9 +28,9 @@ class Interrupted(Refused):
 
 
 class Fields(dict[str, Any]):
-    """A JSON object of an answer. If a command reads a field that the object lacks, the command ends with a sentence:
-    probably another program than Leasehold answered. The command ends here, and not by Refused, because commands also
-    read answers after the client is closed, where nothing catches Refused.
+    """A JSON object of an answer. If a command reads a field that the object lacks, the command ends with a sentence,
+    because probably another program than Leasehold answered. It does not raise Refused: commands also read answers
+    after the client is closed, where nothing catches Refused.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
@@ -48,6 +48,7 @@ class ApiClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
+        # Longer than the API holds any request, so that a slow answer is not taken for none.
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0)
 
     def __enter__(self) -> Self:
@@ -91,35 +92,37 @@ class ApiClient:
             with self._http.stream("GET", path, params=without_none(params), headers=headers) as answer:
                 if answer.is_error:
                     answer.read()
-                    self._body(answer)  # raises Refused
+                    self._body_of(answer)  # raises Refused
                 yield answer
         except httpx2.HTTPError as error:
-            raise self._interrupted(error) from error
+            raise self._interrupted_error(error) from error
 
     def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, **options)
         except httpx2.HTTPError as error:
-            raise self._interrupted(error) from error
-        return self._body(answer)
+            raise self._interrupted_error(error) from error
+        return self._body_of(answer)
 
-    def _interrupted(self, error: httpx2.HTTPError) -> Interrupted:
+    def _interrupted_error(self, error: httpx2.HTTPError) -> Interrupted:
         return Interrupted(f"{self._http.base_url} does not answer: {error}")
 
-    def _body(self, answer: httpx2.Response) -> dict[str, Any]:
+    def _body_of(self, answer: httpx2.Response) -> dict[str, Any]:
+        """The JSON of the answer. Raises Refused for an error, and for an answer that is not Leasehold's."""
         if answer.status_code == _NO_CONTENT:
             return {}
         try:
             body = answer.json(object_hook=partial(Fields, source=self._source(answer)))
         except ValueError as error:
-            raise self._not_understood(answer, "without JSON") from error
+            raise self._other_program_error(answer, "without JSON") from error
         if not isinstance(body, Fields):
-            raise self._not_understood(answer, "with JSON that is not an object")
+            raise self._other_program_error(answer, "with JSON that is not an object")
         if answer.is_error:
             raise Refused(_refusal(body, answer.status_code))
         return body
 
-    def _not_understood(self, answer: httpx2.Response, how: str) -> Refused:
+    def _other_program_error(self, answer: httpx2.Response, how: str) -> Refused:
+        """The error for an answer that is not Leasehold's. `how`: the form of the answer, such as `without JSON`."""
         return Refused(f"{self._source(answer)} {how}: is it a Leasehold API?")
 
     def _source(self, answer: httpx2.Response) -> str:
@@ -130,8 +133,8 @@ def _refusal(problem: Mapping[str, Any], status: int) -> str:
     """The problem as a sentence, with the first wrong values that it names."""
     errors = problem.get("errors")
     errors = [error for error in errors if isinstance(error, dict)][:_MAX_ERRORS] if isinstance(errors, list) else []
-    places = [f"{error.get('parameter') or error.get('pointer')}: {error.get('detail')}" for error in errors]
-    return "; ".join([f"{problem.get('code', status)}: {problem.get('detail', 'no reason given')}", *places])
+    wrong_values = [f"{error.get('parameter') or error.get('pointer')}: {error.get('detail')}" for error in errors]
+    return "; ".join([f"{problem.get('code', status)}: {problem.get('detail', 'no reason given')}", *wrong_values])
 
 
 def without_none(params: Mapping[str, Any]) -> dict[str, Any]:

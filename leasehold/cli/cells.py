@@ -25,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, help="Ask the cells that share the tenan
 _Map = Annotated[
     Path | None, typer.Option("--map", help="Read the map of cells from this file; else LEASEHOLD_CELLS_FILE names it.")
 ]
+#: A cell that does not answer within this time is shown as one that does not serve.
 _ANSWER_SECONDS = 5.0
 
 
