@@ -51,9 +51,8 @@ class Deliveries:
         if kind == METHOD:
             if not payload.startswith(_DELIVER):
                 return False
-            tag, redelivered = _TAG.unpack_from(
-                payload, 5 + payload[4]
-            )  # after the method's id (4 bytes) and the consumer's tag, a short string
+            # They come after the method's id (4 bytes) and the consumer's tag (its length, then the text).
+            tag, redelivered = _TAG.unpack_from(payload, 5 + payload[4])
             self._incoming = Message(tag, redelivered)
             return True
         message = self._incoming
