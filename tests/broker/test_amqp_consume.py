@@ -356,7 +356,7 @@ async def test_a_hint_that_was_delivered_too_often_is_set_aside_and_the_next_one
             while message is None:  # what was given back is not there at once
                 message = await queue.get(timeout=10, fail=False)
             await message.nack(requeue=True)
-    while await left_in(amqp_url, broker._topology.set_aside) != 1:
+    while await left_in(amqp_url, broker._topology.set_aside_queue) != 1:
         await asyncio.sleep(0.05)
     inbox, (later,) = Inbox(), hints(1)
     await consuming(broker, inbox)
