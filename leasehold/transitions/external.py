@@ -78,7 +78,9 @@ async def time_out(connection: Connection, templates: Templates, tenant_id: str,
 
 
 async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
-    """The wait before the next attempt, by the template's retry policy. If it cannot be read: the default wait."""
+    """The wait before the next attempt, by the template's retry policy, or the default if the template cannot be read.
+    A ladder has a wait for each failure in turn.
+    """
     row = await connection.fetchrow(
         "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"
         " WHERE t.id = $1 AND t.tenant_id = $2",
@@ -99,11 +101,12 @@ async def backoff(connection: Connection, templates: Templates, tenant_id: str, 
 
 async def end_overdue(connection: Connection, templates: Templates, limit: int = 100) -> list[Settled]:
     """Time out the steps that run longer than their limit, whether their workers live or not. Each step is ended by
-    itself.
+    itself, because an error with one step must not stop the others.
     """
     ended = []
     for row in await connection.fetch(_OVERDUE, limit):
-        lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], monotonic())
+        # Nobody reads `trusted_until` of this lease: it only settles the step.
+        lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], trusted_until=monotonic())
         work = partial(time_out, connection, templates, row["tenant_id"], lease)
         outcome = await run_unit(connection, DUTY, row["id"], work)
         if outcome is not None:

@@ -23,7 +23,7 @@ class Claimed:
     priority: int
     errors: int  # attempts that failed or timed out
     crashes: int  # attempts whose child process died
-    previous_state: str  # the task's state before the claim: `running` means taken over, `waiting` means snoozed
+    previous_state: str  # the task's state before the claim. `running`: taken over; `waiting`: put off by its handler
     waited: float  # seconds for which the task has been due; without meaning for a task that was taken over
     params: dict[str, Any]
     inputs: dict[str, str]

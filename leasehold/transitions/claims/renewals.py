@@ -17,12 +17,12 @@ from leasehold.domain.lease import Lease
 # does not renew it.
 RENEW = f"""
 -- renew
-WITH held AS (
+WITH lease AS (
     SELECT l.id, l.epoch FROM unnest($2::uuid[], $3::int[]) AS l(id, epoch)
 ), locked AS MATERIALIZED (
     SELECT t.id
-    FROM held JOIN task t ON t.id = held.id
-    WHERE t.lease_owner = $1 AND t.epoch = held.epoch AND {unindexed("t.status = 'running'")}
+    FROM lease JOIN task t ON t.id = lease.id
+    WHERE t.lease_owner = $1 AND t.epoch = lease.epoch AND {unindexed("t.status = 'running'")}
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), renewed AS (
@@ -30,13 +30,13 @@ WITH held AS (
     FROM locked WHERE t.id = locked.id
     RETURNING t.id
 )
-SELECT held.id,
+SELECT lease.id,
        renewed.id IS NOT NULL AS renewed,
-       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS is_valid,
+       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = lease.epoch, false) AS is_valid,
        coalesce(j.status = 'cancel_requested' AND t.cancelable, false) AS cancel
-FROM held
-LEFT JOIN renewed ON renewed.id = held.id
-LEFT JOIN task t ON t.id = held.id
+FROM lease
+LEFT JOIN renewed ON renewed.id = lease.id
+LEFT JOIN task t ON t.id = lease.id
 LEFT JOIN job j ON j.id = t.job_id
 """
 
@@ -63,15 +63,15 @@ async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], tt
 
 CANCELLED = f"""
 -- cancelled
-SELECT t.id FROM unnest($2::uuid[]) AS held(id) JOIN task t ON t.id = held.id JOIN job j ON j.id = t.job_id
+SELECT t.id FROM unnest($2::uuid[]) AS lease(id) JOIN task t ON t.id = lease.id JOIN job j ON j.id = t.job_id
 WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")}
   AND {unindexed("j.cancel_by IS NOT NULL AND j.finished_at IS NULL")}
 """
 
 
-async def to_cancel(connection: Connection, owner: UUID, held: Iterable[UUID]) -> list[UUID]:
-    """The tasks among `held` whose job is being cancelled. The query is cheap enough for two calls a second."""
-    return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(held))]
+async def to_cancel(connection: Connection, owner: UUID, task_ids: Iterable[UUID]) -> list[UUID]:
+    """Those of `owner`'s tasks `task_ids` whose job is being cancelled. The query is cheap: call it twice a second."""
+    return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(task_ids))]
 
 
 # $1 the owner, $2 the instant, $3 the duration of a lease: a lease that ends before $2 + $3 was taken before $2.

@@ -1,6 +1,7 @@
 """`admit` admits jobs that wait at concurrency limits: as many as the limits have room for.
 
-The tables call a limit a gate: `gate_job` has a row for each job at a limit, waiting or admitted.
+The tables call a limit a gate: `gate_job` has a row for each job at a limit, waiting or admitted. A job is `held` while
+it waits for one of its limits.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _MAX_BATCH = 500
 _MIN_BATCH = 32
 
 # The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: the first job of each tenant
-# comes before the second job of any tenant. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY, $5 only this job;
-# NULL: any job.
+# comes before the second job of any tenant. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY (the tenant_id of
+# limits that all tenants share), $5 only this job; NULL: any job. `owner`: the tenant of a job.
 _WAITING = f"""
 -- gates_waiting
 WITH RECURSIVE limits AS (
@@ -46,8 +47,8 @@ WITH RECURSIVE limits AS (
         ORDER BY g.owner LIMIT 1
     ) AS next
 ), heads AS MATERIALIZED (
-    -- The first jobs of each tenant, with their turn. At a limit of EVERYBODY ($4), the turn also counts the tenant's
-    -- admitted jobs.
+    -- The first jobs of each tenant, with their turn. At a limit that all tenants share, the turn also counts the
+    -- tenant's admitted jobs.
     SELECT head.job_id, head.priority, head.nth + admitted.job_count AS turn
     FROM owners o
     CROSS JOIN LATERAL (
@@ -79,9 +80,9 @@ WITH jobs AS MATERIALIZED (
     SELECT j.id, j.tenant_id, j.status, j.event_seq, j.trace
     FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND {unindexed("j.finished_at IS NULL")}
     ORDER BY j.id FOR UPDATE
-), passed AS (
+), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
-), freed AS (
+), first_steps AS (
     -- The first steps can run now, or wait for their start time.
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
@@ -91,29 +92,30 @@ WITH jobs AS MATERIALIZED (
     WHERE t.job_id = jobs.id AND t.status = 'blocked' AND t.waiting_on = 1
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
                         AND p.status <> 'succeeded')
-    RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS was, jobs.event_seq,
-              jobs.trace
-), counted AS MATERIALIZED (
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
+              jobs.event_seq, jobs.trace
+), numbered_steps AS MATERIALIZED (
+    -- The first steps, numbered within their job, with the job's next status.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
                 THEN 'waiting_worker'
-                WHEN was = 'pending' AND bool_or(status = 'pending' AND NOT starts_with(queue, 'ext:'))
-                    OVER (PARTITION BY job_id) THEN 'queued' ELSE was END AS becomes
-    FROM freed f
+                WHEN job_status = 'pending' AND bool_or(status = 'pending' AND NOT starts_with(queue, 'ext:'))
+                    OVER (PARTITION BY job_id) THEN 'queued' ELSE job_status END AS next_job_status
+    FROM first_steps f
 ), advanced AS (
     UPDATE job j
-    SET held = false, event_seq = j.event_seq + 1, status = per_job.becomes,
+    SET held = false, event_seq = j.event_seq + 1, status = per_job.next_job_status,
         -- The job's time limit begins now. A deadline that the client set does not change.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
-    FROM counted per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
+    FROM numbered_steps per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
-    SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1
+    SELECT job_id, event_seq + 1, tenant_id, 'admitted', next_job_status FROM numbered_steps WHERE nth = 1
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
-FROM counted
+FROM numbered_steps
 WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
@@ -179,7 +181,7 @@ async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitNam
     try:
         return await admit(connection, limits)
     except Exception as error:
-        if is_away(connection, error):
+        if is_away(connection, error):  # without the database, no limit can be served
             raise
     hints: list[Announcement] = []
     for name in limits:
@@ -191,11 +193,11 @@ async def _choose(
     connection: Connection,
     limits: Sequence[ConcurrencyLimitName],
     ended: Sequence[UUID] | None,
-    batch: int,
+    size: int,
     only: object | None = None,
 ) -> _Chosen:
-    """Choose among the first `batch` waiting jobs. `only`: consider only this job."""
-    waiting = await connection.fetch(_WAITING, *limit_columns(limits), batch, EVERYBODY, only)
+    """Choose among the first `size` waiting jobs. `only`: consider only this job."""
+    waiting = await connection.fetch(_WAITING, *limit_columns(limits), size, EVERYBODY, only)
     limits_of_waiting = (name for row in waiting for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
     job_ids = []
@@ -207,7 +209,7 @@ async def _choose(
                 room.take(row["tenant_id"])
     # `refused_share`: the limit has room, but no waiting tenant may get more of it now.
     has_room = any(rooms[name].is_open and not rooms[name].refused_share for name in limits)
-    return _Chosen(job_ids, len(waiting) == batch and has_room)
+    return _Chosen(job_ids, has_more=len(waiting) == size and has_room)
 
 
 def _limits_of(row: Any) -> list[ConcurrencyLimitName]:

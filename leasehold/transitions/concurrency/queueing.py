@@ -125,7 +125,9 @@ async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[Con
 async def with_waiting_jobs(
     connection: Connection, after: ConcurrencyLimitName, limit: int = 200
 ) -> list[ConcurrencyLimitName]:
-    """The limits at which jobs wait, by tenant and key: the first `limit` of those after `after`."""
+    """The limits at which jobs wait, by tenant and key: the first `limit` of those after `after`. Limits that failed
+    and are set aside for a while (table `quarantine`) are left out.
+    """
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
         "SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key AND w.admitted_at IS NULL)"

@@ -13,10 +13,12 @@ from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, GREED
 from leasehold.transitions.concurrency.names import ConcurrencyLimitName, limit_columns
 
-#: A shared limit of at least this many jobs reserves one place for tenants without an admitted job.
+#: A shared limit of at least this many jobs reserves one place for tenants without an admitted job. In a smaller limit
+#: the reserved place would be too large a part.
 _RESERVES_FROM = 4
 
-# How many admitted jobs each tenant has at the limits that tenants share.
+# How many admitted jobs each tenant (`owner`) has at the limits that all tenants share. The tenant_id of such a limit
+# is EVERYBODY ($1).
 _OWNERS = """
 -- gates_owners
 SELECT g.key, g.owner, count(*) AS n FROM gate_job g
@@ -40,14 +42,15 @@ _FORGETTABLE = """
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
 """
 # $1 jobs that may have ended.
-_FORGET_ENDED = f"""
+_FORGET_JOBS = f"""
 -- gates_forget_left
 DELETE FROM gate_job g
 USING unnest($1::uuid[]) AS ended(job_id), job j, gate
 WHERE g.job_id = ended.job_id AND j.id = ended.job_id AND j.finished_at IS NOT NULL
   AND gate.tenant_id = g.tenant_id AND gate.key = g.key{_FORGETTABLE}"""
 
-_FORGET = f"""
+# $1 and $2 limits, of which all finished jobs are forgotten.
+_FORGET_FINISHED = f"""
 -- gates_forget
 DELETE FROM gate_job g
 USING unnest($1::text[], $2::text[]) AS limits(tenant_id, key), gate, job j
@@ -56,8 +59,8 @@ WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND gate.tenant_id =
 
 # `unfinished`: admitted jobs that count against `at_most`. `last_minute`: admissions that count against `per_minute`.
 # At a limit without a rate, a finished job counts until its row is deleted: so the limit may admit too few jobs for a
-# moment, but never too many. Only one half of the UNION applies to a limit: without GROUP BY, `count` returns a row
-# also for no rows, and HAVING removes the row of the other half.
+# moment, but never too many. The first half of the UNION counts at limits without a rate, the second half at those with
+# a rate. HAVING removes the row of the other half: without GROUP BY, `count` returns a row even if it counted nothing.
 _ADMITTED = """
 -- gates_inside
 SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute
@@ -126,9 +129,9 @@ async def rooms_of(
     columns = limit_columns(names)
     limits = await connection.fetch(_LOCK, *columns)
     if ended is None:
-        await connection.execute(_FORGET, *columns)
+        await connection.execute(_FORGET_FINISHED, *columns)
     elif ended:
-        await connection.execute(_FORGET_ENDED, sorted(ended))
+        await connection.execute(_FORGET_JOBS, sorted(ended))
     used = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_ADMITTED, *columns)}
     shared: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
     for row in await connection.fetch(_OWNERS, EVERYBODY, list(shared)) if shared else ():

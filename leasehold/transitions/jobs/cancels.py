@@ -105,11 +105,11 @@ async def request_cancel(
     """Unfinished -> cancelled if no step of the job is leased, else -> cancel_requested. No step starts any more.
 
     Exception: a workflow that waits becomes due now, and its job becomes cancel_requested. So the workflow's code sees
-    the cancel, and has the grace to react.
+    the cancel, and has the job's `grace_seconds` to react.
 
     The result leaves out a job that has ended, is being cancelled already, belongs to another tenant, or is not
-    cancelable (unless `forced`). The job's history shows `reason`, `by` (who cancels) and `operation_id` (the
-    bulk operation that cancels for them).
+    cancelable (unless `forced`). The job's history shows `reason`, `by` (who cancels) and `operation_id` (the bulk
+    operation that cancels this job among others).
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]

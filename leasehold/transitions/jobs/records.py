@@ -75,13 +75,13 @@ class NewJob:
     priority: int = 1
     step_priority: Mapping[str, int] = field(default_factory=dict)  # by step name, where it differs from the job's
     keep_seconds: int | None = None
-    # None: PostgreSQL computes the deadline: from the pipeline's `start_within` while the job is held, and from the
-    # pipeline's timeout once it is admitted.
+    # None: PostgreSQL computes the deadline. While the job is held (waits at its concurrency limits), the deadline
+    # comes from the pipeline's `start_within`; once the job is admitted, from the pipeline's timeout.
     deadline_at: datetime | None = None
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
     not_before: datetime | None = None  # no step starts earlier
-    limits: Sequence[ConcurrencyLimit] = ()  # the job is held until all of them admit it (transitions.concurrency)
+    limits: Sequence[ConcurrencyLimit] = ()  # the job waits until all of them admit it (transitions.concurrency)
     exclusive_key: str | None = None  # a second unfinished job with this key raises asyncpg.UniqueViolationError
     dedupe_key: str | None = None  # as `exclusive_key`, but a client chose the key for this run
     start_within: timedelta | None = None  # instead of the pipeline's
@@ -115,7 +115,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "not_before": new.not_before,
             "timeout_seconds": _whole_seconds(terms.timeout) if is_computed else None,
             "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if is_computed else None,
-            "external": sum(step.external for step in new.pipeline.steps),
+            "external": sum(step.external for step in new.pipeline.steps),  # how many steps external workers do
             "gated": bool(new.limits),  # the job counts at concurrency limits
             "notify": new.notify or new.callback_url is not None,
             "exclusive_key": new.exclusive_key,

@@ -15,6 +15,7 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.transitions import concurrency
 
+#: The band (priority class of hints) that workers serve last.
 _LAST_BAND = len(BANDS) - 1
 
 # SQL: the job's parameters skip the step `t`. Such a step has never had an event.
@@ -22,7 +23,7 @@ _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
 # SQL: the step `t`, which a workflow started, stays failed. The workflow has made a call since the step failed, and so
-# its journal depends on the failure.
+# its journal (the rows of its calls) depends on the failure.
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
 
@@ -31,11 +32,11 @@ _REPLAYABLE = unindexed(
 )
 
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
-# reset. Webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits first; then
-# each runnable step waits for one more step, which stands for all limits. $5: whether $6 replaces the exclusive key.
-# $7: the pipelines that have an `on_failure` pipeline, whose run follows each failure. $8: the band of the hints (NULL:
-# that of each step). $9: the data of the events (NULL: none). `uncounted`: the column `steps_left` lacks this step,
-# because END_FAILED_JOBS took it off when the step of a workflow failed.
+# reset. Webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits (is `held`)
+# first; then each runnable step waits for one more step, which stands for all limits. $5: whether $6 replaces the
+# exclusive key. $7: the pipelines whose failures start a run of their `on_failure` pipeline. $8: the band of the hints
+# (NULL: the step's priority). $9: the data of the events (NULL: none). `uncounted`: the column `steps_left` lacks this
+# step, because END_FAILED_JOBS took it off when the step of a workflow failed.
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
@@ -55,13 +56,13 @@ WITH locked AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
               t.contained AND before.status = 'failed' AS uncounted
 ), counted AS MATERIALIZED (
-    SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
+    SELECT locked.id, count(r.id)::int AS steps, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
            coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable,
-           coalesce(bool_or(r.status = 'pending' AND starts_with(r.queue, 'ext:')), false) AS runnable_outside
+           coalesce(bool_or(r.status = 'pending' AND starts_with(r.queue, 'ext:')), false) AS runnable_externally
     FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
 ), advanced AS (
     UPDATE job j
-    SET status = CASE WHEN counted.runnable THEN 'queued' WHEN counted.runnable_outside THEN 'waiting_worker'
+    SET status = CASE WHEN counted.runnable THEN 'queued' WHEN counted.runnable_externally THEN 'waiting_worker'
                       ELSE 'pending' END,
         error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
@@ -79,9 +80,9 @@ WITH locked AS MATERIALIZED (
             OR EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled)
             OR EXISTS (SELECT 1 FROM job_callback c WHERE c.job_id = j.id),
         steps_left = j.steps_left + counted.uncounted,
-        event_seq = j.event_seq + counted.n
+        event_seq = j.event_seq + counted.steps
     FROM counted WHERE j.id = counted.id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.n AS seq
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.steps AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
@@ -160,21 +161,22 @@ async def replay(
 
     `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
     instead, and the steps that need this step run again, too. `terms`: the job's limits and exclusive key from now on.
-    None: the job waits at no limits and keeps its exclusive key. `followed`: the pipelines that have an `on_failure`
-    pipeline, whose run follows each failure. `cause`: who retries the job, for its history. The job always keeps its
-    dedupe key. With limits the job is held: call `concurrency.admit` after the commit.
+    None: the job waits at no limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run
+    of their `on_failure` pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key.
+    If the job has limits, call `concurrency.admit` after the commit: the job waits until then.
 
     Raises Invalid `unknown_step`. Raises asyncpg.UniqueViolationError while another job has the same exclusive or
     dedupe key.
     """
     async with connection.transaction():
-        failed = await connection.fetchrow(
+        # The objects of an expired job may be gone.
+        failed_job = await connection.fetchrow(
             "SELECT priority FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed'"
-            " AND (expires_at IS NULL OR expires_at > clock_timestamp()) FOR UPDATE",  # else its objects may be gone
+            " AND (expires_at IS NULL OR expires_at > clock_timestamp()) FOR UPDATE",
             job_id,
             tenant_id,
         )
-        if failed is None:
+        if failed_job is None:
             return None
         if from_step is not None and not await connection.fetchval(REWIND, job_id, from_step):
             raise Invalid("unknown_step", "The run has no such step.")
@@ -187,7 +189,7 @@ async def replay(
         )  # fmt: skip
         if new_terms.limits:
             await concurrency.queue_up(
-                connection, [_ReplayedJob(job_id, tenant_id, failed["priority"], new_terms.limits)]
+                connection, [_ReplayedJob(job_id, tenant_id, failed_job["priority"], new_terms.limits)]
             )
     return [Announcement.from_row(row) for row in rows]
 

@@ -1,7 +1,8 @@
 """`resolve`: a person knows how a failed step really ended, and writes its value.
 
-The table `settlement` has at most one row for each epoch of a step. So if two people settle the same step, the first
-wins, and the second sees the first settlement. A step that runs again and fails again can be settled again.
+The person's decision is a row of the table `settlement`, which has at most one row for each epoch of a step. So if two
+people settle the same step, the first wins, and the second sees the first settlement. A step that runs again and fails
+again can be settled again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import asyncpg
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 
-#: adopt: the provider's order with the given id is this step's order; again: place the order once more; give_up: leave
-#: the job failed.
+#: What to do about an order that the step may have placed with a provider. adopt: the provider's order with the given
+#: id is this step's order; again: place the order once more; give_up: leave the job failed.
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
 # Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
@@ -76,8 +77,8 @@ ORDER BY s.at DESC LIMIT 1
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A failed step that only a person can settle, read under the lock of its job. `note`: the note of its last
-    attempt.
+    """A failed step that only a person can settle, read under the lock of its job. `note`: what its last attempt wrote
+    down for the next attempt.
     """
 
     task_id: UUID
@@ -107,7 +108,7 @@ async def write(
     ref: str | None = None,
 ) -> bool:
     """Write the settlement. False: somebody else has settled this failure already, and nothing was written. `ref`: the
-    adopted order's id at `system`.
+    adopted order's id at `system`, the provider.
 
     Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
     """

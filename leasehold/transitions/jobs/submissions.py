@@ -17,7 +17,7 @@ from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
 # One round trip writes any number of jobs. The statement has no joins: the planner estimates one row for a CTE, so a
 # join would compare each task of a batch with each job of the batch.
-# A `gated` job has concurrency limits. Until they admit it, it is held, and `start_within_seconds` is its time.
+# A `gated` job has concurrency limits. Until they admit it, it is held, and `start_within_seconds` is its time limit.
 # A queue `ext:...` gets no hints: its workers are external, and poll.
 SUBMIT = """
 -- submit
@@ -102,21 +102,21 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     """
     most_steps = max((len(new.pipeline.steps) for new in jobs), default=1)
     jobs_per_piece = max(1, PIECE_SIZE // most_steps)
-    limited = [new for new in jobs if new.limits]
+    limited_jobs = [new for new in jobs if new.limits]
     in_pieces = len(jobs) > jobs_per_piece
     # A single statement needs no transaction of its own, and no savepoint in the caller's.
-    needs_transaction = in_pieces or (limited and not connection.is_in_transaction())
+    needs_transaction = in_pieces or (limited_jobs and not connection.is_in_transaction())
     async with connection.transaction() if needs_transaction else nullcontext():
         write = partial(_write_in_pieces, jobs_per_piece=jobs_per_piece) if in_pieces else _write_at_once
         hints = await write(connection, jobs)
-        if limited:
-            await concurrency.queue_up(connection, limited)
+        if limited_jobs:
+            await concurrency.queue_up(connection, limited_jobs)
     return hints
 
 
 async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], jobs_per_piece: int) -> list[Announcement]:
-    """Write `jobs_per_piece` jobs at a time. While PostgreSQL writes one piece, this makes the records of the next
-    piece. The event loop serves other callers between two pieces.
+    """Write `jobs_per_piece` jobs at a time. While PostgreSQL writes one piece, the function makes the next piece's
+    records. The event loop serves other callers between two pieces.
     """
     hints: list[Announcement] = []
     writing = asyncio.create_task(_write(connection, *_records(jobs[:jobs_per_piece])))

@@ -56,7 +56,7 @@ WITH lost AS MATERIALIZED (
         SELECT 1, id, job_id, step, position, epoch, status, false, NULL FROM other_steps
     ) AS changed
 ), per_job AS (
-    SELECT job_id, count(*)::int AS event_count, (count(*) FILTER (WHERE sort_group = 0))::int AS settled,
+    SELECT job_id, count(*)::int AS event_count, (count(*) FILTER (WHERE sort_group = 0))::int AS attempts,
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
@@ -64,6 +64,7 @@ WITH lost AS MATERIALIZED (
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, contained, position
 ), advanced AS (
+    -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
     UPDATE job j
     SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
         error = CASE WHEN job_error.code IS NULL THEN j.error
@@ -72,7 +73,7 @@ WITH lost AS MATERIALIZED (
         finished_at = CASE WHEN job_error.code IS NOT NULL THEN clock_timestamp() END,
         expires_at = CASE WHEN job_error.code IS NOT NULL
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        leased = CASE WHEN job_error.code IS NULL THEN j.leased - per_job.settled ELSE 0 END,
+        leased = CASE WHEN job_error.code IS NULL THEN j.leased - per_job.attempts ELSE 0 END,
         steps_left = j.steps_left - per_job.given_up,
         event_seq = j.event_seq + per_job.event_count
     FROM per_job LEFT JOIN job_error ON job_error.job_id = per_job.job_id
@@ -91,17 +92,17 @@ WITH lost AS MATERIALIZED (
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 ), woken AS (
     -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
-    -- settlements/completion.py. Both are counts: a workflow is due when `news` reaches `wake_at`.
+    -- settlements/completion.py. Both count ended steps: a workflow is due when `news` reaches `wake_at`.
     UPDATE task w
-    SET news = w.news + gave_up.steps, wake_at = CASE WHEN w.news + gave_up.steps < w.wake_at THEN w.wake_at END,
-        available_at = CASE WHEN w.status = 'waiting' AND w.news + gave_up.steps >= w.wake_at THEN clock_timestamp()
+    SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
+        available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()
                             ELSE w.available_at END
     FROM (
         SELECT workflow, count(*)::int AS steps
         FROM attempt_ended, unnest(attempt_ended.unblocks) AS workflow
         WHERE contained AND status = 'failed' AND NOT ends GROUP BY workflow
-    ) AS gave_up
-    WHERE w.id = gave_up.workflow AND w.id NOT IN (SELECT id FROM attempt_ended)
+    ) AS failed
+    WHERE w.id = failed.workflow AND w.id NOT IN (SELECT id FROM attempt_ended)
       AND CASE WHEN (w.status = 'waiting' AND w.wake_at IS NOT NULL) OR w.status = 'running' THEN true ELSE false END
     RETURNING w.id, w.job_id, w.queue, w.priority, w.status, w.wake_at
 ), woken_hints AS (

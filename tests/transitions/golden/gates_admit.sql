@@ -3,9 +3,9 @@ WITH jobs AS MATERIALIZED (
     SELECT j.id, j.tenant_id, j.status, j.event_seq, j.trace
     FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND CASE WHEN j.finished_at IS NULL THEN true ELSE false END
     ORDER BY j.id FOR UPDATE
-), passed AS (
+), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
-), freed AS (
+), first_steps AS (
     -- The first steps can run now, or wait for their start time.
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
@@ -15,28 +15,29 @@ WITH jobs AS MATERIALIZED (
     WHERE t.job_id = jobs.id AND t.status = 'blocked' AND t.waiting_on = 1
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
                         AND p.status <> 'succeeded')
-    RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS was, jobs.event_seq,
-              jobs.trace
-), counted AS MATERIALIZED (
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
+              jobs.event_seq, jobs.trace
+), numbered_steps AS MATERIALIZED (
+    -- The first steps, numbered within their job, with the job's next status.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
                 THEN 'waiting_worker'
-                WHEN was = 'pending' AND bool_or(status = 'pending' AND NOT starts_with(queue, 'ext:'))
-                    OVER (PARTITION BY job_id) THEN 'queued' ELSE was END AS becomes
-    FROM freed f
+                WHEN job_status = 'pending' AND bool_or(status = 'pending' AND NOT starts_with(queue, 'ext:'))
+                    OVER (PARTITION BY job_id) THEN 'queued' ELSE job_status END AS next_job_status
+    FROM first_steps f
 ), advanced AS (
     UPDATE job j
-    SET held = false, event_seq = j.event_seq + 1, status = per_job.becomes,
+    SET held = false, event_seq = j.event_seq + 1, status = per_job.next_job_status,
         -- The job's time limit begins now. A deadline that the client set does not change.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
-    FROM counted per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
+    FROM numbered_steps per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
-    SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1
+    SELECT job_id, event_seq + 1, tenant_id, 'admitted', next_job_status FROM numbered_steps WHERE nth = 1
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
-FROM counted
+FROM numbered_steps
 WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers

@@ -17,8 +17,8 @@ WITH RECURSIVE limits AS (
         ORDER BY g.owner LIMIT 1
     ) AS next
 ), heads AS MATERIALIZED (
-    -- The first jobs of each tenant, with their turn. At a limit of EVERYBODY ($4), the turn also counts the tenant's
-    -- admitted jobs.
+    -- The first jobs of each tenant, with their turn. At a limit that all tenants share, the turn also counts the
+    -- tenant's admitted jobs.
     SELECT head.job_id, head.priority, head.nth + admitted.job_count AS turn
     FROM owners o
     CROSS JOIN LATERAL (

@@ -18,13 +18,13 @@ WITH locked AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
               t.contained AND before.status = 'failed' AS uncounted
 ), counted AS MATERIALIZED (
-    SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
+    SELECT locked.id, count(r.id)::int AS steps, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
            coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable,
-           coalesce(bool_or(r.status = 'pending' AND starts_with(r.queue, 'ext:')), false) AS runnable_outside
+           coalesce(bool_or(r.status = 'pending' AND starts_with(r.queue, 'ext:')), false) AS runnable_externally
     FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
 ), advanced AS (
     UPDATE job j
-    SET status = CASE WHEN counted.runnable THEN 'queued' WHEN counted.runnable_outside THEN 'waiting_worker'
+    SET status = CASE WHEN counted.runnable THEN 'queued' WHEN counted.runnable_externally THEN 'waiting_worker'
                       ELSE 'pending' END,
         error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
@@ -42,9 +42,9 @@ WITH locked AS MATERIALIZED (
             OR EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled)
             OR EXISTS (SELECT 1 FROM job_callback c WHERE c.job_id = j.id),
         steps_left = j.steps_left + counted.uncounted,
-        event_seq = j.event_seq + counted.n
+        event_seq = j.event_seq + counted.steps
     FROM counted WHERE j.id = counted.id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.n AS seq
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.steps AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
