@@ -34,8 +34,8 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class TenantRules:
-    """The rules for a tenant's new jobs. `limits`: the rows (of `gate`) of the declared limits of the tenant and of
-    EVERYBODY. `watched`: the tenant has a webhook.
+    """The rules for a tenant's new jobs. `limits`: the declared limits (rows of `gate`) of the tenant, and those of
+    EVERYBODY, which apply to all tenants. `watched`: the tenant has a webhook.
     """
 
     limits: Sequence[Any]
@@ -69,7 +69,7 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
-    notify = rules.watched and not job.pipeline.terms.unlimited  # webhooks tell nothing of the platform's own work
+    notify = rules.watched and not job.pipeline.terms.unlimited  # `unlimited`: work of the platform's own
     hints = await jobs.submit(connection, [replace(job, limits=limits, notify=notify)])
     return Submitted(hints, [(limit.tenant_id, limit.key) for limit in limits])
 
@@ -96,7 +96,8 @@ def applicable_limits(
     plain_keys = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     payload_prefix = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
-    # The rows of EVERYBODY come first: if the tenant has a row with the key `tenant`, that row then replaces theirs.
+    # EVERYBODY's rows come first: if the tenant has a row with the key `tenant`, that row then replaces EVERYBODY's
+    # row.
     for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(payload_prefix):
@@ -198,9 +199,9 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
     raise Invalid("limit_without_effect", missing)
 
 
-# After the withdrawal of a tenant's own limit `tenant`, its row gets the bounds of EVERYBODY's limit, if there is one:
-# the jobs that wait there then wait by these bounds. Every other row gets null bounds, which hold nobody back: `max`
-# makes a row of `general` in any case.
+# If a tenant's own limit `tenant` is withdrawn, its row gets the bounds of EVERYBODY's limit `tenant`, because the jobs
+# that wait at the row stay there. Any other row gets NULL bounds, which hold nobody back. So does this row if EVERYBODY
+# has no such limit: `max` over no rows gives one row of NULLs.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute

@@ -31,7 +31,7 @@ class LogChunk:
 # this commit to the disk, too. An attempt that has lost its lease has no settlement: a crash of the server may then
 # lose its last lines.
 # PostgreSQL evaluates `set_config` only because a later part reads `setting`. `insert_numbered` makes the end of the
-# statement, which numbers the lines of each job and inserts the chunks.
+# statement, which numbers the lines of each job and inserts the chunks. `n`: how many lines a chunk has.
 APPEND_LOG = f"""
 -- append_log
 WITH asynchronous AS MATERIALIZED (

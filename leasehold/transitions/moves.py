@@ -1,5 +1,5 @@
-"""While a tenant moves to another cell, none of its tasks and schedules may become due here. `postpone` moves their due
-times by a thousand years; `resume` moves them back.
+"""While a tenant moves to another cell (an installation of its own), none of its tasks and schedules may become due
+here. `postpone` moves their due times by a thousand years; `resume` moves them back.
 
 Triggers (migration 0040) do the same with each due time that is written later. They exist only while a tenant moves.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from leasehold.db.database import Connection
 
-#: A thousand years. In hours, because then the subtraction gives the same instant again in every time zone.
+#: A thousand years, in hours: so `resume` finds the same instant again in every time zone. Years have no fixed length.
 POSTPONED_BY = "8766000 hours"
 #: A due time after this instant is postponed.
 FAR = "2900-01-01+00"

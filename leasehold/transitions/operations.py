@@ -71,8 +71,8 @@ class Refusal:
 async def lock(
     connection: Connection, action: str, job_ids: Sequence[UUID], tenant_id: str, at: datetime
 ) -> tuple[Sequence[Any], list[UUID]]:
-    """Lock the jobs that are still targets, by ascending id. Returns their rows, and the ids of the targets that
-    another transaction has locked.
+    """Lock the jobs that are still targets, by ascending id. `at`: when the operation was submitted. Returns their
+    rows, and the ids of the targets that another transaction has locked.
     """
     rows = await connection.fetch(LOCK[action], list(job_ids), at, tenant_id)
     missing = set(job_ids) - {row["id"] for row in rows}
@@ -93,9 +93,9 @@ FROM job j WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $
 async def canary(
     connection: Connection, job_ids: Sequence[UUID], of_tenant: str | None, action: str
 ) -> tuple[int, int]:
-    """How many of the canary jobs have not ended, and how many have ended without success. The second number is 0 for
-    actions other than `retry`, which let no job succeed. `of_tenant`: count only jobs of this tenant; None: of any
-    tenant.
+    """How many of the canary jobs have not ended, and how many have ended without success. The second number is 0
+    unless `action` is `retry`, because no other action lets a job succeed. `of_tenant`: count only jobs of this tenant;
+    None: of any tenant.
     """
     row = await connection.fetchrow(_CANARY, list(job_ids), of_tenant)
     assert row is not None

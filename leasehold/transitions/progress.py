@@ -11,6 +11,7 @@ from leasehold.domain.lease import Lease
 from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
 
+#: Characters of a summary; the rest is cut off.
 MAX_SUMMARY = 500
 
 

@@ -1,5 +1,5 @@
-"""Quarantine: a unit of a duty (a schedule, a job, an object) that fails is set aside, and the duty goes on with the
-other units.
+"""Quarantine: if a unit (a schedule, a job, an object) of a maintenance loop fails, it is set aside, and the loop goes
+on with the other units. The code calls such a loop a duty.
 
 A duty handles a batch of units in one transaction. If the batch fails, the duty handles each unit by itself. If a unit
 then fails, a row records its error and the time of its next try. The pause before a try grows with each failure, from
@@ -24,8 +24,8 @@ from leasehold.runtime.transient import may_try_again
 from leasehold.telemetry.duties import FAILURES, STUCK
 
 log = structlog.get_logger(__name__)
-_T = TypeVar("_T")
-_U = TypeVar("_U")
+_Result = TypeVar("_Result")
+_Unit = TypeVar("_Unit")
 
 #: Seconds until a failed unit is tried again: after the first failure in a row, the second, and so on. The last pause
 #: holds for all further failures.
@@ -67,8 +67,8 @@ def is_away(connection: Connection, error: BaseException) -> bool:
     """
     if connection.is_closed():
         return True
-    too_long = isinstance(error, (TimeoutError, asyncpg.QueryCanceledError))
-    return may_try_again(error) and not too_long
+    took_too_long = isinstance(error, (TimeoutError, asyncpg.QueryCanceledError))
+    return may_try_again(error) and not took_too_long
 
 
 def error_record(error: BaseException) -> dict[str, str]:
@@ -82,7 +82,9 @@ def error_record(error: BaseException) -> dict[str, str]:
 
 
 async def set_aside(connection: Connection, duty: str, unit: object, error: Exception) -> int:
-    """Record a failure. Returns the unit's failures in a row. Raises one of runtime.transient.TRY_AGAIN."""
+    """Record a failure. Returns the unit's failures in a row. Raises one of runtime.transient.TRY_AGAIN if the database
+    is away.
+    """
     failures: int = await connection.fetchval(_RECORD, duty, str(unit), error_record(error), list(BACKOFF), _IN_A_ROW)
     FAILURES.labels(duty).inc()
     fields = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
@@ -98,9 +100,9 @@ async def run_unit(
     connection: Connection,
     duty: str,
     unit: object,
-    work: Callable[[], Awaitable[_T]],
+    work: Callable[[], Awaitable[_Result]],
     failed: Callable[[Exception, int], Awaitable[None]] | None = None,
-) -> _T | None:
+) -> _Result | None:
     """Run `work` in a transaction of its own. Returns its result; None: it failed, and the unit is set aside now.
 
     `failed`: called with the error and the failures in a row, in the transaction that records the failure. `run_unit`
@@ -122,17 +124,17 @@ async def run_unit(
 async def run_units(
     connection: Connection,
     duty: str,
-    take: Callable[[object | None], Awaitable[Sequence[_U]]],
-    work: Callable[[Sequence[_U]], Awaitable[Sequence[_T]]],
-    key: Callable[[_U], object] = lambda unit: unit,
-) -> list[_T]:
+    take: Callable[[object | None], Awaitable[Sequence[_Unit]]],
+    work: Callable[[Sequence[_Unit]], Awaitable[Sequence[_Result]]],
+    key: Callable[[_Unit], object] = lambda unit: unit,
+) -> list[_Result]:
     """Run `work` on all units that `take(None)` returns, in one transaction. If that fails, run `work` on each unit by
     itself. Returns the results.
 
     `take(None)` locks and returns the units that are due. `take(unit_key)` does so for one unit, if it is still due.
     `key(unit)`: the key of a unit.
     """
-    units: Sequence[_U] = ()
+    units: Sequence[_Unit] = ()
     try:
         async with connection.transaction():
             units = await take(None)
@@ -140,10 +142,10 @@ async def run_units(
     except Exception as error:
         if not units or is_away(connection, error):
             raise
-    results: list[_T] = []
+    results: list[_Result] = []
     for unit_key in [key(unit) for unit in units]:
 
-        async def work_on_unit(unit_key: object = unit_key) -> Sequence[_T]:
+        async def work_on_unit(unit_key: object = unit_key) -> Sequence[_Result]:
             still_due = await take(unit_key)
             return await work(still_due) if still_due else ()
 
@@ -154,13 +156,13 @@ async def run_units(
 async def run_known_units(
     connection: Connection,
     duty: str,
-    units: Sequence[_U],
-    work: Callable[[Sequence[_U]], Awaitable[Sequence[_T]]],
-    key: Callable[[_U], object] = lambda unit: unit,
-) -> list[_T]:
+    units: Sequence[_Unit],
+    work: Callable[[Sequence[_Unit]], Awaitable[Sequence[_Result]]],
+    key: Callable[[_Unit], object] = lambda unit: unit,
+) -> list[_Result]:
     """As `run_units`, for units that the caller has read already and that need no lock."""
 
-    async def take(unit_key: object | None) -> Sequence[_U]:
+    async def take(unit_key: object | None) -> Sequence[_Unit]:
         return units if unit_key is None else [unit for unit in units if key(unit) == unit_key]
 
     return await run_units(connection, duty, take, work, key)

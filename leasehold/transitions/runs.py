@@ -30,7 +30,8 @@ from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 from leasehold.transitions.limits import TenantRules
 
-#: The names of the unique indexes of a template's unfinished runs: by exclusive key, and by dedupe key.
+#: The names of the unique indexes of a template's unfinished runs: by exclusive key (each scope has one), and by dedupe
+#: key (a client chose it).
 _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 KEYS = (_EXCLUSIVE, _DEDUPE)
 
@@ -144,6 +145,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
         exclusive_key=exclusive,
         dedupe_key=new.dedupe_key,
         start_within=new.start_within,
+        # The duty that reports `notify` jobs to webhooks also starts the runs of `on_failure`.
         notify=notify or bool(_followed(new.template_version.pipeline)),
         tags=new.tags,
         callback_url=new.callback_url,
@@ -181,18 +183,18 @@ async def revive(
     run does. None: there is no such failed run. Call this in a transaction.
 
     `new.params`: the parameters of the run from now on. `params`: `new.params` again, if they replace the stored
-    parameters; None: the stored parameters stay. `cause`: as of `jobs.replay`.
+    parameters; None: the stored parameters stay. `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
-    failed = await connection.fetchrow(
+    failed_job = await connection.fetchrow(
         "SELECT dedupe_key FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
         new.id,
         new.tenant_id,
     )
-    if failed is None:
+    if failed_job is None:
         return None
-    new = replace(new, dedupe_key=failed["dedupe_key"])
+    new = replace(new, dedupe_key=failed_job["dedupe_key"])
     admission = await _admission_of(
         connection, new, (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
     )
@@ -234,17 +236,17 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
     """The admission of a run by its template's concurrency policy. `replace_same_scope` cancels older runs."""
     policy = new.template_version.pipeline.terms.concurrency
     scope_digest = _scope_digest(new)
-    declared = _declared_limits(rules, new)
+    declared_limits = _declared_limits(rules, new)
     if policy == "reject_same_scope":
-        return _Admission(AdmissionTerms(declared, scope_digest))
+        return _Admission(AdmissionTerms(declared_limits, scope_digest))
     if policy == "allow":
-        return _Admission(AdmissionTerms(declared))
+        return _Admission(AdmissionTerms(declared_limits))
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
-    terms = AdmissionTerms([*declared, scope])
+    terms = AdmissionTerms([*declared_limits, scope])
     if policy == "replace_same_scope":
         older, ended = await _replace(connection, new, scope)
         return _Admission(terms, older, ended)
-    return _Admission(terms)
+    return _Admission(terms)  # the run waits until the earlier runs of its scope have ended
 
 
 _UNFINISHED_BY_KEY = """

@@ -30,7 +30,7 @@ class StreamChunk:
 
 
 # The parts and their reasons are as in APPEND_LOG (logs.py). The difference: a chunk is written only while its attempt
-# has the lease.
+# has the lease. `n`: how many items of the stream the row has.
 APPEND_STREAM = f"""
 -- append_stream
 WITH asynchronous AS MATERIALIZED (

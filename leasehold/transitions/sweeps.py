@@ -1,10 +1,10 @@
-"""The sweeper's transitions: they end overdue leases, jobs past their deadline and overdue cancels, and delete old
-rows.
+"""The transitions of the sweeper (a loop of one elected worker): they end overdue leases, jobs past their deadline and
+overdue cancels, and delete old rows.
 
 Statements that find their rows by the due time compare it with `statement_timestamp()`, because PostgreSQL can search
 an index by it. With `clock_timestamp()` it would also read all rows that are not due. Statements that find their rows
 in another way compare with `clock_timestamp()`, the later time. Each statement handles a small batch, passes over
-locked rows, and is safe to run anywhere at any time. One elected worker runs them, only to do the work once.
+locked rows, and is safe to run anywhere at any time. Only one worker runs them, because once is enough.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ FOR UPDATE SKIP LOCKED
 EXPIRE_LEASES = (
     f"""
 -- expire_leases
-WITH lost AS MATERIALIZED (
+WITH lost_task AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses, t.contained FROM task t
     WHERE t.job_id = ANY($3::uuid[])
       AND t.status = 'running' AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$1::uuid[]")})
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- `spent`: the task was lost too often. `ends`: the job of such a task fails, and all its lost tasks in this batch
-    -- fail, too. A step that a workflow started (`contained`) does not fail its job.
-    SELECT lost.id, lost.losses >= $2 AS spent,
-           bool_or(lost.losses >= $2 AND NOT lost.contained) OVER (PARTITION BY lost.job_id) AS ends
-    FROM lost
+    -- `lost_too_often`: the task fails. `ends`: its job fails, too, with all tasks of the job in this batch. A step
+    -- that a workflow started (`contained`) does not fail its job.
+    SELECT l.id, l.losses >= $2 AS lost_too_often,
+           bool_or(l.losses >= $2 AND NOT l.contained) OVER (PARTITION BY l.job_id) AS ends
+    FROM lost_task l
 ), attempt_ended AS (
     UPDATE task t
-    SET status = CASE WHEN judged.spent OR judged.ends THEN 'failed' ELSE 'pending' END,
+    SET status = CASE WHEN judged.lost_too_often OR judged.ends THEN 'failed' ELSE 'pending' END,
         lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
-        finished_at = CASE WHEN judged.spent OR judged.ends THEN clock_timestamp() END
+        finished_at = CASE WHEN judged.lost_too_often OR judged.ends THEN clock_timestamp() END
     FROM judged WHERE t.id = judged.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
               t.contained, t.unblocks, judged.ends,
@@ -167,12 +167,12 @@ WITH ended AS (
     FROM (SELECT DISTINCT job_id, event_count FROM task_events) AS per_job
     JOIN job AS before ON before.id = per_job.job_id
     WHERE j.id = per_job.job_id
-    RETURNING j.id, j.tenant_id, j.event_seq - per_job.event_count AS seq, j.pipeline, before.status AS was,
+    RETURNING j.id, j.tenant_id, j.event_seq - per_job.event_count AS seq, j.pipeline, before.status AS old_status,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status,
-           CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was END, e.id, e.step, e.status, e.epoch
+           CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.old_status END, e.id, e.step, e.status, e.epoch
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 )
 SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
@@ -206,8 +206,9 @@ ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. Within the grace, a
-# workflow whose worker is lost is due again: its code must still see the cancel, or finish the undoing of its work.
+# $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. Within the grace (the
+# time that a cancelled job has to stop), a workflow whose worker is lost is due again: its code must still see the
+# cancel, or finish the undoing of its work.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
 WITH returned AS (
@@ -291,7 +292,8 @@ class Forgettable:
 
 
 async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
-    """Finished jobs past `expires_at`. Delete their objects first, then `forget_jobs`.
+    """Finished jobs past `expires_at`, without those that are set aside after a failure, and without those of tenants
+    that have moved to another installation. Delete their objects first, then `forget_jobs`.
 
     Exception: a run whose result an unfinished workflow awaits. If the workflow's function runs again from its top, it
     reads the result again.

@@ -17,7 +17,8 @@ _DUE = {
 }
 
 
-# $1 the time that passes. A schedule whose tick lies within this time is due now: its tick is on time, not missed.
+# $1 the time that passes. A schedule whose next tick (the time at which it fires) lies within this time is due now: so
+# the tick counts as on time, and not as missed.
 _TICKS = """
 -- time_travel_ticks
 UPDATE schedule SET next_run_at = greatest(next_run_at - $1::interval, least(next_run_at, clock_timestamp()))
@@ -36,7 +37,7 @@ async def let_pass(connection: Connection, time: timedelta) -> None:
 
 _END_LEASES = """
 -- time_travel_end_leases
-WITH resigned AS (DELETE FROM leadership)
+WITH leaders AS (DELETE FROM leadership)
 UPDATE task SET lease_until = clock_timestamp() - interval '1 hour' WHERE status = 'running'
 """
 

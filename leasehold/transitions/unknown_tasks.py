@@ -16,26 +16,26 @@ from leasehold.db.database import Connection, unindexed
 
 # $1 the worker, $2 the queues that it serves, $3 its handlers, $4 the most tasks. Each statement that writes a row of
 # `unknown_task` holds the lock of its task: so this statement locks the task first. It passes over a locked task, which
-# the next turn finds. A worker that drains wakes no task, because it could not claim the task.
+# the next turn finds. A worker that drains (is about to end) wakes no task, because it could not claim the task.
 WAKE_KNOWN = f"""
 -- wake_known
-WITH known AS MATERIALIZED (
+WITH known_task AS MATERIALIZED (
     SELECT u.task_id, u.epoch, t.job_id FROM unknown_task u JOIN task t ON t.id = u.task_id
     WHERE u.queue = ANY($2::text[]) AND u.handler = ANY($3::text[])
       AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = $1 AND w.draining)
     LIMIT $4
     FOR UPDATE OF t SKIP LOCKED
 ), forgotten AS (
-    DELETE FROM unknown_task u USING known WHERE u.task_id = known.task_id AND u.epoch = known.epoch
+    DELETE FROM unknown_task u USING known_task k WHERE u.task_id = k.task_id AND u.epoch = k.epoch
 ), woken AS (
-    -- Another epoch: a worker has claimed the task since.
+    -- If the epoch differs, a worker has claimed the task since.
     UPDATE task t SET available_at = clock_timestamp()
-    FROM known JOIN job j ON j.id = known.job_id
-    WHERE t.id = known.task_id AND t.epoch = known.epoch AND {unindexed("t.status = 'waiting'")}
+    FROM known_task k JOIN job j ON j.id = k.job_id
+    WHERE t.id = k.task_id AND t.epoch = k.epoch AND {unindexed("t.status = 'waiting'")}
     RETURNING t.id, t.queue, t.priority, j.trace
 )
 SELECT w.id AS task_id, w.queue, w.priority, w.trace AS headers, NULL AS outbox_id
-FROM known LEFT JOIN woken w ON w.id = known.task_id
+FROM known_task k LEFT JOIN woken w ON w.id = k.task_id
 """
 
 
@@ -43,8 +43,8 @@ async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
 ) -> tuple[list[Hint], bool]:
     """waiting -> waiting, due now: the tasks of these queues that these handlers do, and that a worker without their
-    code put off. Returns their hints, for this worker alone, and whether there may be more such tasks. The outbox does
-    not have these hints: if one is lost, a poll finds its task.
+    code put off. Returns their hints (messages that a task is due), for this worker alone, and whether there may be
+    more such tasks. The outbox does not have these hints: if one is lost, a poll finds its task.
     """
     rows = await connection.fetch(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
     hints = [Announcement.from_row(row).hint for row in rows if row["task_id"] is not None]

@@ -1,5 +1,6 @@
 """Writes the deliveries about jobs that have ended. An ended job gets a delivery job for each webhook that subscribes
-to its event, and one for its own callback URL. One transaction writes the delivery jobs and clears the job's `notify`.
+to its event, and one for its own callback URL. One transaction writes the delivery jobs and clears the job's `notify`
+(somebody waits for the job's end).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.transitions.jobs import NewJob, RunOf, submit
 from leasehold.transitions.quarantine import not_in, run_units
 
-#: The duty's name in the quarantine.
+#: The name of this duty (a loop of the workers) in the table `quarantine`, which has the jobs that failed in it.
 DUTY = "webhooks"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedJobs:
-    """The jobs whose ends webhooks report. `kinds`: pipeline -> kind; jobs of other pipelines are runs. `own`: the
-    platform's own pipelines, whose jobs webhooks do not report.
+    """The jobs whose ends webhooks report. `kinds`: pipeline -> the kind of its jobs, as `picture`; jobs of other
+    pipelines are runs. `own`: the platform's own pipelines, whose jobs webhooks do not report.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -109,10 +110,10 @@ async def dispatch(
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
-    declared = list(pipelines or ())
+    own_pipelines = list(pipelines or ())
     is_any_app = pipelines is None or job_id is not None
-    own_names = None if is_any_app else [pipeline.name for pipeline in declared]
-    follower_of = {pipeline.name: pipeline.on_failure for pipeline in declared if pipeline.on_failure is not None}
+    own_names = None if is_any_app else [pipeline.name for pipeline in own_pipelines]
+    follower_of = {pipeline.name: pipeline.on_failure for pipeline in own_pipelines if pipeline.on_failure is not None}
 
     async def take(only: object | None) -> list[asyncpg.Record]:
         return await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(follower_of))
@@ -183,8 +184,8 @@ def _events(job: Any, reported_jobs: ReportedJobs) -> list[dict[str, Any]]:
     data = {"id": str(job["id"]), "status": job["status"], "error": job["error"]}
     run = {name: job[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
     kind = "run" if is_run else reported_jobs.kinds.get(job["pipeline"], "run")
-    of_job = {"kind": kind, "template": job["template"] or job["pipeline"], "tags": job["tags"] or {}}
-    contents = {f"job.{job['status']}": run | of_job | data}
+    job_fields = {"kind": kind, "template": job["template"] or job["pipeline"], "tags": job["tags"] or {}}
+    contents = {f"job.{job['status']}": run | job_fields | data}
     if is_run:
         contents[f"run.{job['status']}"] = run | data
     return [message(name, job["finished_at"], content) for name, content in contents.items()]

@@ -1,4 +1,6 @@
-"""Registers workers, tracks their presence, and elects the worker that leads a role (the sweeper, the exporter)."""
+"""Registers workers, tracks their presence (a lock of each worker's session), and elects the worker that leads a role
+(the sweeper, the exporter).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The first key of the advisory lock that a living worker holds; the second key is its `presence_key`.
+#: The first key of the advisory lock that a living worker holds: any number that no other lock has. The second key is
+#: the worker's `presence_key`.
 PRESENCE = 7_305
 #: A worker's row names its handlers if it has at most this many.
 MAX_HANDLERS = 1000
-#: The handlers of workers that have ended are remembered for this time, and at most this many.
+#: The handlers of workers that have ended are remembered for this time, and at most this many, to show when a worker
+#: last had the code of a step.
 _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
@@ -35,9 +39,9 @@ async def register(
     pool: str = "default",
     handlers: Sequence[str] | None = None,
 ) -> int:
-    """Register a worker, if it is not registered. Returns its presence key. `slots`: the number of slots for each of
-    `queues`, in the same order. `handlers`: the `pipeline.step` of each step that the worker has code for; more than
-    MAX_HANDLERS are not recorded.
+    """Register a worker, if it is not registered. Returns its presence key. `slots`: how many attempts the worker runs
+    at once for each of `queues`, in the same order. `pool`: the group of workers that an autoscaler scales together.
+    `handlers`: the `pipeline.step` of each step that the worker has code for; more than MAX_HANDLERS are not recorded.
 
     A worker with a new row does not count as present before `appear`.
     """
@@ -177,13 +181,13 @@ def owner_is_dead(owners: str) -> str:
     link, and may have claimed the task again.
     """
     return f"""t.lease_owner = ANY(ARRAY(
-    SELECT was.id FROM unnest({owners}) AS was(id)
-    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND {_IS_PRESENT})))"""
+    SELECT owner.id FROM unnest({owners}) AS owner(id)
+    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = owner.id AND {_IS_PRESENT})))"""
 
 
 async def dead(connection: Connection) -> list[UUID]:
-    """Workers that were present and whose session has ended. If a worker on the list lives, no harm is done: its epoch
-    is old by then, and a write with an old epoch changes nothing.
+    """Workers that were present and whose session has ended. If such a worker lives after all, no harm is done: when
+    another worker claims a task, the epoch rises, and a write with the old epoch changes nothing.
     """
     return [row["id"] for row in await connection.fetch(DEAD)]
 

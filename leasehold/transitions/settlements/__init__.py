@@ -1,4 +1,5 @@
-"""Settlements end an attempt: complete, fail, wait_until, suspend, release, acknowledge_cancel, fan_out; a module each.
+"""Settlements end an attempt: complete, fail, wait_until, suspend, release, acknowledge_cancel, fan_out. Each has its
+module.
 
 A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the shared guard: if
 a lease's owner or epoch does not match the task, or the task is not running, the settlement changes nothing. A

@@ -20,19 +20,19 @@ from leasehold.transitions.settlements.records import Completion, Settled, Verdi
 
 #: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
-#: SQL: the end of `dep.ended_needs` tasks makes the step `c` due, which is a blocked step or a waiting workflow.
+#: SQL: the step `c` (a blocked step, or a waiting workflow) is due once `dep.ended_needs` more of its tasks have ended.
 _IS_READY = (
     "CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs"
     " WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END"
 )
 
-#: SQL: a column. The worker may claim a next step of the job. `place`: the lease's position in the parameter arrays.
-#: `external`: how many steps of the job are for external workers.
+#: SQL: a column: whether the worker may claim a next step of the job. `place`: the lease's position in the parameter
+#: arrays. `external`: how many steps of the job are for external workers.
 _CLAIM_NEXT = """,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next"""
 #: SQL: a join. How many next steps of the job the statement claims.
 _CLAIMED_NEXT = """    CROSS JOIN LATERAL (
-        SELECT count(*)::int AS step_count FROM taken t WHERE t.job_id = per_job.job_id
+        SELECT count(*)::int AS step_count FROM claimed_steps t WHERE t.job_id = per_job.job_id
     ) AS claimed_next
 """
 
@@ -51,9 +51,9 @@ def _completed(columns: str = "", condition: str = "") -> str:
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
-    -- not, because each such lock is one more record in the WAL. If its first claim completes a job's single
-    -- task, and thereby the job, this statement writes no event: the view `history` derives the events of the claim and
-    -- of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
+    -- not, because each such lock is one more record in the WAL. If a job has a single task, and the task succeeds at
+    -- its first claim, this statement writes no event: the view `history` derives the events of the claim and of the
+    -- completion, from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -71,7 +71,7 @@ def _completed(columns: str = "", condition: str = "") -> str:
 
 
 _JUDGED = """), judged AS MATERIALIZED (
-    -- The job's next status (`becomes`). A job with external steps is `waiting_worker` while one of them can run.
+    -- The job's next status. A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
                 WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
@@ -80,7 +80,7 @@ _JUDGED = """), judged AS MATERIALIZED (
                     SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
                       AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
                       AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
-                THEN 'waiting_worker' ELSE 'running' END AS becomes
+                THEN 'waiting_worker' ELSE 'running' END AS next_status
     FROM counted c
 """
 
@@ -93,9 +93,9 @@ def _advanced(more: str = "", source: str = "") -> str:
     UPDATE job j
     SET steps_left = j.steps_left - per_job.completed_count,
         leased = j.leased - per_job.completed_count{more},
-        status = per_job.becomes,
-        finished_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
-        expires_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled')
+        status = per_job.next_status,
+        finished_at = CASE WHEN per_job.next_status IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN per_job.next_status IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.completed_count{more}
     FROM judged per_job
@@ -104,7 +104,8 @@ def _advanced(more: str = "", source: str = "") -> str:
     -- A job that ends shows its last status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
-           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
+           CASE WHEN next_status IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running'
+                ELSE next_status END,
            id, step, 'succeeded', epoch
     FROM judged WHERE done_seq IS NULL
 """
@@ -121,8 +122,8 @@ def _results(values: str) -> str:
 # SQL: a row for each completed task, and for each other lease of the call whether its task had succeeded before.
 _VERDICTS = """)
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
-       CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
-       d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
+       CASE WHEN d.next_status IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
+       d.next_status AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
 FROM judged d
@@ -140,18 +141,19 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `freed` then judges
-# the new version: so it updates rows in any state that has not ended. Of the workflows that it returns, only those that
-# it has made due have NULL in `wake_at`.
+# the new version: so it updates rows in any state that has not ended. A workflow that `freed` returns has NULL in
+# `wake_at` only if `freed` has made it due.
 #
 # `dependents` may read an older version of a step's row than `freed` updates. In the newer version the step waits for
-# as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim it, and it
-# gets a hint.
+# as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim the step,
+# but writes a hint for it (a message that tells workers of a due task).
 COMPLETE = f"""-- complete
 {_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
-    -- may claim the step. `taken`: the worker claims it, because it is the first of the worker's ready steps.
-    SELECT dep.*,
-           x.ready AND row_number() OVER (PARTITION BY dep.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
+    -- may claim the step. `is_claimed`: the worker claims the step, the first of those that it may claim.
+    SELECT dep.*, claim.is_possible
+               AND row_number() OVER (PARTITION BY dep.place, claim.is_possible ORDER BY c.position, c.id) = 1
+               AS is_claimed
     FROM (
         SELECT child, count(*)::int AS ended_needs, (array_agg(d.trace))[1] AS trace,
                (array_agg(d.tenant_id))[1] AS tenant_id,
@@ -164,8 +166,8 @@ COMPLETE = f"""-- complete
     CROSS JOIN LATERAL (
         SELECT dep.place IS NOT NULL AND c.queue = dep.queue AND c.priority <= dep.priority
                AND {_IS_READY}
-               AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
-    ) AS x
+               AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS is_possible
+    ) AS claim
 ), freed AS (
     -- Counts down in the row of each dependent step. Two statements cannot do this at once for steps of one job: each
     -- locks the job first.
@@ -174,19 +176,20 @@ COMPLETE = f"""-- complete
         news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + dep.ended_needs END,
         wake_at = CASE WHEN {_IS_READY} THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
                        ELSE coalesce(c.wake_at, {_NEVER}) END,
-        status = CASE WHEN NOT {_IS_READY} THEN c.status WHEN dep.taken THEN 'running'
+        status = CASE WHEN NOT {_IS_READY} THEN c.status WHEN dep.is_claimed THEN 'running'
                       WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
-        lease_owner = CASE WHEN {_IS_READY} AND dep.taken THEN ($1::uuid[])[dep.place] ELSE c.lease_owner END,
-        lease_until = CASE WHEN {_IS_READY} AND dep.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
-        epoch = c.epoch + ({_IS_READY} AND dep.taken)::int,
-        attempt = c.attempt + ({_IS_READY} AND dep.taken)::int,
-        started_at = CASE WHEN {_IS_READY} AND dep.taken THEN clock_timestamp() ELSE c.started_at END,
+        lease_owner = CASE WHEN {_IS_READY} AND dep.is_claimed THEN ($1::uuid[])[dep.place] ELSE c.lease_owner END,
+        lease_until = CASE WHEN {_IS_READY} AND dep.is_claimed THEN clock_timestamp() + $7::interval
+                           ELSE c.lease_until END,
+        epoch = c.epoch + ({_IS_READY} AND dep.is_claimed)::int,
+        attempt = c.attempt + ({_IS_READY} AND dep.is_claimed)::int,
+        started_at = CASE WHEN {_IS_READY} AND dep.is_claimed THEN clock_timestamp() ELSE c.started_at END,
         available_at = CASE WHEN {_IS_READY} THEN clock_timestamp() ELSE c.available_at END
     FROM dependents dep
     WHERE c.id = dep.child AND {unindexed("c.finished_at IS NULL")}
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
               c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, dep.trace, dep.seq, dep.place
-), taken AS MATERIALIZED (
+), claimed_steps AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
     WHERE f.status = 'running' AND f.wake_at IS NULL
@@ -194,7 +197,7 @@ COMPLETE = f"""-- complete
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
            jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
-    FROM taken t
+    FROM claimed_steps t
 ), {write_outputs("done", "$4")}, {_results("$5")}), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
@@ -212,7 +215,7 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
     'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
     'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds,
     'cancelling', false, 'is_last', t.unblocks = '{{}}')
-FROM taken t JOIN job j ON j.id = t.job_id
+FROM claimed_steps t JOIN job j ON j.id = t.job_id
 """
 
 # SQL: no other step needs the task `t`. With the plain condition and no statistics yet (a young table), the planner

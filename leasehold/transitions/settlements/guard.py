@@ -66,8 +66,9 @@ def _held(job_condition: str) -> str:
 #: Here `held` leaves out the tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel`, and
 #: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
-#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something. Its code must
-#: still see the cancel: so its lease may end, and the workflow runs again. Meanwhile the job counts it as leased.
+#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
+#: Its lease may end, because the workflow runs again to see the cancel. Until then the job counts the workflow as
+#: leased.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")

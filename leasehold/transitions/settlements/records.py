@@ -17,8 +17,8 @@ from leasehold.transitions.endings import JobEnded
 
 
 class Verdict(StrEnum):
-    SETTLED = "settled"
-    LOST = "lost"  # another claim, a cancel or the sweeper took the task: this write changed nothing
+    SETTLED = "settled"  # this write ended the attempt, or an earlier try of this write did
+    LOST = "lost"  # another claim, a cancel, or the end of an overdue lease took the task: this write changed nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class FanningOut:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The verdict of each task, and the hints that the statement wrote. Publish the hints after the commit: else the
-    relay publishes them a second later.
+    """The verdict of each task, and the hints (messages that tell workers of due tasks) that the statement wrote.
+    Publish the hints after the commit: else the relay, a duty of the workers, publishes them a second later.
     """
 
     verdicts: dict[UUID, Verdict]

@@ -9,6 +9,7 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Settled
 
+# HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
 RELEASE = f"""-- release
 WITH {HELD_OR_TO_SEE_CANCEL}, released AS (
     -- The guarded write: the attempt does not count.
@@ -31,8 +32,8 @@ WITH {HELD_OR_TO_SEE_CANCEL}, released AS (
            a.status, r.id, r.step, 'pending', r.epoch
     FROM released r JOIN advanced a ON a.id = r.job_id
 ), hinted AS (
-    -- Queues `ext:` belong to external workers, which poll. The caller publishes the hints; the relay publishes after
-    -- `relay_at` those that are still there.
+    -- Queues `ext:` belong to external workers, which poll. The caller publishes the hints. After `relay_at` the relay
+    -- (a duty of the workers) publishes those that the caller has not published.
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
     FROM released r JOIN advanced a ON a.id = r.job_id

@@ -13,6 +13,7 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 # $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 handlers that the worker
 # lacks (NULL: a step that snoozes by itself).
 #
+# HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
 # A job that is being cancelled ends when its `leased` count is 0. So a workflow in it, which must run again to see the
 # cancel, stays in the count.
 WAIT_UNTIL = f"""-- wait_until
@@ -30,7 +31,7 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
-), unknown AS (
+), unknown_tasks AS (
     INSERT INTO unknown_task (task_id, epoch, queue, handler)
     SELECT id, epoch, queue, unknown FROM snoozed WHERE unknown IS NOT NULL
     ON CONFLICT (task_id) DO UPDATE
@@ -43,6 +44,7 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq
 ), events AS (
+    -- An event of a snooze has the kind `parked`.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
            a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)

@@ -25,9 +25,9 @@ WITH lease_batch AS MATERIALIZED (
 ), done AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
-    -- not, because each such lock is one more record in the WAL. If its first claim completes a job's single
-    -- task, and thereby the job, this statement writes no event: the view `history` derives the events of the claim and
-    -- of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
+    -- not, because each such lock is one more record in the WAL. If a job has a single task, and the task succeeds at
+    -- its first claim, this statement writes no event: the view `history` derives the events of the claim and of the
+    -- completion, from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -42,7 +42,7 @@ WITH lease_batch AS MATERIALIZED (
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count
     FROM done d
 ), judged AS MATERIALIZED (
-    -- The job's next status (`becomes`). A job with external steps is `waiting_worker` while one of them can run.
+    -- The job's next status. A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
                 WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
@@ -51,15 +51,15 @@ WITH lease_batch AS MATERIALIZED (
                     SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
                       AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
                       AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
-                THEN 'waiting_worker' ELSE 'running' END AS becomes
+                THEN 'waiting_worker' ELSE 'running' END AS next_status
     FROM counted c
 ), advanced AS (
     UPDATE job j
     SET steps_left = j.steps_left - per_job.completed_count,
         leased = j.leased - per_job.completed_count,
-        status = per_job.becomes,
-        finished_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
-        expires_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled')
+        status = per_job.next_status,
+        finished_at = CASE WHEN per_job.next_status IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN per_job.next_status IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.completed_count
     FROM judged per_job
@@ -68,7 +68,8 @@ WITH lease_batch AS MATERIALIZED (
     -- A job that ends shows its last status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
-           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
+           CASE WHEN next_status IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running'
+                ELSE next_status END,
            id, step, 'succeeded', epoch
     FROM judged WHERE done_seq IS NULL
 ), results AS (
@@ -76,8 +77,8 @@ WITH lease_batch AS MATERIALIZED (
     SELECT d.id, ($4::jsonb[])[d.place] FROM done d WHERE ($4::jsonb[])[d.place] IS NOT NULL
 )
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
-       CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
-       d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
+       CASE WHEN d.next_status IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
+       d.next_status AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
 FROM judged d

@@ -22,12 +22,12 @@ WITH ended AS (
     FROM (SELECT DISTINCT job_id, event_count FROM task_events) AS per_job
     JOIN job AS before ON before.id = per_job.job_id
     WHERE j.id = per_job.job_id
-    RETURNING j.id, j.tenant_id, j.event_seq - per_job.event_count AS seq, j.pipeline, before.status AS was,
+    RETURNING j.id, j.tenant_id, j.event_seq - per_job.event_count AS seq, j.pipeline, before.status AS old_status,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status,
-           CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was END, e.id, e.step, e.status, e.epoch
+           CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.old_status END, e.id, e.step, e.status, e.epoch
     FROM task_events e JOIN advanced a ON a.id = e.job_id
 )
 SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced

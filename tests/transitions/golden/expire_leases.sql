@@ -1,12 +1,12 @@
 -- expire_leases
-WITH lost AS MATERIALIZED (
+WITH lost_task AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses, t.contained FROM task t
     WHERE t.job_id = ANY($3::uuid[])
       AND t.status = 'running' AND ((t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
         SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)) OR t.lease_owner = ANY(ARRAY(
-    SELECT was.id FROM unnest($1::uuid[]) AS was(id)
-    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
+    SELECT owner.id FROM unnest($1::uuid[]) AS owner(id)
+    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = owner.id AND EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -14,16 +14,16 @@ WITH lost AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- `spent`: the task was lost too often. `ends`: the job of such a task fails, and all its lost tasks in this batch
-    -- fail, too. A step that a workflow started (`contained`) does not fail its job.
-    SELECT lost.id, lost.losses >= $2 AS spent,
-           bool_or(lost.losses >= $2 AND NOT lost.contained) OVER (PARTITION BY lost.job_id) AS ends
-    FROM lost
+    -- `lost_too_often`: the task fails. `ends`: its job fails, too, with all tasks of the job in this batch. A step
+    -- that a workflow started (`contained`) does not fail its job.
+    SELECT l.id, l.losses >= $2 AS lost_too_often,
+           bool_or(l.losses >= $2 AND NOT l.contained) OVER (PARTITION BY l.job_id) AS ends
+    FROM lost_task l
 ), attempt_ended AS (
     UPDATE task t
-    SET status = CASE WHEN judged.spent OR judged.ends THEN 'failed' ELSE 'pending' END,
+    SET status = CASE WHEN judged.lost_too_often OR judged.ends THEN 'failed' ELSE 'pending' END,
         lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
-        finished_at = CASE WHEN judged.spent OR judged.ends THEN clock_timestamp() END
+        finished_at = CASE WHEN judged.lost_too_often OR judged.ends THEN clock_timestamp() END
     FROM judged WHERE t.id = judged.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
               t.contained, t.unblocks, judged.ends,

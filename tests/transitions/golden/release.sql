@@ -47,8 +47,8 @@ WITH lease_batch AS MATERIALIZED (
            a.status, r.id, r.step, 'pending', r.epoch
     FROM released r JOIN advanced a ON a.id = r.job_id
 ), hinted AS (
-    -- Queues `ext:` belong to external workers, which poll. The caller publishes the hints; the relay publishes after
-    -- `relay_at` those that are still there.
+    -- Queues `ext:` belong to external workers, which poll. The caller publishes the hints. After `relay_at` the relay
+    -- (a duty of the workers) publishes those that the caller has not published.
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
     FROM released r JOIN advanced a ON a.id = r.job_id

@@ -61,7 +61,7 @@ WITH lease_batch AS MATERIALIZED (
     SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 ), suspended AS (
-    -- The guarded write: the attempt does not count, and earlier errors and losses no longer count.
+    -- The guarded write: the attempt does not count. Earlier errors and losses of the worker no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,
@@ -80,7 +80,7 @@ WITH lease_batch AS MATERIALIZED (
     FROM (
         SELECT job_id, sum(suspended)::int AS suspended, sum(started)::int AS started, sum(claimed)::int AS claimed
         FROM (SELECT job_id, 1 AS suspended, 0 AS started, 0 AS claimed FROM suspended
-              UNION ALL SELECT job_id, 0, 1, (status = 'running')::int FROM steps) AS each
+              UNION ALL SELECT job_id, 0, 1, (status = 'running')::int FROM steps) AS changes
         GROUP BY job_id
     ) AS counts
     WHERE j.id = counts.job_id
@@ -94,8 +94,9 @@ WITH lease_batch AS MATERIALIZED (
            a.status, s.id, s.step, 'waiting', s.epoch,
            jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.started)
     FROM suspended s JOIN advanced a ON a.id = s.job_id
-), taken AS MATERIALIZED (
-    -- The steps that this statement claims. A step's name may have a number after `#`, and a key has a point there.
+), claimed_steps AS MATERIALIZED (
+    -- The steps that this statement claims. A step's name may have a number after `#`; an object's key has a point
+    -- instead.
     SELECT s.*, a.tenant_id, a.pipeline, a.pipeline_version, a.inputs, a.trace, a.gated, a.grace_seconds,
            a.status AS job_status, a.output_prefix || '/' || replace(s.step, '#', '.') AS output_prefix,
            a.last_seq + a.suspended + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
@@ -105,7 +106,7 @@ WITH lease_batch AS MATERIALIZED (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT job_id, seq, tenant_id, 'claimed', job_status, id, step, 'running', epoch,
            jsonb_build_object('worker', lease_owner, 'attempt', attempt)
-    FROM taken
+    FROM claimed_steps
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
@@ -132,4 +133,4 @@ SELECT t.id, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', t.pipeline,
     'pipeline_version', t.pipeline_version, 'inputs', t.inputs, 'output_prefix', t.output_prefix, 'trace', t.trace,
     'gated', t.gated, 'grace_seconds', t.grace_seconds, 'cancelling', false, 'is_last', false)
-FROM taken t
+FROM claimed_steps t

@@ -1,3 +1,3 @@
 -- time_travel_end_leases
-WITH resigned AS (DELETE FROM leadership)
+WITH leaders AS (DELETE FROM leadership)
 UPDATE task SET lease_until = clock_timestamp() - interval '1 hour' WHERE status = 'running'

@@ -40,7 +40,7 @@ WITH lease_batch AS MATERIALIZED (
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
-), unknown AS (
+), unknown_tasks AS (
     INSERT INTO unknown_task (task_id, epoch, queue, handler)
     SELECT id, epoch, queue, unknown FROM snoozed WHERE unknown IS NOT NULL
     ON CONFLICT (task_id) DO UPDATE
@@ -60,6 +60,7 @@ WITH lease_batch AS MATERIALIZED (
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq
 ), events AS (
+    -- An event of a snooze has the kind `parked`.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
            a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
