@@ -33,6 +33,7 @@ _AMQP_FILES = ("cafile", "cacertfile", "certfile", "keyfile")
 _AMQP_PORTS = {"amqp": 5672, "amqps": 5671}
 #: In RabbitMQ's setting, a comma before a scheme separates two URLs. Every other comma separates two hosts of one URL.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
+#: Advice in error messages.
 _SEVERAL_HOSTS = "name several hosts as host1:5432,host2:5432 after the @, or as host=host1,host2&port=5432,5432"
 
 
@@ -87,7 +88,7 @@ def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl
     parts = _split(name, text, ("postgresql", "postgres"))
     query = _query(name, parts, _POSTGRES_PARAMETERS, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     query = _with_checked_tls(name, query)
-    login, at, host_list = parts.netloc.rpartition("@")
+    login, at_sign, host_list = parts.netloc.rpartition("@")
     if host_list and "host" in query:
         raise BadSetting(name, f"the URL names hosts after the @ and with host=; {_SEVERAL_HOSTS}")
     hosts = _hosts(name, host_list or query.get("host", ""), query.get("port", "5432"))
@@ -95,7 +96,7 @@ def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl
         hosts = _hosts_of_environment(pghost, query.get("port") or pgport or "5432")
     if hosts:
         query = {key: value for key, value in query.items() if key not in ("host", "port")}
-    netloc = login.replace("@", "%40") + at
+    netloc = login.replace("@", "%40") + at_sign
     dsn = urlunsplit(("postgresql", netloc, parts.path, urlencode(query, quote_via=quote), ""))
     if not netloc:  # urlunsplit then leaves out the //, which asyncpg needs
         dsn = dsn.replace("postgresql:", "postgresql://", 1)
@@ -131,14 +132,14 @@ def broker_urls(text: str) -> tuple[BrokerUrl, ...]:
 def _nodes_of(text: str) -> Iterator[BrokerUrl]:
     name = "LEASEHOLD_AMQP_URL"
     parts = _split(name, text, ("amqp", "amqps"))
-    login, at, host_list = parts.netloc.rpartition("@")
+    login, at_sign, host_list = parts.netloc.rpartition("@")
     hosts = _hosts(name, host_list, str(_AMQP_PORTS[parts.scheme]))
     if len(hosts) < 2:  # noqa: PLR2004 - the URL stays as it is; a URL without a host means localhost
         yield _broker_url(name, parts)
         return
     for host, port in hosts:
         entry = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        yield _broker_url(name, parts._replace(netloc=f"{login}{at}{entry}"))
+        yield _broker_url(name, parts._replace(netloc=f"{login}{at_sign}{entry}"))
 
 
 def _broker_url(name: str, parts: SplitResult) -> BrokerUrl:
@@ -190,8 +191,8 @@ def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mappi
     if unknown := sorted(set(names) - allowed):
         raise BadSetting(name, f"no such parameter: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
     if repeated := sorted({key for key in names if names.count(key) > 1}):
-        hint = next((f": {advice[key]}" for key in repeated if key in advice), "")
-        raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once{hint}")
+        what_to_write = next((f": {advice[key]}" for key in repeated if key in advice), "")
+        raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once{what_to_write}")
     return dict(pairs)
 
 
@@ -233,7 +234,7 @@ def _check_files(name: str, query: Mapping[str, str], keys: Iterable[str]) -> No
 
 
 def _check_readable(name: str, path: str) -> None:
-    """Raises BadSetting if the file cannot be read. Otherwise its OSError would later look like a server that does not
+    """Raises BadSetting if the file cannot be read. A later OSError of the file would look like a server that does not
     answer.
     """
     try:

@@ -1,6 +1,7 @@
 """A branch is one coroutine of a workflow: the workflow's function (branch ''), or a coroutine in a `gather`.
 
-Each branch numbers its calls, and the branch and the number are the place of a call in the journal.
+Each branch numbers its calls, and the branch and the number are the place of a call in the journal. When the code runs
+again from its top (a replay), each call finds its result at its place.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Branch(Pending[Any]):
     """A coroutine, and how far it has come. A branch is also a Pending: its result is what the coroutine returns or
     raises.
 
-    `path`: the branch's name, which makes its place in the journal. `number`: the number of the last call. `now`: the
-    time of the newest result. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending that the
+    `path`: the branch's name in the journal. `number`: the number of the last call. `now`: the time of the newest
+    result. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending (call of the context) that the
     coroutine awaits. `cancelled`: Cancelled was raised in the coroutine.
     """
 

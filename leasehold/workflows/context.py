@@ -1,4 +1,6 @@
-"""`Context`: the methods that a workflow calls. Each call is durable: it has a place in the run's journal."""
+"""`Context`: the methods that a workflow calls. Each call is durable: it has a place in the run's journal. When the
+code runs again from its top (a replay), each call takes its result from the journal.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ from leasehold.workflows.pending import (
 if TYPE_CHECKING:  # a program that declares a workflow loads no driver
     from leasehold.workflows.driver import Driver
 
-P = ParamSpec("P")
-R = TypeVar("R")
+P = ParamSpec("P")  # the parameters of a task or function
+R = TypeVar("R")  # the result of a task
 R_co = TypeVar("R_co", covariant=True)
-T = TypeVar("T")
+T = TypeVar("T")  # the result of any other call
 
-#: The longest name of a step or a signal.
+#: Characters in the longest name of a step or a signal.
 MAX_NAME = 200
 
 
@@ -46,7 +48,9 @@ class TaskOf(Protocol[P, R_co]):
     @property
     def runnable(self) -> Runnable: ...
 
-    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the task's function in this process. The method gives the checkers the task's types."""
+        ...
 
 
 class Child(Generic[R]):
@@ -177,7 +181,7 @@ class Context:
 
 
 def _seconds(duration: timedelta | float) -> float:
-    """The duration in seconds: from 0 to the longest that a wait may take."""
+    """The duration in seconds, at least 0 and at most the longest wait that is allowed."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
     return capped(max(0.0, seconds))  # in this order: NaN counts as 0
 

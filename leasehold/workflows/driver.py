@@ -56,6 +56,7 @@ from leasehold.workflows.port import Port
 
 #: After this many results in a row the driver lets the worker's other attempts run.
 _BURST = 200
+#: Characters of an error's message in the journal.
 _MAX_MESSAGE = 1000
 
 
@@ -118,8 +119,8 @@ class Driver:
                 task.cancel()
         await self._reopen(port, main.error)
         outcome = self._outcome_of(main)
-        # `calls` may still have a signal that was consumed last. A cancel that is requested now came after the end of
-        # the code, and must not change how the run ends.
+        # `calls` may still have the row of a signal that was consumed last. A cancel that is requested now came after
+        # the end of the code, and must not change how the run ends: so the second commit writes the row in spite of it.
         if not await self._commit(port):
             self._cancelling = True
             await self._commit(port)
@@ -129,7 +130,7 @@ class Driver:
         """Close the coroutines. Their `finally` blocks run, but must not call the context."""
         for branch in self._branches.values():
             if not branch.is_done:
-                with suppress(BaseException):  # its `finally` awaits or raises: no matter, the run goes on elsewhere
+                with suppress(BaseException):  # of a `finally` that awaits or raises: the run goes on elsewhere
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
@@ -256,7 +257,9 @@ class Driver:
             self._wait(call, entry.seconds)
 
     def _ended_by_cancel(self, call: Journaled[Any], entry: Entry) -> bool:
-        """Whether the step or run ended because this run is being cancelled. The workflow sees the cancel itself."""
+        """Whether the step or run ended because this run is being cancelled. The call then gets no result from it:
+        `_cancel` raises Cancelled where the call is awaited.
+        """
         if self._cancelled_at is None:
             return False
         if isinstance(call, RunCall):
@@ -400,7 +403,7 @@ class Driver:
             self._reject(call, NotWhileUndoing(f"{call.kind} {call.name}"))
         else:
             self._reject_as_cancelled(call)
-        if self._cancelling and (call.branch, call.number) in self._waiting_calls:  # it would wait after the cancel
+        if self._cancelling and (call.branch, call.number) in self._waiting_calls:  # no call may wait now
             self._cancel_call(call)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:

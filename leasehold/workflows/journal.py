@@ -1,4 +1,6 @@
-"""Replays a journal: each call of the code takes the entry at its place, which must name the same call."""
+"""Replays a journal (the rows of a workflow's calls): when the workflow's code runs again from its top, each call takes
+the entry at its place. The entry must name the same call.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`Pending`: what a method of a workflow's context returns. Await it, or give it to `ctx.gather`. The driver gets each
-awaited Pending, and resumes the code when it is done.
+"""`Pending`: what a method of a workflow's context returns. Await it, or give it to `ctx.gather`. The driver, which
+runs the workflow's code, gets each awaited Pending, and resumes the code when the Pending is done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # a program that declares a workflow loads no driver
     from leasehold.transitions.runs import NewRun
     from leasehold.transitions.settlements import Suspending
 
-T = TypeVar("T")
+T = TypeVar("T")  # the result
 
 
 class Pending(Generic[T]):

@@ -1,5 +1,5 @@
 """Writes the runs that workflows start (`ctx.start`), wakes workflows whose awaited runs have ended, and cancels the
-runs of a workflow that ended without success, unless they are detached.
+runs of a workflow that ended without success. Detached runs (`ctx.detached.start`) go on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leasehold.transitions.runs import CreatedRuns, NewRun
 from leasehold.transitions.workflows import recording
 from leasehold.transitions.workflows.records import Call, Recording
 
-#: The name of the leading worker's duty that calls `wake_waiting`, `close_calls` and `cancel_orphans`.
+#: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`.
 DUTY = "workflow_children"
 
 _LOCK = """
@@ -112,7 +112,8 @@ LIMIT $1
 
 
 # Closes the rows whose runs no workflow waits for any more: all rows of a workflow that succeeded, and otherwise the
-# rows whose run has ended. A row `result` stays open until its workflow has ended, too, because the workflow reads it.
+# rows whose run has ended. A row `result` stays open until its workflow has ended, too: a replay of the workflow reads
+# the result through the open row.
 # Rows that are `done` are not in the index of open rows.
 _CLOSE = """
 -- workflow_children_close

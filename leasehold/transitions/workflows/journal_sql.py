@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-#: SQL: whether the statement claims the step of the call `w` (a row of `written`, below). `held.external`: how many
-#: of the job's steps external workers do. $8: see settlements.suspending.
-_IS_TAKEN = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
+#: SQL: whether the statement claims the step of the call `w` (a row of the CTE `calls`, below). `held.external`: how
+#: many of the job's steps external workers do. $8: the ids of the steps that the worker would claim.
+_IS_CLAIMED = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
                AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue)"""
 
 
@@ -18,22 +18,22 @@ def write_calls(*, claims: bool) -> str:
     of the step's lease. The owner of the lease gets the step.
     """
     if claims:
-        taken = _IS_TAKEN
+        is_claimed = _IS_CLAIMED
         value_by_column = {
-            "status": "CASE WHEN taken THEN 'running' ELSE 'pending' END",
-            "lease_owner": "CASE WHEN taken THEN owner END",
-            "lease_until": "CASE WHEN taken THEN clock_timestamp() + $9::interval END",
-            "epoch": "taken::int",
-            "attempt": "taken::int",
-            "started_at": "CASE WHEN taken THEN clock_timestamp() END",
+            "status": "CASE WHEN is_claimed THEN 'running' ELSE 'pending' END",
+            "lease_owner": "CASE WHEN is_claimed THEN owner END",
+            "lease_until": "CASE WHEN is_claimed THEN clock_timestamp() + $9::interval END",
+            "epoch": "is_claimed::int",
+            "attempt": "is_claimed::int",
+            "started_at": "CASE WHEN is_claimed THEN clock_timestamp() END",
         }
     else:
-        taken, value_by_column = "false", {"status": "'pending'"}
+        is_claimed, value_by_column = "false", {"status": "'pending'"}
     columns, values = ", ".join(value_by_column), ", ".join(value_by_column.values())
-    return f""", written AS MATERIALIZED (
+    return f""", calls AS MATERIALIZED (
     -- The calls of the workflows in `held`.
     SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
-           {taken} AS taken
+           {is_claimed} AS is_claimed
     FROM held JOIN task t ON t.id = held.id
     CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
         branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
@@ -44,23 +44,23 @@ def write_calls(*, claims: bool) -> str:
     INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
     SELECT job_id, branch, number, kind, name, state, value, child,
            statement_timestamp() + make_interval(secs => delay), epoch
-    FROM written
+    FROM calls
     ON CONFLICT (job_id, branch, number) DO UPDATE
     SET state = excluded.state, value = excluded.value, epoch = excluded.epoch
     WHERE e.state = 'open' AND excluded.state <> 'open'
-), consumed AS (
-    DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
+), consumed_signals AS (
+    DELETE FROM signal s USING calls w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
     -- `contained`: the workflow started the task, so its failure is the workflow's and no dead letter.
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
                       timeout_seconds, cancelable, contained, {columns})
     SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
            timeout_seconds, cancelable, true, {values}
-    FROM written WHERE step IS NOT NULL
+    FROM calls WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
     RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds
 ), arguments AS (
     INSERT INTO item (task_id, parent_id, number, value)
-    SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
+    SELECT child, workflow, number, argument FROM calls WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 )"""

@@ -1,7 +1,8 @@
 """Reads journals: `read_each` reads the parts that a worker needs of many journals in one query, `read` a whole one.
 
 A workflow's journal has a row (`Entry`) for each call of the workflow's code that waits or has a result: a sleep, a
-signal, a step, a run. The place of a row is its branch (of code that runs at the same time) and its number there.
+signal, a step, a run. The place of a row is its branch (one of the coroutines that run at the same time) and its number
+in the branch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import lease_columns
 
 # Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with every
-# other row. The columns have the order of `Entry`. The CASE is needed because `greatest` ignores NULL: without it, a
-# wait that does not end by itself would get 0 seconds, which means that it is over.
+# other row. The columns have the order of `Entry`. The CASE is needed because `greatest` ignores NULL: without the
+# CASE, a wait that does not end by itself would get 0 seconds, as if it were over.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
@@ -77,9 +78,10 @@ READ_OPEN = _read(
 class Entry:
     """A row of the journal, with the state of the task or run that it awaits (`child`).
 
-    `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it. `status`: the state of the task
-    or run; None: the row awaits neither. `seconds`: seconds until the wait ends by itself, 0 if it is over; None: the
-    wait does not end by itself. `at`: when the result came; without a result, when the call was made.
+    `kind`: see records.Call. `state`: open | done | failed | timed_out | cancelled, as the workflow recorded it.
+    `status`: the state of the task or run, and `code` and `message` of its error; None: the row awaits neither.
+    `seconds`: seconds until the wait ends by itself, 0 if it is over; None: the wait does not end by itself. `at`: when
+    the result came; without a result, when the call was made.
     """
 
     branch: str

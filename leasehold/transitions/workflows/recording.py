@@ -20,8 +20,8 @@ def _record(name: str, held: str) -> str:
     within a second (`relay_at`), the relay does so.
     """
     return f"""-- {name}
-WITH {held}{write_calls(claims=False)}, forgiven AS (
-    -- The workflow has made progress: earlier losses and errors no longer count.
+WITH {held}{write_calls(claims=False)}, reset_counters AS (
+    -- The workflow has made progress: earlier errors and losses of the worker no longer count.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (
@@ -55,8 +55,8 @@ async def record(
 ) -> tuple[dict[UUID, Recorded], list[Announcement]]:
     """running -> running: write the calls of each lease that is valid, with the steps that they start. Safe to repeat.
 
-    In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel
-    (`Recording.cancelling`).
+    In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel: Cancelled was not
+    raised in its code yet (`Recording.cancelling`).
 
     Returns task -> the outcome of its Recording, and the hints of the steps: publish them after the commit.
     """

@@ -60,7 +60,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Calls to be written while the workflow goes on. `cancelling`: the workflow has seen the cancel of its run."""
+    """Calls to be written while the workflow goes on. `cancelling`: the workflow has seen the cancel of its run: the
+    error Cancelled was raised in its code.
+    """
 
     lease: Lease
     calls: tuple[Call, ...]

@@ -32,7 +32,7 @@ SEND = """
 WITH stored AS (
     INSERT INTO signal (job_id, tenant_id, name, payload)
     SELECT $1, $2, $3, coalesce($4::jsonb, 'null')
-    WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS kept) < $5
+    WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS unconsumed) < $5
     RETURNING id
 ), woken AS (
     -- Count the signal in `news`: a workflow that runs sees the higher count when it suspends. A workflow that waits
@@ -93,8 +93,8 @@ async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: 
 async def send(
     connection: Connection, run_id: UUID, tenant_id: str, name: str, payload: Any, *, at_most: int
 ) -> Sequence[Announcement]:
-    """Store the signal, and wake the workflow if it waits for it. Call it in a transaction; publish the hints after the
-    commit.
+    """Store the signal, and wake a workflow that waits for this signal. Call this in a transaction; publish the
+    returned hints (messages that tell workers of due tasks) after the commit.
 
     Raises NotFound `run_not_found`; Conflict `run_ended`; Invalid `invalid_payload` when the run waits for the signal
     now, and the payload does not fit the schema of the wait; and TooMany `too_many_signals` when the run already has
@@ -105,7 +105,7 @@ async def send(
         raise NotFound("run_not_found", "There is no such run.")
     if job["ended"] or job["cancelling"]:
         raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
-    # Read this after the lock: so it sees a wait that a suspension has written meanwhile.
+    # Read the schema after the lock: so the query sees a wait that a suspension has written meanwhile.
     schema = await schema_of(connection, run_id, tenant_id, name)
     if schema is not None and (problem := first_mismatch(compiled(schema), payload)) is not None:
         raise Invalid("invalid_payload", mismatch_sentence(*problem))

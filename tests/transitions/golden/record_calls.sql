@@ -26,10 +26,10 @@ WITH lease_batch AS MATERIALIZED (
       AND jobs.status <> 'cancel_requested'
     ORDER BY t.id
     FOR UPDATE OF t
-), written AS MATERIALIZED (
+), calls AS MATERIALIZED (
     -- The calls of the workflows in `held`.
     SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
-           false AS taken
+           false AS is_claimed
     FROM held JOIN task t ON t.id = held.id
     CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
         branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
@@ -40,27 +40,27 @@ WITH lease_batch AS MATERIALIZED (
     INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
     SELECT job_id, branch, number, kind, name, state, value, child,
            statement_timestamp() + make_interval(secs => delay), epoch
-    FROM written
+    FROM calls
     ON CONFLICT (job_id, branch, number) DO UPDATE
     SET state = excluded.state, value = excluded.value, epoch = excluded.epoch
     WHERE e.state = 'open' AND excluded.state <> 'open'
-), consumed AS (
-    DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
+), consumed_signals AS (
+    DELETE FROM signal s USING calls w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
     -- `contained`: the workflow started the task, so its failure is the workflow's and no dead letter.
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
                       timeout_seconds, cancelable, contained, status)
     SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
            timeout_seconds, cancelable, true, 'pending'
-    FROM written WHERE step IS NOT NULL
+    FROM calls WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
     RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds
 ), arguments AS (
     INSERT INTO item (task_id, parent_id, number, value)
-    SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
+    SELECT child, workflow, number, argument FROM calls WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
-), forgiven AS (
-    -- The workflow has made progress: earlier losses and errors no longer count.
+), reset_counters AS (
+    -- The workflow has made progress: earlier errors and losses of the worker no longer count.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
 ), advanced AS (

@@ -2,7 +2,7 @@
 WITH stored AS (
     INSERT INTO signal (job_id, tenant_id, name, payload)
     SELECT $1, $2, $3, coalesce($4::jsonb, 'null')
-    WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS kept) < $5
+    WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS unconsumed) < $5
     RETURNING id
 ), woken AS (
     -- Count the signal in `news`: a workflow that runs sees the higher count when it suspends. A workflow that waits

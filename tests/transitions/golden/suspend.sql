@@ -26,11 +26,11 @@ WITH lease_batch AS MATERIALIZED (
       AND jobs.status <> 'cancel_requested'
     ORDER BY t.id
     FOR UPDATE OF t
-), written AS MATERIALIZED (
+), calls AS MATERIALIZED (
     -- The calls of the workflows in `held`.
     SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.lease_owner AS owner, t.epoch, t.position, t.priority,
            coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.external = 0
-               AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue) AS taken
+               AND NOT EXISTS (SELECT FROM paused_queue q WHERE q.queue = w.queue) AS is_claimed
     FROM held JOIN task t ON t.id = held.id
     CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
         branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
@@ -41,24 +41,24 @@ WITH lease_batch AS MATERIALIZED (
     INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
     SELECT job_id, branch, number, kind, name, state, value, child,
            statement_timestamp() + make_interval(secs => delay), epoch
-    FROM written
+    FROM calls
     ON CONFLICT (job_id, branch, number) DO UPDATE
     SET state = excluded.state, value = excluded.value, epoch = excluded.epoch
     WHERE e.state = 'open' AND excluded.state <> 'open'
-), consumed AS (
-    DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
+), consumed_signals AS (
+    DELETE FROM signal s USING calls w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
     -- `contained`: the workflow started the task, so its failure is the workflow's and no dead letter.
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
                       timeout_seconds, cancelable, contained, status, lease_owner, lease_until, epoch, attempt, started_at)
     SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,
-           timeout_seconds, cancelable, true, CASE WHEN taken THEN 'running' ELSE 'pending' END, CASE WHEN taken THEN owner END, CASE WHEN taken THEN clock_timestamp() + $9::interval END, taken::int, taken::int, CASE WHEN taken THEN clock_timestamp() END
-    FROM written WHERE step IS NOT NULL
+           timeout_seconds, cancelable, true, CASE WHEN is_claimed THEN 'running' ELSE 'pending' END, CASE WHEN is_claimed THEN owner END, CASE WHEN is_claimed THEN clock_timestamp() + $9::interval END, is_claimed::int, is_claimed::int, CASE WHEN is_claimed THEN clock_timestamp() END
+    FROM calls WHERE step IS NOT NULL
     ON CONFLICT (job_id, step) DO NOTHING
     RETURNING id, job_id, step, queue, priority, status, lease_owner, epoch, attempt, handler, timeout_seconds
 ), arguments AS (
     INSERT INTO item (task_id, parent_id, number, value)
-    SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
+    SELECT child, workflow, number, argument FROM calls WHERE step IS NOT NULL
     ON CONFLICT (task_id) DO NOTHING
 ), suspended AS (
     -- The guarded write: the attempt does not count. Earlier errors and losses of the worker no longer count.
