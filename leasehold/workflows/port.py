@@ -20,8 +20,8 @@ class Port(Protocol):
         """
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
-        """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run. Returns False, and writes
-        nothing, if a cancel was requested that the workflow has not seen.
+        """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run: Cancelled was raised in its
+        code. Returns False, and writes nothing, if a cancel was requested that the workflow has not seen.
         """
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
@@ -39,4 +39,4 @@ class Port(Protocol):
         """Whether a cancel of the run was requested."""
 
     def check(self) -> None:
-        """Raises LeaseLost once the lease is not trusted any more."""
+        """Raises LeaseLost once the worker does not trust the lease any more, because the lease may have expired."""

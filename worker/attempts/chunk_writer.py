@@ -1,5 +1,5 @@
 """Writes what running attempts log and emit into the database: in batches while the attempts run, and the remaining
-items before their settlements.
+items before their settlements (the commits of how they ended).
 
 In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is the items of one
 attempt that one write takes.
@@ -49,22 +49,22 @@ class Buffer(Protocol):
     def close(self) -> None: ...
 
 
-_B = TypeVar("_B", bound=Buffer)
-_C = TypeVar("_C")  # a chunk, as the table's statement takes it
+_Buffer = TypeVar("_Buffer", bound=Buffer)
+_Chunk = TypeVar("_Chunk")  # a chunk, as the table's statement takes it
 
 
-class AttemptBuffer(Generic[_B]):
+class AttemptBuffer(Generic[_Buffer]):
     """The buffer of one attempt. `writing`: the write of this buffer that began last."""
 
     __slots__ = ("buffer", "claimed", "writing")
 
-    def __init__(self, claimed: Claimed, buffer: _B) -> None:
+    def __init__(self, claimed: Claimed, buffer: _Buffer) -> None:
         self.claimed = claimed
         self.buffer = buffer
         self.writing: asyncio.Task[None] | None = None
 
 
-class ChunkWriter(Generic[_B, _C]):
+class ChunkWriter(Generic[_Buffer, _Chunk]):
     """Writes one sort of item for all attempts of the worker. Create it in the event loop that runs the attempts.
 
     `name`: names the connection, the periodic task and the metric's label. `chunk_of(claimed, first_number, items)`:
@@ -75,36 +75,36 @@ class ChunkWriter(Generic[_B, _C]):
         self,
         settings: Settings,
         name: str,
-        chunk_of: Callable[[Claimed, int, list[bytes]], _C],
-        append: Callable[[Connection, Sequence[_C]], Awaitable[None]],
+        chunk_of: Callable[[Claimed, int, list[bytes]], _Chunk],
+        append: Callable[[Connection, Sequence[_Chunk]], Awaitable[None]],
     ) -> None:
         self.name = name
         self._chunk_of = chunk_of
         self._loop = asyncio.get_running_loop()
-        self._unwritten: deque[AttemptBuffer[_B]] = deque()
+        self._unwritten: deque[AttemptBuffer[_Buffer]] = deque()
         self._wake = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
 
         async def write(
             connection: Connection,
-            chunks: Sequence[_C],
+            chunks: Sequence[_Chunk],
             _repeated: bool,  # noqa: FBT001 - the Batcher's signature
         ) -> Sequence[None]:
             await append(connection, chunks)
             return [None] * len(chunks)
 
-        self._batcher: Batcher[_C, None] = Batcher(
+        self._batcher: Batcher[_Chunk, None] = Batcher(
             lambda: connect(settings, name), write, name=name, at_most=_BATCH, patience=_PATIENCE
         )
         self.start = self._batcher.start
 
-    def open(self, claimed: Claimed, buffer: _B) -> AttemptBuffer[_B]:
+    def open(self, claimed: Claimed, buffer: _Buffer) -> AttemptBuffer[_Buffer]:
         """From now on, write the items that the attempt puts into `buffer`."""
         attempt = AttemptBuffer(claimed, buffer)
         buffer.on_first = partial(self._enqueue, attempt)
         return attempt
 
-    def _enqueue(self, attempt: AttemptBuffer[_B]) -> None:
+    def _enqueue(self, attempt: AttemptBuffer[_Buffer]) -> None:
         """Remember a buffer that has unwritten items. Any thread may call this.
 
         This first appends and then checks the event. `turn` first clears the event and then empties the queue. So
@@ -121,7 +121,7 @@ class ChunkWriter(Generic[_B, _C]):
         while self._unwritten:
             self._begin_write(self._unwritten.popleft())
 
-    async def finish(self, attempt: AttemptBuffer[_B]) -> None:
+    async def finish(self, attempt: AttemptBuffer[_Buffer]) -> None:
         """End the writing for an attempt that has ended. Returns once all its items are written."""
         attempt.buffer.close()
         self._begin_write(attempt)
@@ -136,7 +136,7 @@ class ChunkWriter(Generic[_B, _C]):
             self._begin_write(self._unwritten.popleft())
         await asyncio.gather(*self._writes, return_exceptions=True)
 
-    def _begin_write(self, attempt: AttemptBuffer[_B]) -> None:
+    def _begin_write(self, attempt: AttemptBuffer[_Buffer]) -> None:
         """Begin to write the items that the attempt's buffer has now, if it has any."""
         first_number, items = attempt.buffer.take()
         if not items:
@@ -147,7 +147,7 @@ class ChunkWriter(Generic[_B, _C]):
         self._writes.add(attempt.writing)
         attempt.writing.add_done_callback(self._writes.discard)
 
-    async def _write_chunk(self, chunk: _C, items: int) -> None:
+    async def _write_chunk(self, chunk: _Chunk, items: int) -> None:
         """Write the chunk. If PostgreSQL refuses the chunk, drop it: a line that cannot be stored must not fail its
         attempt.
         """

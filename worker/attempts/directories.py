@@ -1,7 +1,7 @@
 """Makes, names and removes the directories of attempts.
 
-An attempt's directory lies beneath the worker's work directory. A child reads its inputs in `in` and writes to `out`.
-The worker asks the child to stop by making a file (frames.CANCEL) beside these two.
+An attempt's directory lies beneath the worker's work directory. A child (the process of an isolated step) reads its
+inputs in `in` and writes to `out`. The worker asks the child to stop by making a file (frames.CANCEL) beside these two.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Directories:
         self._root = root
         self._adopted: dict[tuple[UUID, int], Path] = {}  # by task and epoch
 
-    def of(self, lease: Lease) -> Path:
+    def path_of(self, lease: Lease) -> Path:
         """The directory of the attempt with this lease."""
         return self._adopted.get(_key(lease)) or self._root / f"{lease.task_id}-{lease.epoch}"
 
     def make(self, lease: Lease) -> Path:
         """The attempt's directory, with its `in` and `out`."""
-        directory = self.of(lease)
+        directory = self.path_of(lease)
         _make_in_and_out(directory)
         return directory
 
@@ -63,9 +63,9 @@ class Directories:
         self._adopted[_key(lease)] = directory
 
     def request_stop(self, lease: Lease) -> None:
-        """Make the file that asks the handler to stop at its next checkpoint."""
+        """Make the file that asks the handler to stop at its next checkpoint (a call that checks whether to go on)."""
         try:
-            (self.of(lease) / frames.CANCEL).touch()
+            (self.path_of(lease) / frames.CANCEL).touch()
         except FileNotFoundError:
             pass  # the attempt has no directory, and so no child
         except OSError as error:
@@ -73,7 +73,7 @@ class Directories:
 
     async def remove(self, lease: Lease) -> None:
         """Remove the attempt's directory. The removal goes on if the caller is cancelled meanwhile."""
-        directory = self.of(lease)
+        directory = self.path_of(lease)
         self._adopted.pop(_key(lease), None)
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
 

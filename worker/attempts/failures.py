@@ -1,5 +1,5 @@
 """Turns the exception of an attempt into a failure: a code, a cause, and the pause before the next attempt. The runner
-calls it when a handler, a child or the object store has raised.
+calls this module when a handler, a child (the process of an isolated step) or the object store has raised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from leasehold.transitions.settlements import Failure
 
 log = structlog.get_logger(__name__)
 
-#: The pause after an unforeseen exception. The second in a row fails the task for good (see Runner).
+#: The pause after an unforeseen exception (not a StepError, in an isolated step). The second such exception in a row
+#: fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
 #: The folder of the worker's own code. In a traceback its frames stand above the handler's, and explain nothing.

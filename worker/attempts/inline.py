@@ -50,7 +50,8 @@ from leasehold.workflows.pending import Outcome
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
 #: Seconds for which a plain handler waits for a free thread. If none becomes free, the attempt snoozes for the same
-#: time. So does an attempt for which its pipeline's own rule has no room.
+#: time: it gives its lease back, and the task is due again later. So does an attempt for which its pipeline's own rule
+#: (`Pipeline.room`) has no room.
 _THREAD_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -133,7 +134,7 @@ class InlineAttempt:
     @property
     def directory(self) -> Path:
         self.used_directory = True
-        directory = self._directories.of(self.lease)
+        directory = self._directories.path_of(self.lease)
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
@@ -315,7 +316,7 @@ class InlineAttempts:
         if pipeline.room is None:
             return await self._call_in_middlewares(attempt, seconds, None)
         async with AsyncExitStack() as stack:
-            with attempt.slot.lent():  # while this attempt waits for room, another may use its slot
+            with attempt.slot.lent():  # while this attempt waits for room, another attempt may run in its slot
                 has_room = await stack.enter_async_context(pipeline.room(attempt))
             if not has_room:
                 return Snoozing(attempt.lease, _THREAD_SECONDS)

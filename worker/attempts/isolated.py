@@ -80,7 +80,7 @@ class IsolatedAttempts:
         speculation = self._take_speculation(claimed, sources, on_progress)
         try:
             fetched = await self._inputs(claimed, step, sources, speculation)
-            failpoints.reach("after_download")
+            failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()})
             if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
                 published = await find_published(self._store, claimed.output_prefix, step, digest, held)
@@ -93,7 +93,7 @@ class IsolatedAttempts:
                     done = await speculation.running
                 else:
                     files = {name: path for name, (path, _) in fetched.items()}
-                    directory = self._directories.of(claimed.lease)
+                    directory = self._directories.path_of(claimed.lease)
                     done = await self._run(claimed, pipeline, step, files, directory, timeout, on_progress)
             await self._run_finisher(pipeline, step, done)
             started = self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []

@@ -1,4 +1,6 @@
-"""Reads and writes the journals of running workflows, for workflows.py. Waiting requests share a round trip."""
+"""Reads and writes the journals of running workflows (a row for each call), for workflows.py. Requests that wait at the
+same time share a round trip.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from leasehold.transitions.workflows.records import Recorded, Recording
 
 class Journals:
     """Every workflow attempt of the worker awaits `read` and `record`. All requests use one connection, and at most
-    `at_most` of them share a round trip. While the database is away they wait, without a limit of time.
+    `at_most` of them share a round trip. While the database is away, the requests wait without a limit of time.
     """
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:

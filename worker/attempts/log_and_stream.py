@@ -1,4 +1,5 @@
-"""The log and the stream of each attempt. The runner opens both for a new attempt, and finishes both at its end.
+"""The log of each attempt, and its stream (the values that its handler emits). The runner opens log and stream for a
+new attempt, and finishes them at its end.
 
 Most attempts log and emit nothing. So an attempt has no buffers until its first line or chunk.
 """

@@ -35,13 +35,13 @@ class BlockingAttempt:
         self._has_ended = True
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """As Attempt.progress, which this calls in the event loop: only the loop's thread may set an asyncio.Event."""
+        """Call Attempt.progress in the event loop, because only the loop's thread may set an asyncio.Event."""
         if self._has_ended:
             raise Cancelled
         self._loop.call_soon_threadsafe(self._attempt.progress, percent, summary)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _PUBLIC:  # tools that print tracebacks ask for many names: no Cancelled for those
+        if name not in _PUBLIC:  # tools that print tracebacks ask for many names
             raise AttributeError(name)
         if self._has_ended:
             raise Cancelled

@@ -1,7 +1,7 @@
 """Publishes a step's outputs to the object store, and finds outputs that an earlier attempt has published already.
 
-Every object carries the digest of the work that produced the object. The step's primary output is published last, and
-carries a list of the other outputs: so the presence of the primary output proves that all are there.
+Every object carries the digest of the work that produced the object. The step's primary output (`Step.writes`) is
+published last, and carries a list of the other outputs: so if the primary output exists, all outputs exist.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
     key.
 
     The attempt may replace the object of an earlier attempt. It may not replace the object of a newer attempt, nor any
-    object while its lease is not trusted. Trust alone is not enough: after an early takeover (the owner's presence
-    ended) the old owner still trusts its lease for a moment, and could overwrite the new owner's output. If the store
-    drops metadata, no object names its writer, and only trust decides.
+    object while it does not trust its lease (the lease may have expired). Trust alone is not enough: if PostgreSQL lost
+    the session of the owner, another worker has taken the task over, but the old owner still trusts its lease for a
+    moment, and could overwrite the new owner's output. If the store drops metadata, no object names its writer, and
+    only trust decides.
 
     After a failover that lost the last commits, PostgreSQL may give the same epoch to a second owner. Only the owner
     that PostgreSQL confirms may replace the other owner's object.
@@ -89,7 +90,7 @@ async def publish_outputs(
 
     primary = step.writes
     outputs = await gather_or_cancel(publish(name, file, {}) for name, file in done.files.items() if name != primary)
-    failpoints.reach("mid_upload")
+    failpoints.reach("mid_upload")  # a failpoint: here a test can stop or kill the process
     if primary is not None and primary in done.files:
         manifest = _encoded_manifest(outputs, done.value)
         outputs.append(await publish(primary, done.files[primary], {_MANIFEST: manifest} if manifest else {}))

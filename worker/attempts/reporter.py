@@ -11,13 +11,14 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.progress import Progress, report
 from leasehold.transitions.quarantine import run_known_units
 
+#: Seconds between two writes.
 EVERY_SECONDS = 0.5
-#: The name under which the quarantine sets refused reports aside.
+#: The name under which the table `quarantine` has the tasks whose reports PostgreSQL refused, until their next try.
 DUTY = "progress"
 
 
 class Reporter:
-    """Attempts call `report`; a Periodic of the worker calls `turn`."""
+    """Attempts call `report`; a loop of the worker (runtime.periodic) calls `turn`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

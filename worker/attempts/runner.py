@@ -1,4 +1,5 @@
-"""Runs one attempt from its claim to its settlement. A slot pool calls `Runner.run` and ACKs the hint afterwards.
+"""Runs one attempt from its claim to its settlement (the commit of how it ended). A slot pool, which has room for some
+attempts, calls `Runner.run`, and afterwards ACKs the hint (the message that announced the task).
 
 The runner writes no status itself: it hands a settlement to the settlement batcher, which writes it under the lease.
 """
@@ -129,7 +130,7 @@ class Runner:
         self._starts.count(claimed.queue)  # the list of queues shows how many attempts start in a minute
         trace = claimed.trace or {}
         trace_id = traces.trace_id_of(trace)
-        declared = self._declaration(claimed)
+        declaration = self._declaration(claimed)
         log_and_stream = self._log_and_stream_writers.open(claimed)
         add_to_every_line({
             "job_id": claimed.job_id,
@@ -147,13 +148,13 @@ class Runner:
             leasehold_job_id=str(claimed.job_id),
             leasehold_attempt=claimed.lease.attempt,
         ) as span:
-            failpoints.reach("after_claim")
+            failpoints.reach("after_claim")  # a failpoint: here a test can stop or kill the process
             settlement: Settlement | None = None
             outcome, next_step = "lost", None
-            seconds = _time_limit(claimed, declared[1]) if declared else 0.0
+            seconds = _time_limit(claimed, declaration[1]) if declaration else 0.0
             held = self._heartbeat.hold(claimed.lease, seconds + _AFTER_LIMIT_SECONDS)  # renew the lease from now on
             try:
-                settlement = await self._attempt(claimed, declared, seconds, held, log_and_stream, slot)
+                settlement = await self._attempt(claimed, declaration, seconds, held, log_and_stream, slot)
                 await self._finish_log_and_stream(log_and_stream, settlement)
                 if settlement is not None:
                     settlement = _with_next_step(settlement, claimed, slot)
@@ -178,7 +179,7 @@ class Runner:
     async def _attempt(
         self,
         claimed: Claimed,
-        declared: tuple[Pipeline, Step] | None,
+        declaration: tuple[Pipeline, Step] | None,
         seconds: float,
         held: HeldLease,
         log_and_stream: LogAndStream,
@@ -187,10 +188,10 @@ class Runner:
         """Run the handler under the held lease, for `seconds` at most. Returns the settlement to write; None when the
         lease is lost.
         """
-        if declared is None:
+        if declaration is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return await self._put_off(claimed)
-        work = asyncio.ensure_future(self._perform(claimed, *declared, seconds, held, log_and_stream, slot))
+        work = asyncio.ensure_future(self._perform(claimed, *declaration, seconds, held, log_and_stream, slot))
         if claimed.cancelling:  # the job was cancelled before this claim: the task is a workflow, whose code sees that
             held.cancelled = True
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
@@ -198,7 +199,7 @@ class Runner:
             work.cancel()
         self._running.add(work)
         try:
-            return await self._settlement_of(work, claimed, declared[1], held, log_and_stream)
+            return await self._settlement_of(work, claimed, declaration[1], held, log_and_stream)
         finally:
             self._running.discard(work)
 
@@ -226,7 +227,7 @@ class Runner:
         except TRY_AGAIN as error:
             log.warning("the worker could not read who has the code", error=type(error).__name__)
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
-        if served[queue_and_handler].able:
+        if served[queue_and_handler].able:  # a living worker has the code
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
         seconds = min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
         return Snoozing(claimed.lease, seconds, unknown=handler)
@@ -250,8 +251,8 @@ class Runner:
             raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop
 
     def _request_stop(self, claimed: Claimed, work: asyncio.Future[Settlement]) -> None:
-        """A client cancelled the job. The handler sees it at its next checkpoint; a handler without checkpoints is
-        cancelled after the job's `grace_seconds`.
+        """Tell the handler that a client cancelled the job: its next checkpoint (a call that checks whether to go on)
+        raises. A handler without checkpoints is cancelled after the job's `grace_seconds`.
         """
         self._directories.request_stop(claimed.lease)
         asyncio.get_running_loop().call_later(claimed.grace_seconds, work.cancel)
@@ -360,9 +361,9 @@ class Runner:
 
     async def _settle_refused(self, claimed: Claimed, error: Permanent) -> tuple[Failure, Answer]:
         """PostgreSQL refused the settlement's values: fail the attempt instead."""
-        declared = self._declaration(claimed)
-        assert declared is not None  # the handler has run
-        failure = failure_of(claimed, declared[1], error)
+        declaration = self._declaration(claimed)
+        assert declaration is not None  # the handler has run
+        failure = failure_of(claimed, declaration[1], error)
         return failure, await self._settlements.settle(failure)
 
 

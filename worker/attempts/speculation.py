@@ -1,8 +1,8 @@
 """Speculative execution: while an attempt publishes its outputs, the job's next isolated steps run already.
 
-The next step of a picture then does not wait for the uploads of the step before. This is safe: an isolated step is a
-function of its files and parameters, and changes nothing outside its directory, so a worker may run the step before it
-has the step's lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else
+So the next step does not wait for the uploads of the step before. This is safe: an isolated step is a function of its
+files and parameters, and changes nothing outside its directory. So a worker may run the step before it has the step's
+lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else
 the worker discards it. If further children are idle, later steps that need no new input run at the same time.
 """
 
@@ -50,9 +50,9 @@ def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the task whose attempt discards the speculation when that attempt ends. First this is the task that
-    started the speculation. If this worker then runs the job's next step, it is that step's task. After `take` it is
-    the task that took the speculation.
+    `bound_to`: the task whose attempt discards the speculation when that attempt ends. At first this is the task that
+    started the speculation; if this worker then runs the job's next step, that step's task; and after `take`, the task
+    that took the speculation.
     `owner_task`: the task that took the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
     `sha256`: the digests of the inputs; they are complete once the attempt that writes the last input has published it.

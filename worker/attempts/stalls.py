@@ -10,25 +10,25 @@ import structlog
 
 from leasehold.worker import metrics
 
-_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 log = structlog.get_logger(__name__)
 
 #: Seconds between two warnings about one step.
 _REMINDER_SECONDS = 60.0
-_warned_at: dict[tuple[str, str], float] = {}
+_warned_at: dict[tuple[str, str], float] = {}  # pipeline and step -> monotonic time of the last warning
 
 
-class Watched(Awaitable[_T], Generic[_T]):
+class Watched(Awaitable[_Result], Generic[_Result]):
     """`await Watched(work, ...)` returns and raises what `await work` does. It measures and logs each time that `work`
     runs for longer than `limit_seconds` without waiting.
     """
 
-    def __init__(self, work: Awaitable[_T], pipeline: str, step: str, limit_seconds: float) -> None:
+    def __init__(self, work: Awaitable[_Result], pipeline: str, step: str, limit_seconds: float) -> None:
         self._work = work
         self._labels = (pipeline, step)
         self._limit_seconds = limit_seconds
 
-    def __await__(self) -> Generator[Any, Any, _T]:
+    def __await__(self) -> Generator[Any, Any, _Result]:
         """As `yield from`, step by step: run `work` until it waits, pass its future on, and give `work` the answer."""
         inner = self._work.__await__()
         # The iterator of an awaitable need not be a generator: it may have neither `send` nor `throw`.
@@ -40,7 +40,7 @@ class Watched(Awaitable[_T], Generic[_T]):
             try:
                 future = send(value) if error is None else throw(error)
             except StopIteration as end:
-                result: _T = end.value
+                result: _Result = end.value
                 return result
             finally:
                 if (seconds := perf_counter() - began) > self._limit_seconds:

@@ -67,8 +67,8 @@ class Threads:
         self._loop = asyncio.get_running_loop()
 
     async def reserve(self, seconds: float, slot: Slot) -> Reservation | None:
-        """Reserve a thread for the attempt in `slot`. While no thread is free, the slot is lent. None: no thread became
-        free within `seconds`.
+        """Reserve a thread for the attempt in `slot`. While no thread is free, the slot is lent: another attempt may
+        run in it. None: no thread became free within `seconds`.
         """
         if not self._free_threads.locked():
             await self._free_threads.acquire()

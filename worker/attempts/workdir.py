@@ -1,5 +1,5 @@
-"""The work directory of a worker process. The worker removes it at its end. If the worker is killed, the next worker to
-start removes it.
+"""The work directory of a worker process, for the files of its attempts. The worker removes the directory at its end.
+If the worker is killed, the next worker to start removes it.
 """
 
 from __future__ import annotations

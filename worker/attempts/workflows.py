@@ -3,7 +3,7 @@
 A driver (leasehold/workflows/driver.py) runs the function's coroutine and collects its calls. The worker then keeps the
 driver with the coroutine in memory for a while. The coroutine goes on under the next claim of the same task, if this
 worker knows that the suspension is committed. Otherwise the workflow's function runs again from its top, and the
-journal gives it the results of its earlier calls.
+journal (the rows of its calls) gives it the results of its earlier calls.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ class Workflows:
         handler: tuple[str, str],
         check: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Call a function: in the loop if it is an `async def`, else in a thread. While no thread is free, the caller's
-        slot is lent, and `check` is called once a second. `handler`: the caller's pipeline and step.
+        """Call a function: in the loop if it is an `async def`, else in a thread. While no thread is free, another
+        attempt may run in the caller's slot, and `check` is called once a second. `handler`: the caller's pipeline and
+        step.
         """
         if _returns_coroutine(function):
             try:
@@ -189,7 +190,7 @@ class _Port:
         self._lease = lease
         self._held = held
 
-    # Of each call its branch (the concurrent part of the workflow that made it) and its number there; None: all.
+    # A place is the branch (the concurrent part of the workflow) that made a call, and the call's number in the branch.
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
         journal = await self._workflows.journals.read(Reading(self._lease, places))
         if journal is None:
