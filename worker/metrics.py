@@ -80,7 +80,7 @@ CHILD_PEAK = histogram(
 )
 
 # Create these label values at the start. If a counter appeared only with its first event, PromQL's `increase()` would
-# not see that event.
+# not count that event.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
 HINTS_CLAIMED = HINTS.labels("claimed")

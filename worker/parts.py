@@ -1,8 +1,9 @@
 """The parts of a worker. `open_parts` opens them in order and closes them in the opposite order.
 
 `Worker` enters `open_parts` once. The parts open in the order of their dependence: servers (database, broker, store),
-registration (the worker's row), announcer (publishes hints), heartbeat, batchers, runner, slot pools, duties. Before
-all of them, worker/warm_up.py makes the work directory and starts the children (the processes of isolated steps).
+registration (the worker's row), announcer (publishes hints, the messages about due tasks), heartbeat, batchers, runner,
+slot pools, duties (maintenance loops). Before all of them, worker/warm_up.py makes the work directory and starts the
+children (the processes of isolated steps).
 """
 
 from __future__ import annotations
@@ -269,7 +270,9 @@ async def _open_servers(
 
 
 async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
-    """Wait for the children. Returns the queues that the worker may serve, given the fences that this kernel offers."""
+    """Wait for the children. Returns the queues that the worker may serve: the isolated queues only if this kernel has
+    the fences that confine children.
+    """
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
     if not queues.isolated <= allowed:  # `allowed` has all isolated queues or none: with none, no child is needed

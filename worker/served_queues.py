@@ -1,5 +1,5 @@
-"""The queues that a worker serves, and the queues among them that need child processes because they have isolated
-steps. `Worker` computes both once.
+"""The queues that a worker serves, and the queues among them that need child processes because they have isolated steps
+(steps that run in such processes). `Worker` computes `ServedQueues` once, at its start.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class ServedQueues:
     have an isolated step.
 
     `isolated_pipelines`: the pipelines with a step in one of the queues and with an isolated step. `inline_pipelines`:
-    the same, with an inline step. A pipeline may be in both. `slots`: queue -> the slots of the slot pool that serves
-    it. The queues of one pool share its slots.
+    the pipelines with a step in one of the queues and with an inline step (one that runs in the worker's own process).
+    A pipeline may be in both. `slots`: queue -> how many attempts run at once in the slot pool that serves the queue.
+    The queues of one pool share its slots.
     """
 
     every: frozenset[str]
@@ -40,9 +41,8 @@ class ServedQueues:
         """The queues that the settings name; if they name none, all queues that the pipelines declare. The worker also
         serves these queues pinned to its labels: only workers with the label `l` serve a queue `queue@l`.
         """
-        declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
-        named = frozenset(settings.queues or declared)
-        every = served_queues(named, settings.labels)
+        declared_queues = {step.queue for pipeline in pipelines for step in pipeline.steps}
+        every = served_queues(frozenset(settings.queues or declared_queues), settings.labels)
         unpinned = {unpinned_queue(queue) for queue in every}
         served = [pipeline for pipeline in pipelines if any(step.queue in unpinned for step in pipeline.steps)]
         isolated_queues = {step.queue for pipeline in served for step in pipeline.steps if step.isolated}

@@ -25,8 +25,8 @@ from leasehold.worker.served_queues import ServedQueues
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The children that start. The task `started` ends when all zygotes have loaded their handlers. The task raises
-    DeclarationError if a zygote cannot load its handlers.
+    """The children, and the task that starts them: `started` ends when all zygotes have loaded their handlers, and
+    raises DeclarationError if a zygote cannot load its handlers.
     """
 
     work_dir: Path

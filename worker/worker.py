@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 _PARTS = "leasehold.worker.parts"
 #: Seconds from the start to the self-check. By then the broker has connected, or is away.
 _CHECK_AFTER_SECONDS = 5.0
+#: Seconds between two records that the event loop runs.
 _PULSE_SECONDS = 5.0
 
 
@@ -80,7 +81,9 @@ class Worker:
         await self._stack.aclose()
 
     async def drain(self) -> None:
-        """Claim no more tasks. Wait for running attempts, and release those that still run after `drain_seconds`."""
+        """Claim no more tasks. Wait for running attempts. After `drain_seconds`, end the attempts that still run, and
+        release their leases to other workers.
+        """
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
         self._draining = True
@@ -145,8 +148,8 @@ class Worker:
             raise
         if queues != self.queues and not self._draining:
             await self.parts.registration.change_queues(self.parts.pool, queues)
-            # A drain that began meanwhile has stopped the claiming of the pools that it found. A pool that started now
-            # would go on claiming, and the drain would wait for it without end.
+            # A drain that began meanwhile has stopped only the slot pools that existed then. A pool that started now
+            # would go on claiming, and the drain would wait for this pool without end.
             if not self._draining:
                 self.parts.slot_pools.start_isolated(self._chosen.isolated)
                 self.queues = queues

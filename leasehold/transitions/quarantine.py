@@ -67,8 +67,8 @@ def is_away(connection: Connection, error: BaseException) -> bool:
     """
     if connection.is_closed():
         return True
-    took_too_long = isinstance(error, (TimeoutError, asyncpg.QueryCanceledError))
-    return may_try_again(error) and not took_too_long
+    has_timed_out = isinstance(error, (TimeoutError, asyncpg.QueryCanceledError))
+    return may_try_again(error) and not has_timed_out
 
 
 def error_record(error: BaseException) -> dict[str, str]:

@@ -73,13 +73,13 @@ class Claimer:
             owner = await self._dead_owner(task_id)
             if owner is not None:
                 return await self._batcher.claim(task_id, (owner,))
-        # The first claim saw a lease. The sweeper (a duty of the leading worker) may have ended it during the pauses.
+        # The sweeper (a duty of the leading worker) may have ended the lease of the dead worker during the pauses.
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
         """Claim up to `limit` due tasks of `queues`. `rooms` bounds how many of them one tenant gets. The poll claims
-        no task that has been due for less than `overdue` seconds: a hint announces it. If PostgreSQL's answer is lost,
-        the heartbeat releases the tasks that the poll has claimed.
+        no task that has been due for less than `overdue` seconds, because a hint announces such a task. If PostgreSQL's
+        answer is lost, the heartbeat releases the tasks that the poll has claimed.
         """
         polls = self._polls[queues]
         try:

@@ -1,5 +1,5 @@
-"""Hands each hint (the message that a task may be due) to the slot pool of its queue. Hints come from the broker, and
-from this worker's own commits.
+"""Hands each hint (the message that a task may be due) to the slot pool of its queue (the slots in which the attempts
+of some queues run). Hints come from the broker, and from this worker's own commits.
 """
 
 from __future__ import annotations

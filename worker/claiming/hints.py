@@ -1,6 +1,6 @@
-"""The hints that a slot pool has received and whose tasks it has not claimed yet, by tenant. A hint waits here
-unacknowledged until its tenant may take a slot. When the worker stops, the broker redelivers the waiting hints to other
-workers.
+"""The hints (messages that a task may be due) that a slot pool has received and whose tasks it has not claimed yet, by
+tenant. A hint waits here unacknowledged until its tenant may take a slot. When the worker stops, the broker redelivers
+the waiting hints to other workers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Hints:
             if chosen is None or self._shares.running(tenant) < self._shares.running(chosen):
                 chosen = tenant
             if not self._shares.running(chosen):
-                break  # no tenant runs fewer steps than none
+                break  # no tenant can run fewer steps than the chosen one, which runs none
         return chosen
 
     def lighter_tenant_waits(self, tenant: str) -> bool:

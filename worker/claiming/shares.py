@@ -1,8 +1,9 @@
-"""Counts how tenants share the slots of one pool. The slot pool calls it before it starts a step or a poll.
+"""Counts how tenants share the slots of one pool. The slot pool asks `Shares` before it starts a step or a poll.
 
 A pool cannot take a slot back from a step that runs for an hour. So it keeps slots for tenants that come later:
 
-- One tenant may run at most `at_most` steps. The pool has `at_most + at_most // GREED` shared slots.
+- One tenant may run at most `at_most` steps. The pool has `at_most + at_most // GREED` shared slots (GREED is a fixed
+  factor).
 - A tenant gets another shared slot only while it runs fewer steps than `GREED` times the number of unused slots.
 - The pool has `reserve` further slots. A tenant gets one of them only while it runs no step in the pool.
 

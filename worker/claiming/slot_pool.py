@@ -57,9 +57,9 @@ _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `has_more`: more tasks may be due. `hinted`: some claimed tasks were new. The broker has
-    hints of new tasks, so the pool need not poll again for the others. `held_back`: some due tasks belong to tenants
-    that have no room in this pool.
+    """What a poll found out. `has_more`: more tasks may be due. `hinted`: hints announce these tasks, so the pool need
+    not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has hints of new
+    tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
     If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
     """
@@ -127,12 +127,12 @@ class SlotPool:
         self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
-        self._may_poll = asyncio.Event()
+        self._may_poll = asyncio.Event()  # set when a poll is requested, and when the pool stops
         self._enough_ended = asyncio.Event()  # set when the attempts that `_wait_for_ends` awaits have ended
         self._ends_left = 0  # how many of these attempts have not ended yet; below 0 if more have ended
         self._finds_unhinted = False  # the last poll that claimed tasks found only tasks that no hint announces
-        self._following: asyncio.Task[None] | None = None
-        self._polling: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None  # the loop `_follow_hints`
+        self._polling: asyncio.Task[None] | None = None  # the loop `_poll`
         self._stopping = False
 
     def start(self) -> None:
@@ -231,7 +231,7 @@ class SlotPool:
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
         if not duplicates:
             return
-        failpoints.reach("after_hint")
+        failpoints.reach("after_hint")  # a failpoint: here a test can stop or kill the process
         metrics.HINTS.labels("duplicate").inc(len(duplicates))
         acks = asyncio.create_task(_ack_all(duplicates))
         self._acks.add(acks)

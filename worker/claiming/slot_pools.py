@@ -23,8 +23,8 @@ _HINTS_PER_SLOT = 4
 
 
 class SlotPools:
-    """`start` serves the inline queues, whose steps run in this process, and the isolated queues whose child processes
-    are ready. `start_isolated` adds the isolated queues when their children are ready later.
+    """`start` serves the inline queues, whose steps run in this process, and the isolated queues, whose steps run in
+    child processes, if these are ready. If they are ready later, `start_isolated` adds the isolated queues.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class SlotPools:
         for pipeline in self._pipelines:
             if pipeline.slots is None:
                 continue
-            declared = {step.queue for step in pipeline.steps}
+            declared_queues = {step.queue for step in pipeline.steps}
             # A queue of the worker may have a label behind the declared name: `QUEUE@LABEL`.
-            of_pipeline = frozenset(queue for queue in queues if unpinned_queue(queue) in declared)
-            if of_pipeline:
+            own_queues = frozenset(queue for queue in queues if unpinned_queue(queue) in declared_queues)
+            if own_queues:
                 slots = getattr(self._settings, pipeline.slots)  # `pipeline.slots` names the setting
-                yield self._pool(of_pipeline, slots, reserve=slots)
-                queues -= of_pipeline
+                yield self._pool(own_queues, slots, reserve=slots)
+                queues -= own_queues
         if queues:
             slots, reserve = self._settings.worker_concurrency, self._settings.worker_reserve
             yield self._pool(queues, slots, reserve=slots if reserve is None else reserve)
@@ -93,6 +93,7 @@ class SlotPools:
         return self._pool(queues, number_of_children(self._settings), reserve=0)
 
     def _pool(self, queues: Iterable[str], slots: int, *, reserve: int) -> SlotPool:
+        """A pool for `queues`. `reserve`: further slots, for tenants that run nothing in the pool."""
         return SlotPool(
             sorted(queues),
             slots,

@@ -19,8 +19,8 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 
 #: Seconds between two checks whether the heartbeat has confirmed the ownership of a task.
 _UNCONFIRMED_SECONDS = 0.02
-#: A claim waits while the database is away, for any time. If it gave up, the worker would keep the hint unacknowledged,
-#: and no worker would run the task.
+#: Seconds for which a claim waits while the database is away: without limit. If a claim gave up, the worker would keep
+#: the hint unacknowledged, and no worker would run the task.
 _PATIENCE = float("inf")
 
 
@@ -53,9 +53,9 @@ class ClaimBatcher:
         """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
         held by this worker, or was lost by too many workers. In all these cases the caller acknowledges the hint.
 
-        Waits while this worker seems to hold the task but its ownership is unconfirmed. If it returned None then, the
-        caller would acknowledge the hint. But the lease may be lost, or the task may just have been settled and be due
-        again, and then no other hint may come.
+        Waits while this worker seems to hold the task but its ownership is unconfirmed. With None, the caller would
+        acknowledge the hint. But if the lease is lost, or if the task has just been settled and is due again, no other
+        hint may come.
         """
         while True:
             if self._heartbeat.holds(task_id) and await self._holds_for_certain(task_id):

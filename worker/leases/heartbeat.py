@@ -45,13 +45,15 @@ _AFTER_ERROR_SECONDS = 1.0
 
 
 class _RowLostError(Exception):
-    """The registry has no row of this worker. The heartbeat reconnects and writes a new row with a new presence key."""
+    """The table `worker` has no row of this worker. The heartbeat reconnects and writes a new row with a new presence
+    key.
+    """
 
 
 class Heartbeat:
     """Create it in the worker's main loop, where the heartbeat calls both callbacks: `on_failure` when an error ends
-    the heartbeat's thread, `on_drain` when an operator asks this worker to drain. Each renewal of the worker's row also
-    writes how many attempts have started (`starts`).
+    the heartbeat's thread, `on_drain` when an operator asks this worker to drain (to end once its attempts have ended).
+    Each renewal of the worker's row also writes how many attempts have started (`starts`).
     """
 
     def __init__(
@@ -238,7 +240,7 @@ class Heartbeat:
         presence_key = await self._registration.write(connection)
         # After a failover: other workers must not take the tasks before `_renew` has confirmed the leases.
         await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
-        await self._orphans.begin_search(connection)  # last: it looks only at leases from before it
+        await self._orphans.begin_search(connection)  # last: a search regards only leases from before its begin
         database.CONNECTS.inc()
         database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):
@@ -248,8 +250,7 @@ class Heartbeat:
         self._connected.set()
 
     async def _appear(self, connection: Connection, presence_key: int) -> None:
-        # PostgreSQL refuses the presence lock until this worker's earlier session has ended. It sends no notice of
-        # that.
+        # PostgreSQL refuses the presence lock until this worker's earlier session has ended, and does not tell when.
         while not self._closing and not await workers.appear(connection, self._worker, presence_key):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -312,7 +313,7 @@ class Heartbeat:
         if self._answer_lost:
             self._answer_lost = False
             await self._orphans.begin_search(self._connection)
-        if self._orphans.due:
+        if self._orphans.is_searching:
             with self._lock:
                 task_ids = list(self._held)
             if jobs := await self._orphans.release(self._connection, task_ids):

@@ -23,7 +23,8 @@ class HeldLease:
     #: The attempt's context: so the heartbeat's log lines about the lease name the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
-    #: The worker has sent the settlement. If PostgreSQL has committed it, another worker may have the task by now.
+    #: The worker has sent the settlement (how the attempt ended). If PostgreSQL has committed the settlement, another
+    #: worker may have the task by now.
     settlement_sent: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     #: Whether PostgreSQL has just confirmed that this worker owns the lease.

@@ -30,8 +30,8 @@ _CONFIRM_SECONDS = 1.0
 
 
 class Orphans:
-    """Call `begin_search` after each reconnect and each lost answer. Call `release` from time to time while it is
-    `due`.
+    """Call `begin_search` after each reconnect and each lost answer. While `is_searching`, call `release` from time to
+    time.
     """
 
     def __init__(self, worker: UUID, lease_seconds: float) -> None:
@@ -42,7 +42,7 @@ class Orphans:
         self._suspected_at = 0.0
 
     @property
-    def due(self) -> bool:
+    def is_searching(self) -> bool:
         return self._search_began_at is not None
 
     async def begin_search(self, connection: Connection) -> None:
@@ -67,10 +67,10 @@ class Orphans:
         if monotonic() - self._suspected_at < _CONFIRM_SECONDS:  # too early for the second query
             return []
         if owned == orphans:
-            self._search_began_at = None  # this release ends the search: no task from before it remains
+            self._search_began_at = None  # this release ends the search: no task from before the search remains
         if not orphans:
             return []
-        # A release reads neither the attempt's number nor the trust.
+        # A release reads neither `attempt` nor `trusted_until`.
         leases = [Lease(task, self._worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in orphans.items()]
         released = await settlements.release(connection, leases)
         # In a job that is being cancelled, only a workflow is released. The other tasks end.

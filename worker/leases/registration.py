@@ -1,4 +1,4 @@
-"""The worker's row in the registry: added at the start, added again if it is lost, deleted at the end."""
+"""The worker's row in the table `worker`: added at the start, added again if it is lost, deleted at the end."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Registration:
         pool: str = "default",
         handlers: Iterable[str] | None = None,
     ) -> None:
-        """`slots`: the slots by queue, for all queues that the worker may ever serve. `handlers`:
-        Pipelines.loaded_handlers(); None: they are not recorded.
+        """`slots`: the slots by queue, for all queues that the worker may ever serve. `pool`: LEASEHOLD_WORKER_POOL,
+        the workers that scale together. `handlers`: Pipelines.loaded_handlers(); None: they are not recorded.
         """
         self.worker = worker
         self._queues = sorted(queues)
@@ -59,7 +59,7 @@ class Registration:
         return None if self._slots_by_queue is None else [self._slots_by_queue[queue] for queue in self._queues]
 
     async def write(self, connection: Connection) -> int:
-        """Write the row, unless it exists. Returns the presence key."""
+        """Write the row, unless it exists. Returns the key of the presence lock, which shows that the worker lives."""
         return await workers.register(
             connection,
             self.worker,

@@ -1,7 +1,8 @@
 """Settles attempts: all attempts that end during one round trip share the next one.
 
 A settlement records how an attempt ended. PostgreSQL accepts a settlement only while the attempt's lease is valid.
-After each commit, the batcher calls `announce` with the hints that the commit wrote to the outbox.
+After each commit, the batcher calls `announce` with the hints (messages that a task is due) that the commit wrote to
+the outbox.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from leasehold.transitions.settlements import (
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
-#: Seconds for which a settlement waits while the database is away: without limit. If it gave up, the step would have to
-#: run again.
+#: Seconds for which a settlement waits while the database is away: without limit. If a settlement gave up, the step
+#: would have to run again.
 _PATIENCE = float("inf")
 
 

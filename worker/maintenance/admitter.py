@@ -1,4 +1,4 @@
-"""Admits jobs that a concurrency limit holds back, as soon as another job of the same limit has ended."""
+"""Starts jobs that a concurrency limit holds back (admits them), as soon as another job of the limit has ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GATHER_SECONDS = 0.02
 
 
 class Admitter:
-    """The admitter of one worker. If this worker dies, or the database is away, the maintenance of the fleet (its duty
+    """The admitter of one worker. If this worker dies, or the database is away, the leading worker (its duty
     `admissions`) admits the jobs a little later.
     """
 

@@ -1,8 +1,8 @@
 """The duties of a worker: the maintenance that it repeats beside its attempts.
 
-Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. The duties
-of the leader run in one worker at a time. The takeover uses one connection of the pool, the other frequent duties share
-two, and all housekeeping duties share one. leasehold/db/pool_sizes.py has the sum.
+Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. Some duties
+run only in the leader, one worker at a time. The takeover of dead workers' tasks uses one connection of the pool, the
+other frequent duties share two, and all housekeeping duties share one. leasehold/db/pool_sizes.py has the sum.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 
 class Duties:
     """All duties of one worker. `deliveries`: the pipeline that delivers webhooks, if this installation has one.
-    `kinds`: the kinds of work, which may add duties of their own. `deliver_here`: HintRouter.deliver_here, which gives
-    hints (messages about due tasks) to this worker's own slots, without the broker.
+    `kinds`: the kinds of work (such as pictures), which may add duties of their own. `deliver_here`:
+    HintRouter.deliver_here, which gives hints (messages about due tasks) to this worker's own slots, without the
+    broker.
     """
 
     def __init__(

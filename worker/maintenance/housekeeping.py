@@ -1,8 +1,8 @@
 """Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
-A unit is a job, an upload, or a row of another kind. If the store refuses to delete a unit's objects, the unit is
-quarantined, and the turn goes on with the other units. No turn holds a database connection while it waits for the
-store.
+A unit is a job, an upload, or a row of another kind. If the store refuses to delete a unit's objects, the unit is set
+aside and tried again later (table `quarantine`), and the turn goes on with the other units. No turn holds a database
+connection while it waits for the store.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
 from leasehold.transitions.quarantine import run_known_units, set_aside
 
+#: How long the objects stay that processes wrote at their start to probe the store.
 _PROBES_KEPT = timedelta(hours=1)
 #: A turn handles one batch. If the batch had units, the next turn comes after this many seconds: more may be due.
 _NEXT_BATCH_SECONDS = 0.1
 #: A key that no object has. A request for this key shows only whether the store answers.
 _ABSENT_KEY = "probes/nothing"
-_U = TypeVar("_U")
+_Unit = TypeVar("_Unit")
 
 
 class Housekeeping:
-    """The turns of the housekeeping duties (duties.py). `kinds`: the kinds of work, which add rows and objects of their
-    own to delete.
+    """The turns of the housekeeping duties (the loops in duties.py). `kinds`: the kinds of work (such as pictures),
+    which add rows and objects of their own to delete.
     """
 
     def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore, kinds: Iterable[Kind]) -> None:
@@ -103,6 +104,7 @@ class Housekeeping:
             await self._store.delete(*[stored.key async for stored in self._store.list(job.prefix + "/")])
 
         async def forget(connection: Connection, units: Sequence[sweeps.Forgettable]) -> None:
+            # Before the rows of jobs, the kinds of work delete rows of their own that name the jobs.
             hooks = hooks_before_jobs_go(self._housekeeping_of_kinds)
             await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks)
 
@@ -113,17 +115,17 @@ class Housekeeping:
         """Delete the objects that processes wrote at their start to probe the store."""
         await self._store.delete_old_probes(_PROBES_KEPT)
 
-    async def _read(self, statement: Callable[[Connection], Awaitable[Sequence[_U]]]) -> Sequence[_U]:
+    async def _read(self, statement: Callable[[Connection], Awaitable[Sequence[_Unit]]]) -> Sequence[_Unit]:
         async with self._connections() as connection:
             return await statement(connection)
 
     async def _forget(
         self,
         duty: str,
-        units: Sequence[_U],
-        key: Callable[[_U], object],
-        delete: Callable[[_U], Awaitable[None]],
-        forget: Callable[[Connection, Sequence[_U]], Awaitable[None]],
+        units: Sequence[_Unit],
+        key: Callable[[_Unit], object],
+        delete: Callable[[_Unit], Awaitable[None]],
+        forget: Callable[[Connection, Sequence[_Unit]], Awaitable[None]],
     ) -> float | None:
         """Call `delete` for the objects of each unit, then `forget` for the rows of the units whose objects are
         deleted.
@@ -139,13 +141,13 @@ class Housekeeping:
         return _NEXT_BATCH_SECONDS if deleted or refused else None
 
     async def _delete_objects(
-        self, units: Sequence[_U], delete: Callable[[_U], Awaitable[None]]
-    ) -> tuple[list[_U], list[tuple[_U, Exception]], StoreUnavailable | None]:
+        self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
+    ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], StoreUnavailable | None]:
         """Call `delete` for each unit, until the store is away. Returns the deleted units, the units at fault with
         their errors, and the store's error if the store is away.
         """
-        deleted: list[_U] = []
-        refused: list[tuple[_U, Exception]] = []
+        deleted: list[_Unit] = []
+        refused: list[tuple[_Unit, Exception]] = []
         for unit in units:
             try:
                 await delete(unit)
@@ -172,15 +174,15 @@ class Housekeeping:
     async def _forget_rows(
         self,
         duty: str,
-        deleted: Sequence[_U],
-        refused: Sequence[tuple[_U, Exception]],
-        key: Callable[[_U], object],
-        forget: Callable[[Connection, Sequence[_U]], Awaitable[None]],
+        deleted: Sequence[_Unit],
+        refused: Sequence[tuple[_Unit, Exception]],
+        key: Callable[[_Unit], object],
+        forget: Callable[[Connection, Sequence[_Unit]], Awaitable[None]],
     ) -> None:
         """Forget the rows of the `deleted` units, and set the `refused` units aside."""
         async with self._connections() as connection:
 
-            async def forget_batch(units: Sequence[_U]) -> Sequence[None]:
+            async def forget_batch(units: Sequence[_Unit]) -> Sequence[None]:
                 await forget(connection, units)
                 return ()
 

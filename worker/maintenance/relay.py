@@ -22,9 +22,11 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
+#: Seconds between two turns.
 EVERY_SECONDS = 0.5
-#: The duty's name.
+#: The name of this duty (a loop of the worker).
 DUTY = "relay"
+#: The most hints of one turn.
 _BATCH = 500
 #: A row of `outbox_batch` has several hints, mostly at most a hundred. One turn splits at most this many of these rows
 #: into rows of `outbox`.
@@ -52,7 +54,7 @@ class Relay:
             return None
         async with self._pool.acquire() as connection:
             announcements, is_all = await self._take(connection)
-        failpoints.reach("before_relay")
+        failpoints.reach("before_relay")  # a failpoint: here a test can stop or kill the process
         sent = await self._send(announcements) if announcements else 0
         metrics.RELAYED.inc(sent)
         # If the broker has not confirmed all, no more hints follow immediately.

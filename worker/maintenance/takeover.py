@@ -26,13 +26,13 @@ log = structlog.get_logger(__name__)
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
 #: After a worker has died, the leader reads expired leases at every turn for this many seconds: some rows may still be
-#: locked, and other workers may have died with it.
+#: locked, and other workers may have died at the same time.
 _HURRY_SECONDS = 5.0
 
 
 class Leadership:
-    """True while this worker leads. For a moment two workers may lead at the same time. Every duty of the leader is
-    safe then: it is only done twice. `seconds`: how long the leadership lasts without a renewal.
+    """True while this worker leads. For a moment two workers may lead at the same time. Then a duty is done twice,
+    which does no harm. `seconds`: how long the leadership lasts without a renewal.
     """
 
     def __init__(self, worker: UUID, seconds: float) -> None:
@@ -53,7 +53,7 @@ class Leadership:
 
 
 class Takeover:
-    """Frees the tasks of dead workers. It waits for the database only: no store or broker can delay it."""
+    """Frees the tasks of dead workers. Its turns wait for the database only: no store or broker can delay them."""
 
     def __init__(self, settings: Settings, pool: Pool, leadership: Leadership, announcer: Announcer) -> None:
         self._settings = settings

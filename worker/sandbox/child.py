@@ -34,10 +34,11 @@ _Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
 def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
-    """Run as a child and exit. This never returns into the zygote's code.
+    """Run as a child and exit. The function never returns into the zygote's code.
 
-    `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the process to die with.
-    `channel`: the socket to the worker, for frames. `output`: the descriptor that becomes stdout and stderr.
+    `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the id of the process with
+    which the child dies. `channel`: the socket to the worker, for frames. `output`: the descriptor that becomes stdout
+    and stderr.
     """
     status = 1
     try:
@@ -65,8 +66,9 @@ def _take_descriptors(channel: int, output: int) -> None:
 
 
 def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
-    """Receive two frames and run the step. The first frame only names the files of the run: the child restricts itself
-    to them. The second frame is the run. It holds the client's parameters, so the child reads it after the restriction.
+    """Receive two frames (messages of the protocol) and run the step. The first frame only names the files of the run:
+    the child restricts itself to these files. The second frame has the client's parameters, so the child reads it after
+    the restriction.
     """
     if (body := frames.receive(frames.CHANNEL)) is None:
         return  # the worker has closed the channel: it does not need this child
@@ -137,8 +139,8 @@ def _log_to_worker(level: int) -> None:
 
 
 class _WorkerLink:
-    """The handler's way to the worker: sends progress and chunks over the channel, and sees the worker's request to
-    stop. That request is a file in the parent of the run's `directory`.
+    """The handler's way to the worker: sends progress and chunks (values for the job's stream) over the channel, and
+    sees the worker's request to stop. That request is a file in the parent of the run's `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -206,7 +208,7 @@ def _finished_frame(done: object, directory: Path) -> frames.Answer:
 
 
 def _frame_of_error(error: BaseException) -> frames.Failed:
-    """The frame for the handler's exception. It names the error that the worker will raise."""
+    """The frame for the handler's exception. The frame names the error that the worker will raise."""
     if isinstance(error, Cancelled):
         return frames.Failed(error="cancelled", code="cancelled", message="")
     if isinstance(error, Permanent):

@@ -14,7 +14,9 @@ import structlog
 
 from leasehold.telemetry.attempt_logs import Recorder, current, record_in
 
+#: Bytes of one read.
 _CHUNK = 64 * 1024
+#: Bytes of one line in the log.
 _MAX_LINE = 1000
 MAX_BYTES_PER_RUN = 32 * 1024
 

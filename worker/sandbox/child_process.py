@@ -1,4 +1,6 @@
-"""One child process, as its worker sees it: the worker sends it one run, kills it, and has the zygote reap it."""
+"""One child process, as its worker sees it: the worker sends it one run, and kills it. The zygote (the process that
+forked the child) then reaps it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Reap = Callable[[int], Awaitable[int]]
 
 
 class ChildProcess:
-    """A child that a zygote forked for one run. The system cannot reuse its process id before `stop` has reaped it."""
+    """A child that a zygote forked for one run. The system cannot reuse the child's process id before `stop` has reaped
+    the child.
+    """
 
     def __init__(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: ChildOutput, reap: Reap
@@ -62,8 +66,8 @@ class ChildProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether the child lives. This asks the kernel, which knows of a death before the event loop does. If a run
-        went to a child that has died while it waited, the run would count as crashed.
+        """Whether the child lives. Asks the kernel, which knows of a death before the event loop does. If a spare child
+        has died, a run in it would count as crashed.
         """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 
@@ -135,7 +139,7 @@ class ChildProcess:
         await self._ended.wait()
 
     async def stop(self) -> int:
-        """Kill the child, reap it, and close its channel and output. If the caller is cancelled, this goes on.
+        """Kill the child, reap it, and close its channel and output. If the caller is cancelled, the stop goes on.
 
         Returns the exit status in the form of `subprocess`: a signal is a negative number.
         """

@@ -87,7 +87,7 @@ class Children:
         except BaseException:
             await self.close()
             raise
-        # By length: a name with fewer mechanisms is shorter.
+        # The weakest fences of all zygotes: a name with fewer mechanisms is shorter.
         self.isolation = min((spares.isolation for spares in self._spares.values()), key=len, default="no children")
         if "landlock" not in self.isolation:
             fences.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
@@ -98,7 +98,9 @@ class Children:
             await spares.start()
 
     async def close(self) -> None:
-        """Kill all children and reap them. Settle the attempts before: a run that is killed here counts as crashed."""
+        """Kill all children and reap them. Call this after all attempts have ended: a run that is killed here counts as
+        crashed.
+        """
         for child in self._running:
             child.kill()
         await asyncio.gather(*(child.stop() for child in self._running), *self._ending, return_exceptions=True)

@@ -32,10 +32,11 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _SIGKILL = 9
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CAPABILITY_VERSION_3 = 0x20080522
+#: The bound of RLIMIT_NPROC, a second guard against too many threads.
 _MAX_THREADS = 4096
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 #: What the C library, time zones and thread pools read, besides Python itself.
 _SYSTEM = (
@@ -57,7 +58,8 @@ def usage(pid: int) -> Usage:
     """The usage by /proc, which a child cannot falsify. Raises OSError when the process has ended."""
     pages = Path(f"/proc/{pid}/statm").read_bytes().split()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return Usage(int(pages[0]) * _PAGE, int(pages[1]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS)
+    cpu_ticks = int(fields[11]) + int(fields[12])
+    return Usage(int(pages[0]) * _PAGE_BYTES, int(pages[1]) * _PAGE_BYTES, cpu_ticks / _TICKS_PER_SECOND)
 
 
 def peak(pid: int) -> int:

@@ -17,11 +17,11 @@ from leasehold.domain.result_limits import ResultLimits
 
 LENGTH = struct.Struct(">I")
 #: The reader refuses larger frames. A frame has room for a result of 1 MiB, the most of LEASEHOLD_RESULT_INLINE_BYTES.
-MAX_FRAME = 1280 * 1024
-MAX_TEXT = 2000
+MAX_FRAME = 1280 * 1024  # bytes
+MAX_TEXT = 2000  # characters
 #: The name of a file beside a run's `out` directory, which asks the handler to stop.
 CANCEL = "cancel"
-MAX_TRACEBACK = 16 * 1024
+MAX_TRACEBACK = 16 * 1024  # characters
 MAX_MESSAGE = 8192  # characters of a line that a handler logs
 #: Log lines per run. The child stops sending at this number, and the worker ignores any line beyond it.
 MAX_LOG_LINES = 10_000
@@ -35,7 +35,8 @@ CHANNEL = 3
 NUMBER = struct.Struct("=i")
 FORK = 0
 
-#: The exit status of a child that ran out of memory. It sends no frame, because sending might need more memory.
+#: The exit status of a child that ran out of memory. Such a child sends no frame, because sending might need more
+#: memory. The number is none that Python or a shell uses.
 OUT_OF_MEMORY = 86
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -149,8 +150,8 @@ FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
 
 
 def encode(frame: BaseModel) -> bytes:
-    """The bytes of `frame`. Raises FrameError when the frame has no JSON form, or is too large. Raises it also when the
-    other side could not read the JSON: it is nested too deep, or has an integer of thousands of digits.
+    """The bytes of `frame`. Raises FrameError when the frame has no JSON form, when it is too large, or when the other
+    side could not read the JSON, because it is nested too deep or has an integer of thousands of digits.
     """
     try:
         body = frame.model_dump_json().encode()

@@ -1,6 +1,6 @@
 """Decides whether isolated steps may run on this machine: by LEASEHOLD_ISOLATION, and by the fences that the kernel
-offers. A fence keeps a child process from something, such as the network. A worker calls `may_serve` at its start,
-`leasehold doctor` calls `check`.
+offers. A fence keeps a child process from something, such as the network. Isolated steps are those that parse clients'
+bytes in child processes. A worker calls `may_serve` at its start, `leasehold doctor` calls `check`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def missing(isolation: str) -> list[str]:
 
 
 def of_this_kernel() -> str:
-    """The fences that this kernel offers for children. A network namespace is not among them: the kernel shows only
-    when a process makes one whether it is allowed.
+    """The fences that this kernel offers for children. Network namespaces are left out: only a process that makes one
+    learns whether the kernel allows them.
     """
     fences = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(fences) or "limits only"

@@ -1,8 +1,8 @@
 """Landlock: a process restricts itself to some files from now on, and gives up TCP where the kernel knows how. It needs
 no privileges to do so.
 
-A Landlock domain covers the calling thread, and the threads and processes that this thread starts later. A library may
-start a thread pool while it loads. So a zygote (the process that forks the
+A Landlock domain (the restrictions that a thread has entered) covers the calling thread, and the threads and processes
+that this thread starts later. A library may start a thread pool while it loads. So a zygote (the process that forks the
 children of steps) enters its domain before it loads a handler's module.
 """
 

@@ -1,9 +1,9 @@
 """The system-call filter of a child process: no network, no programs, no other processes.
 
-The filter is a deny list: it denies the calls with which a decoder that has been taken over could reach anything else.
-An allow list would be tighter. But each version of a decoder or tensor library uses other calls, and operators soon
-switch off a filter that breaks a release. Calls that are newer than this list are denied, too: the filter answers them
-as an older kernel would. The numbers come from the kernel's `unistd` tables.
+The filter is a deny list: it denies the calls with which a hostile picture, once it controls its decoder, could reach
+anything else. An allow list would be tighter. But each version of a decoder or tensor library uses other calls, and
+operators soon switch off a filter that breaks a release. Calls that are newer than this list are denied, too: the
+filter answers them as an older kernel would. The numbers come from the kernel's `unistd` tables.
 """
 
 from __future__ import annotations

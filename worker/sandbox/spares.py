@@ -1,4 +1,6 @@
-"""Keeps spare children of one pipeline: the zygote forks them before a run needs them. Restarts a zygote that dies."""
+"""Keeps spare children of one pipeline: the zygote (a process that has the handlers loaded) forks these processes
+before a run needs them. Restarts a zygote that dies.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
-#: The number of spare children of a pipeline: so a picture's step and the two after it start immediately. To fork a
-#: child first would take a few milliseconds.
+#: The number of spare children of a pipeline: so a picture's step and the two steps after it start immediately. Without
+#: a spare child, a step waits a few milliseconds for the fork.
 SPARE_CHILDREN = 3
 #: Seconds for which the next fork waits while a spare child is left: the run that has just begun needs the cores.
 _FORK_PAUSE_SECONDS = 0.1
@@ -21,7 +23,7 @@ _FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failed attempts to star
 
 
 class Spares:
-    """Call `start` once, then `take` a child for each run. The caller of `take` stops the child."""
+    """Call `start` once, then `take` a child for each run. The caller of `take` must stop the child."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe

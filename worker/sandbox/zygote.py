@@ -26,7 +26,7 @@ def main() -> None:
     gc.disable()  # until all is loaded: a collection of the modules would find no garbage
     options = _options()
     fences.die_with(options.parent)
-    fences.close_descriptors(options.control)  # all others
+    fences.close_descriptors(options.control)  # all except this
     os.umask(0o077)
     control = socket.socket(fileno=options.control)
     try:
@@ -42,7 +42,7 @@ def main() -> None:
     fences.hide_memory()
     ready = frames.Ready(isolation=own_fences.isolation, threads=fences.threads())
     control.send(ready.model_dump_json().encode())
-    _preload(pipeline)  # after the answer: the worker starts to serve meanwhile, and its first run waits for this
+    _preload(pipeline)  # after the answer: the worker serves meanwhile, and only its first run waits for the preload
     gc.collect()
     gc.freeze()  # children share this memory; a garbage collection would write to it, and so copy it
     gc.enable()
@@ -87,7 +87,7 @@ def _preload(pipeline: Pipeline) -> None:
 def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences) -> None:
     """Fork and reap children at the worker's requests, until the worker closes the channel. A request is one number:
     FORK, with the descriptors of the child's channel and output, or the process id of a child to reap. An ended child
-    stays a zombie until the worker requests its status, so the system does not reuse its process id before.
+    stays a zombie until the worker requests its status: until then the system does not reuse its process id.
     """
     zygote = os.getpid()
     while True:

@@ -23,7 +23,8 @@ from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 from leasehold.worker.sandbox.child_process import ChildProcess, hung_up, kill_child
 
-#: The environment variables that a zygote inherits, because Python needs them. It gets no others: they may be secrets.
+#: The environment variables that a zygote inherits, because Python needs them. A zygote gets no other variables,
+#: because these may be secrets.
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
@@ -31,8 +32,8 @@ _PASSED_ON = (
 #: Defaults, which the worker's environment overrides. With them a child uses one core, and the zygote starts no threads
 #: before it forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb`: huge pages.
-#: A child touches all its memory for the first time, and with small pages that takes a tenth of a picture's time.
+#: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb`: huge pages,
+#: because a child touches all its memory for the first time: with small pages that takes a tenth of a picture's time.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 #: Only two malloc arenas: with an arena for each thread, each would reserve 64 MiB of the limited address space. No
 #: telemetry: the ONNX runtime would start a thread for it.
@@ -43,9 +44,11 @@ _FIXED_VARIABLES = {
     "PYTHONFAULTHANDLER": "1",
     "ORT_DISABLE_TELEMETRY": "1",
 }
+#: Seconds within which a zygote must have loaded the handlers.
 _WARM_UP_SECONDS = 60
 #: A zygote that does not answer for this long (it is stopped, or the machine thrashes) is killed and replaced.
 _ANSWER_SECONDS = 60.0
+#: The most bytes of a zygote's first frame.
 _GREETING_BYTES = 256 * 1024
 
 
@@ -163,8 +166,8 @@ class Zygote:
         """Send a request and return the zygote's answer. `number`: FORK, or the process id of the child to reap. Raises
         OSError or EOFError.
 
-        The zygote answers in the order of the requests. If it is too slow, or if the caller is cancelled, it is killed:
-        else the next request would get the answer to this one.
+        The zygote answers in the order of the requests. If the zygote is too slow, or if the caller is cancelled, the
+        zygote is killed: else the next request would get the answer to this one.
         """
         async with self._asking:
             socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
