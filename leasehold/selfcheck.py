@@ -18,7 +18,7 @@ from leasehold.domain.errors import StoreError
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 
-if TYPE_CHECKING:  # `leasehold dev` uses a Finding, and loads neither client
+if TYPE_CHECKING:  # `leasehold dev` uses a Finding, and must load neither a broker's nor a store's client
     from leasehold.broker.base import Broker
     from leasehold.storage.store import ObjectStore
 

@@ -101,8 +101,8 @@ class Settings(SettingsWithFiles):
         1.0,
         gt=0,
         le=60,
-        description="Seconds that a statement of `leasehold migrate` waits for a lock. Later statements on the table "
-        "wait behind it. Then it gives up, lets them through, and tries again.",
+        description="Seconds that a statement of `leasehold migrate` waits for a lock. Other statements on the table "
+        "queue up behind it, so it then gives up, lets them through, and tries again.",
     )
     migrate_seconds: float = Field(
         60.0,
@@ -147,10 +147,10 @@ class Settings(SettingsWithFiles):
     amqp_silence_seconds: float = Field(
         2.0,
         ge=0.5,
-        description="A node that sends nothing for this many seconds, although a request goes to it after half of "
-        "them, is frozen or cut off: the process connects to the next node. If that one "
-        "is silent, too, within a minute, it has twice the time, up to 10 s. Heartbeats alone notice it after three "
-        "intervals.",
+        description="If a node sends nothing for this many seconds, it counts as frozen or cut off, and the process "
+        "connects to the next node. After half of the seconds, the process sends a request, which a healthy node "
+        "answers. If the next node is silent, too, within a minute, it gets twice the time, up to 10 s. Heartbeats "
+        "alone would notice a frozen node after three intervals.",
     )
 
     # --- apps that submit runs
@@ -579,7 +579,9 @@ class Settings(SettingsWithFiles):
         description="If the kernel lacks seccomp or Landlock, which confine the parsers of clients' bytes: `required`"
         " refuses queues with isolated steps; `best_effort` runs them with less protection, and warns at each start.",
     )
-    poll_seconds: float = Field(1.0, gt=0, description="How often a worker polls for due tasks that it got no hint of.")
+    poll_seconds: float = Field(
+        1.0, gt=0, description="How often a worker looks for due tasks of which no message told it."
+    )
     sweep_seconds: float = Field(2.0, gt=0, description="How often the elected sweeper runs.")
     presence: bool = Field(
         True,

@@ -158,7 +158,7 @@ def read(settings: Settings, cookie: str) -> Session | None:
     """The session of a cookie. None: the cookie is missing, malformed or too old, or no sealing key verifies it."""
     match = _COOKIE.fullmatch(cookie)
     sealing = Sealing(settings)
-    if match is None or not sealing.possible:
+    if match is None or not sealing.has_key:
         return None
     session = Session(match[1], int(match[2]), int(match[3]), match[4])
     if not sealing.verifies(_SESSION, session.text.encode(), match[5]):

@@ -1,4 +1,4 @@
-"""API keys: creating, finding, rotating, expiring and revoking them. The API and `leasehold keys` call this.
+"""API keys: creating, finding, rotating, expiring and revoking them. The API and `leasehold keys` call this module.
 
 A key is `lh_<prefix>_<secret>`, or `lh_<cell>_<prefix>_<secret>` if a cell (one of several installations that share the
 tenants) has made it. The prefix is public and finds the row. The database stores only a hash of the secret, so the key
@@ -33,7 +33,7 @@ _HASH_OF_NO_KEY = hashlib.sha256(b"no key has this prefix").digest()
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A new key. `text` is the whole key with its secret: show it once, and never log it."""
+    """A new key. `text` is the whole key with its secret: show the text once, and never log it."""
 
     id: UUID
     prefix: str
@@ -146,14 +146,16 @@ WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - i
 # statement; it becomes the new key's end. The CTE locks the row, so that of two concurrent rotations the second sees
 # the end that the first has set.
 RETIRE = """
-WITH old AS (
+WITH old_key AS (
     SELECT id, expires_at FROM api_key
     WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
     FOR UPDATE
 )
-UPDATE api_key k SET expires_at = least(coalesce(old.expires_at, 'infinity'), clock_timestamp() + $2::interval)
-FROM old WHERE k.id = old.id
-RETURNING k.tenant_id, k.client_id, k.scopes, old.expires_at AS ends_at, coalesce(k.quota_key, k.prefix) AS quota_key
+UPDATE api_key k
+SET expires_at = least(coalesce(old_key.expires_at, 'infinity'), clock_timestamp() + $2::interval)
+FROM old_key WHERE k.id = old_key.id
+RETURNING k.tenant_id, k.client_id, k.scopes, old_key.expires_at AS ends_at,
+          coalesce(k.quota_key, k.prefix) AS quota_key
 """
 
 # The key ends after $2, or at its present end if that is sooner.
@@ -213,8 +215,8 @@ async def create_key(
 
 
 async def find_key_of(connection: Connection, seed: bytes, within: timedelta, cell: str = "") -> KeyOfSeed | None:
-    """The key that was made of the seed. None: there is none. An older key than `within` is found without its secret.
-    `cell`: as for `create_key`.
+    """The key that was made of the seed. None: there is none. If the key is older than `within`, its secret is left
+    out. `cell`: as for `create_key`.
     """
     prefix, secret = _prefix_and_secret_of(seed)
     row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)
@@ -257,16 +259,16 @@ async def rotate_key(
     postpone this end, and the second new key gets the same end. Raises NotFound when no usable key has the prefix.
     """
     async with connection.transaction():
-        old = await connection.fetchrow(RETIRE, prefix, overlap)
-        if old is None:
+        old_key = await connection.fetchrow(RETIRE, prefix, overlap)
+        if old_key is None:
             raise NotFound("key_not_found", "No usable key has this prefix.")
         return await create_key(
             connection,
-            tenant_id=old["tenant_id"],
-            client_id=old["client_id"],
-            scopes=old["scopes"],
-            expires_at=old["ends_at"],
-            quota_key=old["quota_key"],
+            tenant_id=old_key["tenant_id"],
+            client_id=old_key["client_id"],
+            scopes=old_key["scopes"],
+            expires_at=old_key["ends_at"],
+            quota_key=old_key["quota_key"],
             cell=cell,
             seed=seed,
         )

@@ -1,7 +1,7 @@
 """Sends HTTP requests to URLs that clients or providers name, and never connects to a private address.
 
 Egress resolves the host once. Every address of the host must be public, and the connection goes to one of these
-addresses. So it does not help an attacker if the name resolves differently a moment later (DNS rebinding). Egress
+addresses. So an attacker gains nothing if the name resolves differently a moment later (DNS rebinding). Egress
 follows redirects only if the caller allows them, and checks the URL of each redirect like the first. It uses no proxy
 of the environment. The setting `egress_allow` names private networks that are allowed nevertheless.
 """
@@ -130,7 +130,8 @@ class _Request:
     def redirected(self, target: Target, location: str) -> _Request:
         """The request that follows a redirect of `target` to `location`. Raises EgressRefused.
 
-        Another server gets no headers: they may hold credentials, which are for the first server alone.
+        Another server gets no headers, because they may hold credentials for the first server. Every method but HEAD
+        becomes GET, as in browsers.
         """
         next_url = _redirect_target(target.url, location)
         is_same_server = (next_url.scheme, next_url.netloc) == (target.url.scheme, target.url.netloc)
@@ -174,7 +175,7 @@ class Egress:
         With `egress_allow`, only `check` checks the port of a host name, because the name may resolve to a network in
         which every port is allowed.
         """
-        parsed, port = _parsed(url)
+        parsed, port = _parse_url(url)
         try:
             addresses = [ipaddress.ip_address(_host_of(parsed))]
         except ValueError:
@@ -184,8 +185,8 @@ class Egress:
 
     async def check(self, url: str) -> Target:
         """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
-        check_nothing_held("a name server")  # no database connection may wait for it
-        parsed, port = _parsed(url)
+        check_nothing_held("a name server")  # a slow name server must not hold a database connection
+        parsed, port = _parse_url(url)
         host = _host_of(parsed)
         addresses = await _resolve(host, port)
         self._check_addresses(addresses, port)
@@ -298,19 +299,19 @@ class Egress:
     async def _client(self, host: str) -> httpx2.AsyncClient:
         """The HTTP client for the host. The first request makes it: many processes never send a request."""
         keeps_connections = self._keepalive and (host in self._clients or len(self._clients) < _MAX_HOSTS)
-        name = host if keeps_connections else ""
-        if name in self._clients:
-            return self._clients[name]
+        key = host if keeps_connections else ""
+        if key in self._clients:
+            return self._clients[key]
         authorities = await asyncio.to_thread(_authorities)
-        if name not in self._clients:  # another first request may have made it meanwhile
-            self._clients[name] = httpx2.AsyncClient(
+        if key not in self._clients:  # another first request may have made the client meanwhile
+            self._clients[key] = httpx2.AsyncClient(
                 verify=authorities,
                 trust_env=False,
                 follow_redirects=False,
                 limits=httpx2.Limits(max_keepalive_connections=self._keepalive if keeps_connections else 0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # accepts no cookies
             )
-        return self._clients[name]
+        return self._clients[key]
 
     def _may_connect(self, address: Address) -> bool:
         return self._is_allowed(address) or is_public(address)
@@ -319,7 +320,7 @@ class Egress:
         return any(address in network for network in self._allowed)
 
 
-def _parsed(url: str) -> tuple[httpx2.URL, int]:
+def _parse_url(url: str) -> tuple[httpx2.URL, int]:
     """The URL, and its port. Raises EgressRefused."""
     try:
         parsed = httpx2.URL(url)
@@ -352,7 +353,7 @@ def _authorities() -> ssl.SSLContext:
 
 
 async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body's bytes as they were sent. They are not decompressed: a few kilobytes could become gigabytes.
+    """The body's bytes as they were sent, not decompressed, because a few kilobytes could become gigabytes.
 
     Raises AnswerTooLarge.
     """

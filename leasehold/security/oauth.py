@@ -1,6 +1,6 @@
 """OAuth 2.0 client credentials (RFC 6749, 4.4): the access token for requests of the platform to another service.
 
-Promotions use it, which copy a finished model to the HTTP file service that an installation serves models from.
+Promotions use it: they copy a finished model to the HTTP file service from which an installation serves its models.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 256 * 1024
 #: Seconds for which the provider's configuration is used before it is read again.
 _CONFIGURATION_SECONDS = 300.0
-_MAX_TEXT = 200
+_MAX_TEXT_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,12 @@ class OpenId:
         Raises Unauthenticated `sign_in_refused`, or BadGateway `openid_unavailable`.
         """
         if not hmac.compare_digest(callback.get("state", "").encode(), flow.state.encode()):
-            raise _refused("it belongs to another sign-in")
+            raise _sign_in_refused("it belongs to another sign-in")
         configuration = await self._read_configuration()
         # RFC 9207: `iss` may be missing only if the provider does not promise to send it.
         must_name_issuer = configuration.get("authorization_response_iss_parameter_supported") is True
         if callback.get("iss", "" if must_name_issuer else self.issuer) != self.issuer:
-            raise _refused("it comes from another issuer")
+            raise _sign_in_refused("it comes from another issuer")
         if "error" in callback or not callback.get("code"):
             log.info("the OpenID provider refused a sign-in", error=callback.get("error", "")[:60])
             raise Unauthenticated("sign_in_refused", "The provider did not sign you in.")
@@ -142,25 +142,25 @@ class OpenId:
         answer = await self._request("POST", endpoint, headers, urlencode(form).encode())
         if answer.status != HTTPStatus.OK:
             log.warning("the OpenID provider gave no token", status=answer.status, error=_error_of(answer))
-            raise _refused("the provider does not accept its code")
+            raise _sign_in_refused("the provider does not accept its code")
         return answer.json_object()
 
     async def _claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
-        """The claims of the ID token. Each sign-in reads the provider's keys again: the provider may have withdrawn a
-        key.
+        """The claims of the ID token. Each sign-in reads the provider's keys again, because the provider may have
+        withdrawn a key.
         """
-        # Only an installation with a provider loads joserfc: it takes a tenth of a second.
+        # Only an installation with a provider loads joserfc, because that takes a tenth of a second.
         from leasehold.security.id_tokens import TokenRefused, claims_of  # noqa: PLC0415 - as above
 
         answer = await self._request("GET", self._endpoint(configuration, "jwks_uri"), {"Accept": "application/json"})
         keys = answer.json_object().get("keys") if answer.status == HTTPStatus.OK else None
         if not isinstance(keys, list) or not keys:
-            raise _unavailable("it has no keys")
+            raise _provider_unavailable("it has no keys")
         client_id = self._settings.console_oidc_client_id
         try:
             return claims_of(token, keys, issuer=self.issuer, client_id=client_id, nonce=flow.nonce)
         except TokenRefused as error:
-            raise _refused(str(error)) from None
+            raise _sign_in_refused(str(error)) from None
 
     async def _userinfo(
         self, configuration: Mapping[str, Any], tokens: Mapping[str, Any], subject: str
@@ -169,7 +169,7 @@ class OpenId:
         answer = await self._request("GET", self._endpoint(configuration, "userinfo_endpoint"), headers)
         claims = answer.json_object() if answer.status == HTTPStatus.OK else {}
         if claims.get("sub") != subject:
-            raise _refused("its userinfo is of somebody else")
+            raise _sign_in_refused("its userinfo is of somebody else")
         return claims
 
     async def _read_configuration(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class OpenId:
             answer = await self._request("GET", url, {"Accept": "application/json"})
             configuration = answer.json_object() if answer.status == HTTPStatus.OK else {}
             if configuration.get("issuer") != self.issuer:
-                raise _unavailable("its configuration names another issuer")
+                raise _provider_unavailable("its configuration names another issuer")
             self._configuration, self._configuration_ends = configuration, monotonic() + _CONFIGURATION_SECONDS
         return self._configuration
 
@@ -187,7 +187,7 @@ class OpenId:
         url = configuration.get(name)
         schemes = ("https://", "http://") if self.issuer.startswith("http://") else ("https://",)
         if not isinstance(url, str) or not url.startswith(schemes):
-            raise _unavailable(f"its configuration has no usable {name}")
+            raise _provider_unavailable(f"its configuration has no usable {name}")
         return url
 
     async def _request(self, method: str, url: str, headers: Mapping[str, str], content: bytes = b"") -> Answer:
@@ -196,7 +196,7 @@ class OpenId:
                 method, url, headers=headers, content=content, max_bytes=_MAX_BYTES, timeout=_TIMEOUT_SECONDS
             )
         except (EgressRefused, EgressFailed) as error:
-            raise _unavailable(str(error)) from error
+            raise _provider_unavailable(str(error)) from error
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
@@ -214,12 +214,13 @@ def _scopes(membership: Membership) -> list[str]:
 
 def _identity(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Identity:
     subject = claims["sub"]
-    if not isinstance(subject, str) or not _printable(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
-        raise _refused("its ID token names nobody")
+    if not isinstance(subject, str) or not _printable_text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
+        raise _sign_in_refused("its ID token names nobody")
     # The login is only shown, so an email counts unless the provider calls it unverified.
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
-    login = _printable(email) or _printable(claims.get("preferred_username")) or _printable(subject)
-    return Identity(issuer, subject, login, _printable(claims.get("name")) or login, _groups(claims.get(groups_claim)))
+    login = _printable_text(email) or _printable_text(claims.get("preferred_username")) or _printable_text(subject)
+    name = _printable_text(claims.get("name")) or login
+    return Identity(issuer, subject, login, name, _groups(claims.get(groups_claim)))
 
 
 def _groups(claim: object) -> frozenset[str]:
@@ -228,11 +229,11 @@ def _groups(claim: object) -> frozenset[str]:
     return frozenset(group for group in groups if isinstance(group, str))
 
 
-def _printable(value: object) -> str:
-    """The printable characters of the text, at most `_MAX_TEXT`. Empty if `value` is not a text."""
+def _printable_text(value: object) -> str:
+    """The printable characters of the text, at most `_MAX_TEXT_CHARACTERS`. Empty if `value` is not a text."""
     if not isinstance(value, str):
         return ""
-    return "".join(character for character in value if character.isprintable()).strip()[:_MAX_TEXT]
+    return "".join(character for character in value if character.isprintable()).strip()[:_MAX_TEXT_CHARACTERS]
 
 
 def _error_of(answer: Answer) -> str:
@@ -240,10 +241,10 @@ def _error_of(answer: Answer) -> str:
     return str(answer.json_object().get("error", ""))[:60]
 
 
-def _refused(why: str) -> Unauthenticated:
+def _sign_in_refused(why: str) -> Unauthenticated:
     return Unauthenticated("sign_in_refused", f"The provider's answer is not accepted: {why}. Begin again.")
 
 
-def _unavailable(why: str) -> BadGateway:
+def _provider_unavailable(why: str) -> BadGateway:
     log.warning("the OpenID provider cannot be used", reason=why)
     return BadGateway("openid_unavailable", "The OpenID provider does not answer as it should. Try again soon.")

@@ -1,5 +1,5 @@
-"""Asks the other cells of the installation about their load, and which of them has a job or a tenant. All cells are
-asked at once.
+"""Asks the other cells (installations that share the tenants with this one) about their load, and which of them has a
+job or a tenant. All cells are asked at once.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
 the address of that cell: redirects are not followed, and no proxy of the environment is used. This module checks the
@@ -112,8 +112,8 @@ class Found:
 
 
 class CellKeys:
-    """The keys with which this cell asks the others. If the setting names a file and the file changes, it is read
-    again. If it then has no valid keys, the last keys stay in force.
+    """The keys with which this cell asks the others. If the setting names a file, a changed file is read again. While
+    the file has no valid keys, the last keys stay in force.
     """
 
     def __init__(self, secret: SecretStr) -> None:
@@ -254,7 +254,7 @@ class OtherCells:
         request = self._requests.get((cell, address))
         if request is not None and not request.is_over:
             return request
-        # The context is empty: the task may last longer than the API request that began it.
+        # The context is empty, because the task may last longer than the API request that began it.
         task = asyncio.create_task(ask(self._http, cell, address, self._keys.of(cell)), context=Context())
         self._requests[cell, address] = _Request(task, None if request is None else request.answer)
         return self._requests[cell, address]
@@ -270,21 +270,21 @@ class OtherCells:
             for cell, address in others.items()
         }
         holders: list[Found] = []
-        silent: list[str] = []
-        waiting = set(cell_of_task)
+        silent_cells: list[str] = []
+        open_tasks = set(cell_of_task)
         try:
-            while waiting and not any(holder.moved_to is None for holder in holders):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while open_tasks and not any(holder.moved_to is None for holder in holders):
+                done, open_tasks = await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     cell, holding = cell_of_task[task], task.result()
                     if holding is None:
-                        silent.append(cell)
+                        silent_cells.append(cell)
                     elif holding.found:
                         holders.append(Found(cell, others[cell], holding.tenant, holding.moved_to, holding.console))
         finally:
-            for task in waiting:
+            for task in open_tasks:
                 task.cancel()
-        return sorted(holders, key=lambda holder: (holder.moved_to is not None, holder.cell)), sorted(silent)
+        return sorted(holders, key=lambda holder: (holder.moved_to is not None, holder.cell)), sorted(silent_cells)
 
     async def _find_in(self, cell: str, address: str, query: str) -> CellHolding | None:
         key = self._keys.of(cell)

@@ -1,7 +1,7 @@
 """Roles: named sets of scopes for keys and people, each within a tenant.
 
-A key has a role if it has the scope `role:NAME`. Each time that the API identifies the caller, it replaces the role by
-the scopes of the role. So existing keys also get the scopes that a later release adds to the role. `fleet:operate`
+A key has a role if it has the scope `role:NAME`. Whenever the API identifies a caller, it replaces the role by the
+scopes of the role. So existing keys also get the scopes that a later release adds to the role. `fleet:operate`
 (acts on all tenants) and `external:work` (for external workers) belong to no role: give them in addition to a role.
 """
 
@@ -43,5 +43,6 @@ def role_and_scopes(scopes: Iterable[str]) -> tuple[str | None, list[str]]:
 def expanded(scopes: Iterable[str], roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """The scopes, with each role replaced by the role's scopes. An unknown role gives no scope."""
     all_scopes = frozenset(scopes)
-    direct = frozenset(scope for scope in all_scopes if not scope.startswith(PREFIX))
-    return direct.union(*(roles.get(role.removeprefix(PREFIX), frozenset()) for role in all_scopes - direct))
+    direct_scopes = frozenset(scope for scope in all_scopes if not scope.startswith(PREFIX))
+    role_scopes = all_scopes - direct_scopes
+    return direct_scopes.union(*(roles.get(role.removeprefix(PREFIX), frozenset()) for role in role_scopes))

@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Unsealable(LeaseholdError):
-    """The sealed bytes are damaged, or their key is not among the installation's."""
+    """The sealed bytes are damaged, or the installation no longer has the key that sealed them."""
 
 
 class Sealing:
@@ -33,7 +33,7 @@ class Sealing:
         self._current_keys()
 
     @property
-    def possible(self) -> bool:
+    def has_key(self) -> bool:
         """Whether the installation has a key."""
         return self._current_keys() is not None
 

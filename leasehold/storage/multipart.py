@@ -39,10 +39,10 @@ async def put_in_parts(
 
     `precondition`: `IfMatch` or `IfNoneMatch`; the store checks it after the last part has arrived.
     """
-    created = await client.create_multipart_upload(
+    upload_started = await client.create_multipart_upload(
         Bucket=bucket, Key=key, ContentType=content_type, Metadata=dict(metadata)
     )
-    upload = {"Bucket": bucket, "Key": key, "UploadId": created["UploadId"]}
+    upload = {"Bucket": bucket, "Key": key, "UploadId": upload_started["UploadId"]}
     semaphore = asyncio.Semaphore(_PARTS_AT_ONCE)
 
     async def send_part(number: int, offset: int) -> CompletedPartTypeDef:

@@ -30,12 +30,13 @@ from leasehold.telemetry.store import REQUESTS
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
+# Codes with which the store answers that a key has no object, or that it refuses a conditional put.
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
 _REFUSED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 
 class PutRefused(StoreError):
-    """The store refused a conditional put: the key is in another state (412), or another put is under way (409)."""
+    """The store refused a conditional put: the condition does not hold (412), or another put is under way (409)."""
 
 
 #: The metric's label for each error.

@@ -133,7 +133,7 @@ def test_the_secrets_are_made_once_each_another_and_for_their_owner_alone(tmp_pa
     new = {made[name] for name in SECRETS - {"GRAFANA_PASSWORD", "SEALING_KEYS"}}
     assert len(new) == len(SECRETS) - 2
     assert all(re.fullmatch(r"[0-9a-f]{48}", secret) for secret in new)
-    assert Sealing(Settings(_env_file=None, sealing_keys=SecretStr(made["SEALING_KEYS"]))).possible
+    assert Sealing(Settings(_env_file=None, sealing_keys=SecretStr(made["SEALING_KEYS"]))).has_key
     assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
 
 
