@@ -191,7 +191,7 @@ class Worker:
     async def _pulse(self) -> None:
         """Record that the event loop runs, for the liveness probe."""
         while True:
-            self.health.turned()
+            self.health.record_turn()
             await asyncio.sleep(_PULSE_SECONDS)
 
     def _run(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:

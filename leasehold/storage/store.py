@@ -1,11 +1,11 @@
 """ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
-If the key of a put has an object already, the put compares their bytes. Equal bytes: another attempt has stored them,
-and the put succeeds. Other bytes: a dead attempt has left them, and the put replaces them only if the caller's
-`may_replace` returns True.
+If the key of a put has an object already, the put compares its bytes with the object's. If they are equal, another
+attempt has stored them, and the put succeeds. If they differ, a dead attempt has left the object. Then the put replaces
+it only if the caller's `may_replace` returns True.
 
-`probe` finds out whether the store honours `If-None-Match`. If the store does not, each put first reads the head of the
-object, and two attempts may overwrite each other. This is harmless only because a step that runs again makes the same
+`probe` finds out whether the store honours `If-None-Match`. If not, each put first reads the head of the object, and
+two attempts may overwrite each other's object. That is harmless only because a step that runs again makes the same
 bytes.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
-#: How often `put` tries. A further try is needed each time that another writer was faster.
+#: How often `put` tries: again whenever another writer was faster.
 _MAX_PUTS = 4
 _UNKNOWN_TYPE = "application/octet-stream"
 _PROBE_PREFIX = "probe/"
@@ -93,7 +93,7 @@ class ObjectStore:
         self._signer: UrlSigner  # signs URLs for the endpoint that clients reach
         self.conditional = settings.s3_conditional_puts == "yes"
         self._conditional_puts_known = settings.s3_conditional_puts != "probe"
-        self._probing = asyncio.Lock()
+        self._probe_lock = asyncio.Lock()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ObjectStore:
@@ -157,7 +157,7 @@ class ObjectStore:
 
     async def probe_once(self) -> bool:
         """As `probe`, but only the first call sends requests. Use it in processes that do not probe at their start."""
-        async with self._probing:
+        async with self._probe_lock:
             return self.conditional if self._conditional_puts_known else await self.probe()
 
     async def delete_old_probes(self, older_than: timedelta) -> None:
@@ -204,8 +204,8 @@ class ObjectStore:
         raise StoreUnavailable(f"{key}: other writers keep changing this object")
 
     def _unchanged_since(self, existing: Stored | None) -> dict[str, Any]:
-        """The precondition of a put: nobody has written the object since `existing` was read. None: there was no
-        object.
+        """The precondition of a put: nobody has written the object since `existing` was read. `existing` None: there
+        was no object.
         """
         if not self.conditional:
             return {}
@@ -317,7 +317,7 @@ class ObjectStore:
                 if is_last:
                     raise
         if sha256 is not None and downloaded.sha256 != sha256:
-            await _remove(path)
+            await _remove_file(path)
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
         return downloaded
 
@@ -336,8 +336,8 @@ class ObjectStore:
         finally:
             file.close()
             if not is_whole:
-                await _remove(path)
-        return _stored(key, size, digest.hexdigest(), answers[0])
+                await _remove_file(path)
+        return _stored_of(key, size, digest.hexdigest(), answers[0])
 
     async def fetch_bytes(self, key: str, *, sha256: str | None = None, max_bytes: int) -> bytes:
         """All bytes of a small object. Raises as `fetch_file`."""
@@ -361,7 +361,7 @@ class ObjectStore:
                 if max(size, answers[0]["ContentLength"]) > max_bytes:
                     raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
                 await asyncio.to_thread(digest.update, piece)
-        return _stored(key, size, digest.hexdigest(), answers[0])
+        return _stored_of(key, size, digest.hexdigest(), answers[0])
 
     def pieces(self, key: str) -> AsyncGenerator[bytes, None]:
         """The object in pieces of a megabyte. Raises ObjectMissing, and StoreUnavailable when the transfer is cut."""
@@ -371,10 +371,10 @@ class ObjectStore:
         self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignore_answer, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
         """The object in pieces of a megabyte. `first`: only that many bytes; 0: all. `on_answer` gets the headers."""
-        part: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
+        byte_range: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
         with request("get", key), suppress_refused_range():
             async with self._timeout_for(0):
-                answer = await self._client.get_object(Bucket=self._bucket, Key=key, **part)
+                answer = await self._client.get_object(Bucket=self._bucket, Key=key, **byte_range)
             on_answer(answer)
             expected, received = answer["ContentLength"], 0
             clock = asyncio.get_running_loop().time
@@ -475,11 +475,11 @@ class _Absent:
         raise StoreAbsent(ABSENT)
 
 
-async def _remove(path: Path) -> None:
+async def _remove_file(path: Path) -> None:
     await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
 
 
-def _stored(key: str, size: int, sha256: str, answer: GetObjectOutputTypeDef) -> Stored:
+def _stored_of(key: str, size: int, sha256: str, answer: GetObjectOutputTypeDef) -> Stored:
     content_type = answer.get("ContentType", _UNKNOWN_TYPE)
     return Stored(key, size, sha256, content_type, answer.get("ETag"), with_lower_names(answer.get("Metadata", {})))
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The smallest part that S3 allows, because parts are held in memory. An object has at most 10,000 parts, so 52 GB.
+#: Parts are held in memory, so this is the smallest size that S3 allows. With at most 10,000 parts, an object has at
+#: most 52 GB.
 PART_BYTES = 5 * 1024 * 1024
 #: The metadata field with the id of the Upload that wrote the object.
 _WRITER_FIELD = "upload"
@@ -150,7 +151,7 @@ class Upload:
                 )
 
     async def _is_stored(self) -> bool:
-        """Whether this upload wrote the object at the key. Also False if the store keeps no metadata."""
+        """Whether this upload wrote the object at the key. If the store keeps no metadata, the answer is False."""
         try:
             with request("head", self.key):
                 async with self._timeout_for(0):

@@ -29,7 +29,7 @@ from leasehold.telemetry.redaction import redact
 MAX_MESSAGE, MAX_TRACEBACK, MAX_NAME = 8192, 16_384, 200
 #: The most fields of one line, and the most characters of a field's value.
 MAX_FIELDS, MAX_VALUE = 32, 2000
-#: The logger of lines that the platform itself adds.
+#: The logger's name in lines that the platform itself adds.
 PLATFORM = "leasehold"
 
 #: asyncio logs a forgotten task, or a client that nobody closed, when the garbage collector finds it. The collector may
@@ -57,7 +57,7 @@ def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
     return f"[...] {text[-limit:]}" if keep_end else f"{text[:limit]} [...]"
 
 
-def formatted(error: BaseException) -> str:
+def full_traceback(error: BaseException) -> str:
     """The traceback of `error` with those of its causes, as Python prints them."""
     return "".join(traceback.format_exception(error))
 
@@ -127,13 +127,15 @@ class Recorder:
         trace: str = "",
         at: float | None = None,
     ) -> None:
-        """Add a line, unless the attempt has logged too much already. `at`: seconds since 1970; None: now."""
+        """Add a line, unless the attempt has logged too much already. `trace`: the traceback of an error. `at`: seconds
+        since 1970; None: now.
+        """
         if self._closed:
             return
         if self._dropped:
             self._dropped += 1
             return
-        self._add_line(_encoded(level, logger, message, fields or {}, trace, at))
+        self._add_line(_encode_line(level, logger, message, fields or {}, trace, at))
 
     def _add_line(self, line: bytes) -> None:
         """Add the line. The first line beyond the bounds is dropped, and a line that says so takes its place."""
@@ -141,14 +143,15 @@ class Recorder:
             self._dropped = 1
             if self._max_lines:
                 bounds = f"an attempt keeps {self._max_lines:,} lines, or {self._max_bytes:,} bytes"
-                self._append(_encoded("warning", PLATFORM, f"The log is cut here: {bounds}.", {"cut": True}, "", None))
+                message = f"The log is cut here: {bounds}."
+                self._append(_encode_line("warning", PLATFORM, message, {"cut": True}, "", None))
             return
         self._append(line)
 
     def add_final(self, level: str, message: str, *, trace: str = "") -> None:
         """Add a line of the platform about the attempt's end, even if the attempt's log is cut."""
         if not self._closed and self._max_lines:
-            self._append(_encoded(level, PLATFORM, message, {}, trace, None))
+            self._append(_encode_line(level, PLATFORM, message, {}, trace, None))
 
     def _append(self, line: bytes) -> None:
         with self._lock:
@@ -174,7 +177,7 @@ class Recorder:
 
     def hand_over(self, other: Recorder) -> None:
         """Give the lines so far, and all later lines, to `other`."""
-        self.on_first = partial(self.hand_over, other)  # each later line is a first one again: `take` left none
+        self.on_first = partial(self.hand_over, other)  # called for each later line, because `take` leaves none behind
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)
         for line in self.take()[1]:
@@ -187,7 +190,7 @@ class Recorder:
         self._closed = True
 
 
-def _encoded(
+def _encode_line(
     level: str, logger: str, message: object, fields: Mapping[str, object], trace: str, at: float | None
 ) -> bytes:
     instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
@@ -198,13 +201,14 @@ def _encoded(
         "message": text_of(message, MAX_MESSAGE),
     }
     if fields:
-        line["fields"] = {text_of(name, MAX_NAME): _field(value) for name, value in list(fields.items())[:MAX_FIELDS]}
+        kept_fields = list(fields.items())[:MAX_FIELDS]
+        line["fields"] = {text_of(name, MAX_NAME): _field_value(value) for name, value in kept_fields}
     if trace:
         line["traceback"] = text_of(trace, MAX_TRACEBACK, keep_end=True)
     return orjson.dumps(line)
 
 
-def _field(value: object) -> object:
+def _field_value(value: object) -> object:
     if isinstance(value, bool | None):
         return value
     if isinstance(value, float):
@@ -280,7 +284,7 @@ def _trace_of(error: object) -> str:
         error = error[1]
     elif error and not isinstance(error, BaseException):  # True: the error that is being handled
         error = sys.exc_info()[1]
-    return formatted(error) if isinstance(error, BaseException) else ""
+    return full_traceback(error) if isinstance(error, BaseException) else ""
 
 
 _handler = Handler()

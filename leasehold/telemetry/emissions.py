@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-#: The escape of a NUL character in JSON: `\u0000`. After an odd number of further backslashes it is text, because the
-#: last of them escapes its backslash.
+#: The escape of a NUL character in JSON: `\u0000`. If an odd number of backslashes stands before it, the last of them
+#: escapes the backslash of `\u0000`, so this is plain text.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CUT = b'{"cut":true}'
 
@@ -56,8 +56,8 @@ class Emissions:
         with self._lock:
             if self._cut or self._closed:
                 return False
-            before = self._written + len(self._chunks)
-            self._cut = before >= self._max_chunks or self._bytes + len(encoded) > self._max_bytes
+            earlier_chunks = self._written + len(self._chunks)
+            self._cut = earlier_chunks >= self._max_chunks or self._bytes + len(encoded) > self._max_bytes
             self._chunks.append(_CUT if self._cut else encoded)
             self._bytes += len(encoded)
             is_first = len(self._chunks) == 1
@@ -75,14 +75,14 @@ class Emissions:
         return first, chunks
 
     def for_later(self) -> Emissions:
-        """Emissions with the same bounds, for the next step, which a child begins before its attempt is claimed: that
-        attempt may take them over.
+        """Emissions with the same bounds, for the next step. A child process begins this step before its attempt is
+        claimed, and this attempt may take the emissions over.
         """
         return Emissions(self._max_chunks, self._max_bytes, self._lock)
 
     def hand_over(self, other: Emissions) -> None:
         """Give the chunks so far, and all later chunks, to `other`."""
-        # Each later chunk is a first chunk again, because this function takes it immediately: so `_add` calls it again.
+        # This function takes each chunk immediately, so each later chunk is a first chunk, for which `_add` calls it.
         self.on_first = partial(self.hand_over, other)
         for chunk in self.take()[1]:
             other._add(chunk)

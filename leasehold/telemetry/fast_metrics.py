@@ -72,8 +72,8 @@ _Child = TypeVar("_Child", _CounterChild, _HistogramChild)
 
 
 class _Family(Collector, Generic[_Child]):
-    """A metric: its children, by the values of their labels. There are at most `at_most`, because tenants choose the
-    names of templates and queues. Further combinations of labels count as `other`.
+    """A metric: its children, by the values of their labels. Tenants choose the names of templates and queues, so there
+    are at most `at_most` children. Further combinations of labels count as `other`.
     """
 
     at_most = 300
@@ -88,17 +88,17 @@ class _Family(Collector, Generic[_Child]):
         if child is None:
             if len(self._children) >= self.at_most:
                 values = ("other",) * len(values)
-            child = self._children.setdefault(values, self._new())
+            child = self._children.setdefault(values, self._new_child())
         return child
 
-    def _new(self) -> _Child:
+    def _new_child(self) -> _Child:
         raise NotImplementedError
 
 
 class FastCounter(_Family[_CounterChild]):
     """A counter."""
 
-    def _new(self) -> _CounterChild:
+    def _new_child(self) -> _CounterChild:
         return _CounterChild()
 
     def collect(self) -> Iterator[Metric]:
@@ -117,7 +117,7 @@ class FastHistogram(_Family[_HistogramChild]):
         self._bounds = bounds
         super().__init__(name, meaning, labels)
 
-    def _new(self) -> _HistogramChild:
+    def _new_child(self) -> _HistogramChild:
         return _HistogramChild(self._bounds)
 
     def collect(self) -> Iterator[Metric]:

@@ -17,13 +17,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import make_wsgi_app
 
 #: A worker counts as dead when its main loop has been blocked for this many seconds. The time can be long, because
-#: leases do not depend on the main loop. A handler that blocks the loop harms only the other attempts of its worker.
+#: leases are renewed outside of the main loop, and a blocked loop harms only the attempts of its own worker.
 DEAD_SECONDS = 120.0
 
 
 #: All addresses of the machine: those of IPv6 and those of IPv4.
 ALL = "::"
-_BACKLOG = 2048
+_BACKLOG = 2048  # connections that wait to be accepted
 
 
 def _address_of(host: str) -> tuple[socket.AddressFamily, str]:
@@ -47,7 +47,7 @@ class Health:
         self._turned_at: float | None = None
         self.is_ready = False
 
-    def turned(self) -> None:
+    def record_turn(self) -> None:
         """Record that the main loop has just turned."""
         self._turned_at = monotonic()
 

@@ -26,8 +26,8 @@ def add_to_every_line(facts: Mapping[str, object]) -> None:
     """Add `facts` to every later log line of this context, in place of earlier facts. A UUID becomes text when a line
     is written.
 
-    This is used instead of structlog's own context variables: structlog sets one for each fact, which cost a twelfth of
-    the worker's CPU.
+    structlog's own context variables are not used, because structlog sets one for each fact. That cost a twelfth of the
+    worker's CPU.
     """
     _FACTS.set(facts)
 
@@ -59,8 +59,8 @@ def configure_logs(settings: Settings) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    # No line shows the caller, the thread and the process. To find them costs a stack walk and three look-ups a line
-    # (logging HOWTO, "Optimization").
+    # Lines do not show the caller, the thread and the process, because finding these costs a stack walk and three
+    # look-ups a line (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001 - the documented way
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
@@ -75,8 +75,8 @@ def configure_logs(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    for chatty in ("aiormq", "aio_pika", "botocore", "aiobotocore", "urllib3", "asyncio"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for library in ("aiormq", "aio_pika", "botocore", "aiobotocore", "urllib3", "asyncio"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def _renderers(*, for_machines: bool) -> list[Processor]:

@@ -44,9 +44,9 @@ described: list[Described] = []
 
 
 def _describe(name: str, kind: str, labels: Sequence[str], meaning: str) -> str:
-    full = f"leasehold_{name}"
-    described.append(Described(full, kind, tuple(labels), meaning))
-    return full
+    full_name = f"leasehold_{name}"
+    described.append(Described(full_name, kind, tuple(labels), meaning))
+    return full_name
 
 
 def counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
@@ -110,8 +110,8 @@ _BUILD = gauge(
 def expose(settings: Settings, role: str, health: Health | None = None) -> int | None:
     """Record the build, and serve /metrics on its own port if one is set. A process's main calls it once.
 
-    `health`: what the probes of a worker read. Returns the port; None without one. Raises OSError when the
-    address is not free.
+    `health`: what the probes of a worker read. Returns the port. None: no port is set. Raises OSError when the address
+    is not free.
     """
     if not settings.metrics:
         switch_off()
@@ -144,7 +144,7 @@ class _NoMetric:
 
 
 def switch_off() -> None:
-    """Let all metrics of the platform do nothing. They cannot be switched on again: counts would have a gap."""
+    """Let all metrics of the platform do nothing. They cannot be switched on again, because counts would have a gap."""
     no_metric = _NoMetric()
     for metric in _metrics:
         for name in ("labels", "inc", "dec", "set", "observe", "set_function"):

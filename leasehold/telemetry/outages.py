@@ -19,10 +19,10 @@ import structlog
 log = structlog.get_logger(__name__)
 
 #: Seconds between two log lines while an outage lasts.
-REMINDER = 60.0
-#: An answer ends the outage when the process has met no error for this many seconds. So it is one outage if the tasks
-#: of the process get answers again one after another.
-SETTLED = 1.0
+REMINDER_SECONDS = 60.0
+#: An answer ends the outage when the process has met no error for this many seconds. Otherwise there would be several
+#: outages while the tasks of the process get answers again one after another.
+SETTLED_SECONDS = 1.0
 
 
 class Outage:
@@ -37,7 +37,7 @@ class Outage:
         self._since: float | None = None
         self._error_at = 0.0
         self._answered_at = 0.0
-        self._ending: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
         self._logged_at = 0.0
         self._errors = 0
         self._noticed_by: set[str] = set()
@@ -58,7 +58,7 @@ class Outage:
             self._error_at = now
             self._errors += 1
             self._noticed_by.add(noticed_by)
-            is_reminder = not is_first and now - self._logged_at >= REMINDER
+            is_reminder = not is_first and now - self._logged_at >= REMINDER_SECONDS
             if is_first or is_reminder:
                 self._logged_at = now
             seconds = round(now - self._since, 1)
@@ -75,18 +75,18 @@ class Outage:
             )  # fmt: skip
 
     def record_answer(self) -> None:
-        """Record an answer. It ends the outage, once there was no error for SETTLED seconds."""
+        """Record an answer. It ends the outage, once there was no error for SETTLED_SECONDS."""
         if self._since is None:
             return
         self._answered_at = self._clock()
-        if self._answered_at - self._error_at >= SETTLED:
+        if self._answered_at - self._error_at >= SETTLED_SECONDS:
             self._end()
-        elif self._ending is None:
+        elif self._end_timer is None:
             with suppress(RuntimeError):  # no event loop in this thread: a later answer ends the outage
-                self._ending = asyncio.get_running_loop().call_later(SETTLED, self._end_if_settled)
+                self._end_timer = asyncio.get_running_loop().call_later(SETTLED_SECONDS, self._end_if_settled)
 
     def _end_if_settled(self) -> None:
-        self._ending = None
+        self._end_timer = None
         if self._error_at <= self._answered_at:
             self._end()
 

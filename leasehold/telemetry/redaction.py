@@ -17,10 +17,10 @@ from leasehold.file_secrets import FileSecret, FileSecretOfMapping
 from leasehold.settings import Settings
 
 REDACTED = "[redacted]"
-#: Shorter secrets are not replaced: innocent text would contain them.
+#: Shorter secrets are not replaced, because innocent text would contain them.
 _MIN_CHARACTERS = 8
 
-#: A text without these marks has no secret of the forms below. Most lines have no mark, so the slow search is skipped.
+#: A text without these marks has no secret of the forms below. Most lines have no mark, so `redact` is fast for them.
 #: The first letter of "Bearer" and "Basic" is left out, because it may be upper or lower case.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
 _FORMS = (
@@ -29,7 +29,7 @@ _FORMS = (
     r"(?P<key>\blh_(?:[0-9a-z]{1,11}_)?[0-9A-Za-z]{12}_)[0-9A-Za-z_-]{20,}",
     r"(?P<scheme>\b(?:Bearer|Basic|bearer|basic) )[0-9A-Za-z._~+/=-]{8,}",
 )
-_by_form = re.compile("|".join(_FORMS))
+_secret_form = re.compile("|".join(_FORMS))
 _secrets: tuple[str, ...] = ()
 #: After rotations `redact` still knows at most this many earlier secrets. If there are more, it forgets the shortest.
 _MAX_EARLIER = 200
@@ -51,7 +51,7 @@ def _learn(settings: Settings, earlier: Sequence[str] = ()) -> None:
     words = {encoded for secret in _secrets_of(settings) - defaults for encoded in _encodings_of(secret)}
     earlier_words = [word for word in earlier if word not in words][:_MAX_EARLIER]
     global _secrets  # noqa: PLW0603 - one process, one set of secrets
-    # The longest stand first: a secret may contain a shorter one, whose replacement would leave the rest readable.
+    # The longest secret comes first: if it contains a shorter one, replacing the shorter would leave the rest readable.
     _secrets = tuple(sorted([*words, *earlier_words], key=len, reverse=True))
 
 
@@ -63,7 +63,7 @@ def redact(text: str) -> str:
     if not any(mark in text for mark in _MARKS):
         return text
     # The named group of a form is the text before the secret, which stays.
-    return _by_form.sub(lambda match: f"{match[match.lastgroup or 0]}{REDACTED}", text)
+    return _secret_form.sub(lambda match: f"{match[match.lastgroup or 0]}{REDACTED}", text)
 
 
 def _secrets_of(settings: Settings) -> set[str]:

@@ -1,7 +1,7 @@
 """Traces: one for each job, from the HTTP request through the outbox and the broker to every step.
 
-The W3C `traceparent` names the trace. The job's `trace`, the headers of outbox rows, and the headers of messages have
-the `traceparent`, also when traces are off, because logs show the trace's id. Spans are recorded only with
+The W3C `traceparent` names the trace. The job's `trace`, the headers of messages, and the rows of messages that wait to
+be sent (the outbox) have it even when traces are off, because logs show the trace's id. Spans are recorded only with
 `LEASEHOLD_TRACES`. Without this setting OpenTelemetry is not imported, and `span` returns a constant. OpenTelemetry's
 own variables (`OTEL_*`) define where spans are sent, and how many.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from leasehold.domain.errors import LeaseholdError
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span as Recorded
+    from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import Tracer
 
 Kind = Literal["INTERNAL", "SERVER", "PRODUCER", "CONSUMER"]
@@ -43,7 +43,7 @@ class Span:
 
 
 class _RecordedSpan(Span):
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: OtelSpan) -> None:
         self._recorded = recorded
         context = recorded.get_span_context()
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
@@ -52,7 +52,7 @@ class _RecordedSpan(Span):
         self._recorded.update_name(name)
 
     def set_attributes(self, **attributes: str | float) -> None:
-        self._recorded.set_attributes(_dotted(attributes))
+        self._recorded.set_attributes(_dotted_names(attributes))
 
     def mark_failed(self, code: str) -> None:
         from opentelemetry.trace import StatusCode  # noqa: PLC0415 - the extra is installed: a tracer exists
@@ -60,7 +60,7 @@ class _RecordedSpan(Span):
         self._recorded.set_status(StatusCode.ERROR, code)
 
 
-#: OpenTelemetry's attribute names with more than one dot. In all other names `_dotted` makes the first `_` a dot.
+#: OpenTelemetry's attribute names with more than one dot. In all other names `_dotted_names` makes the first `_` a dot.
 _NAMES = {"http_request_method": "http.request.method", "http_response_status_code": "http.response.status_code"}
 _NO_SPAN: AbstractContextManager[Span] = nullcontext(Span())
 _tracer: Tracer | None = None
@@ -109,7 +109,7 @@ def _record(
         name,
         context,
         SpanKind[kind],
-        _dotted(attributes),
+        _dotted_names(attributes),
         record_exception=False,
         set_status_on_exception=False,
     ) as recorded:
@@ -137,7 +137,7 @@ def publishing_spans(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
         ]
 
 
-def _dotted(attributes: Mapping[str, str | int | float]) -> dict[str, str | int | float]:
+def _dotted_names(attributes: Mapping[str, str | int | float]) -> dict[str, str | int | float]:
     return {_NAMES.get(name, name.replace("_", ".", 1)): value for name, value in attributes.items()}
 
 

@@ -19,7 +19,7 @@ def test_a_worker_is_ready_when_it_serves_and_alive_while_its_loop_turns(monkeyp
     health = Health()
     port = listen("127.0.0.1", 0, health)
     assert (status(port, "/livez"), status(port, "/readyz")) == (200, 503)
-    health.turned()
+    health.record_turn()
     health.is_ready = True
     assert (status(port, "/livez"), status(port, "/readyz")) == (200, 200)
     monkeypatch.setattr(listener, "DEAD_SECONDS", 0.0)
