@@ -29,8 +29,8 @@ from leasehold.settings import Settings
 from leasehold.testing.server import TestServer
 from leasehold.transitions.time_travel import end_leases, let_pass
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 TENANT = "test"
 _POLL_SECONDS = 0.02
 #: The program of a worker process. It first imports the modules in its arguments: they declare the app's tasks.
@@ -41,7 +41,7 @@ _WORKER = (
 
 # Up to five examples of work that is due or under way: tasks that could run, tasks that run, runs that their limits
 # hold, due schedules, and ended runs whose webhooks or follow-up runs are not written yet.
-_BUSY = """
+_FIND_BUSY = """
 SELECT t.step, j.pipeline, t.status FROM task t JOIN job j ON j.id = t.job_id
 WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= clock_timestamp()
       AND (t.status IN ('pending', 'retry', 'waiting') OR (t.status = 'blocked' AND j.held))))
@@ -53,10 +53,10 @@ LIMIT 5
 """
 
 
-class Submitted(Generic[R]):
+class Submitted(Generic[Result]):
     """A run that was submitted. `arguments`: by the parameters' names, as the function will get them."""
 
-    def __init__(self, run: Run[R], arguments: dict[str, Any], tags: dict[str, str]) -> None:
+    def __init__(self, run: Run[Result], arguments: dict[str, Any], tags: dict[str, str]) -> None:
         self.run = run
         self.arguments = arguments
         self.tags = tags
@@ -103,7 +103,7 @@ class TestApp:
     def drain(self, timeout: float = 30.0) -> None:
         """Run a worker until nothing is due: no task, no tick of a schedule. Tasks that wait for a later time stay.
 
-        Raises TimeoutError that names what still runs. Call it outside of an event loop; `adrain` is for inside.
+        Raises TimeoutError that names what still runs. Call it outside of an event loop; inside, call `adrain`.
         """
         self._server.portal.call(self._drain(timeout))
 
@@ -116,9 +116,9 @@ class TestApp:
         if self._death_point is not None:
             point, self._death_point = self._death_point, None
             await self._run_until_killed(point, deadline)
-            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. The presence
-            # check alone is not enough: on a busy machine the worker may have died before it opened its presence
-            # connection.
+            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. A dead
+            # worker is also known by its presence, a lock of its connection to PostgreSQL. But on a busy machine it may
+            # have died before it took the lock.
             async with connected(self.settings, "testing") as connection:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
@@ -126,7 +126,7 @@ class TestApp:
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
                 for name, declared in self.app.pipelines().schedules.items():
                     await reconcile(connection, TENANT, name, declared)
-                while busy := await connection.fetch(_BUSY):
+                while busy := await connection.fetch(_FIND_BUSY):
                     if monotonic() > deadline:
                         names = ", ".join(f"{row['pipeline']}: {row['step']} is {row['status']}" for row in busy)
                         raise TimeoutError(f"after {timeout:g} s there is still work: {names}")
@@ -185,8 +185,8 @@ class TestApp:
         self._on_connection(travel)
 
     def fail_next(self, task: Task[..., Any], error: BaseException) -> None:
-        """The next attempt of the task raises `error` instead of calling the function. Calls add up: two calls make the
-        next two attempts fail. Raises DeclarationError for an isolated task, which runs in another process.
+        """Let the next attempt of the task raise `error` instead of calling the function. Two calls make the next two
+        attempts fail. Raises DeclarationError for an isolated task, which runs in another process.
         """
         if task.terms.isolated:
             raise DeclarationError(f"{task.name} is isolated: it runs in a process that fail_next cannot reach")
@@ -201,7 +201,7 @@ class TestApp:
         """The next `drain` begins with a worker process that is killed at this point; then it starts another.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
-        `commit.NAME`: after the commit of a statement, NAME from leasehold/db/commit_points.py. The worker process
+        `commit.NAME`: a statement has committed; NAME is one of leasehold/db/commit_points.py. The worker process
         imports the app, so the app must be a module-level variable.
         Raises DeclarationError for an unknown point.
         """
@@ -210,7 +210,7 @@ class TestApp:
 
     # --- what the test reads
 
-    def submitted(self, task: Task[P, R]) -> list[Submitted[R]]:
+    def submitted(self, task: Task[Parameters, Result]) -> list[Submitted[Result]]:
         """The runs of the task that were submitted, the oldest first, in any status."""
 
         async def read(connection: Connection) -> list[Any]:
@@ -242,10 +242,12 @@ def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
 
 
 #: The errors after which a task is never retried.
-_Never = tuple[type[Exception], ...]
+_NeverRetried = tuple[type[Exception], ...]
 
 
-def _failing_in_loop(handler: Callable[..., Any], errors: list[BaseException], never: _Never) -> Callable[..., Any]:
+def _failing_in_loop(
+    handler: Callable[..., Any], errors: list[BaseException], never: _NeverRetried
+) -> Callable[..., Any]:
     """The handler of an async function, which raises the next of `errors` as long as there is one."""
 
     async def failing(attempt: Any) -> Any:
@@ -255,7 +257,9 @@ def _failing_in_loop(handler: Callable[..., Any], errors: list[BaseException], n
     return failing
 
 
-def _failing_in_thread(handler: Callable[..., Any], errors: list[BaseException], never: _Never) -> Callable[..., Any]:
+def _failing_in_thread(
+    handler: Callable[..., Any], errors: list[BaseException], never: _NeverRetried
+) -> Callable[..., Any]:
     """As `_failing_in_loop`, for a handler that runs in a thread."""
 
     def failing(attempt: Any) -> Any:
@@ -265,7 +269,7 @@ def _failing_in_thread(handler: Callable[..., Any], errors: list[BaseException],
     return failing
 
 
-def _raise_next(errors: list[BaseException], never: _Never) -> None:
+def _raise_next(errors: list[BaseException], never: _NeverRetried) -> None:
     """Raise the next error as the task's handler does when the function raises it."""
     if not errors:
         return
@@ -281,7 +285,7 @@ def modules_of(app: App) -> list[str]:
 
 
 def source_of(app: App) -> str:
-    """`module:name` of the app, of a module that declares its tasks if possible: importing it declares the tasks, too.
+    """`module:name` of the app: if possible, a module that declares tasks, so that importing it declares them, too.
     Raises DeclarationError if the app is not a global variable of a module.
     """
     for module in [*modules_of(app), *sys.modules]:

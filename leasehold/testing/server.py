@@ -19,7 +19,7 @@ from leasehold.settings import Settings
 
 #: The environment variable with the URL of a PostgreSQL that runs already. The URL's user may create databases.
 VARIABLE = "LEASEHOLD_TEST_DATABASE_URL"
-#: PostgreSQL copies a database in 12 ms in memory, and in 70 ms on a disk.
+#: The database lies in memory, because PostgreSQL copies it in 12 ms there, and in 70 ms on a disk.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a name that is free, for its user alone
 
 

@@ -1,5 +1,5 @@
-"""Reads and rotates the secrets that sign a tenant's callbacks. Each tenant has one row with its secrets, encrypted
-(`sealed`), the newest first. This module neither encrypts nor decrypts them.
+"""Reads and rotates the secrets that sign a tenant's callbacks (messages about a job to the URL that its client named).
+Each tenant has one row with its secrets, the newest first. They are encrypted (`sealed`) by other modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETURNING secrets, created_at
 
 
 async def secrets(connection: Connection, tenant_id: str, make_sealed: Callable[[], bytes]) -> Sequence[bytes]:
-    """The tenant's sealed secrets. If the tenant has none, this writes the one that `make_sealed` returns."""
+    """The tenant's sealed secrets. If the tenant has none, write a first secret: `make_sealed` returns it, sealed."""
     row = await find(connection, tenant_id)
     if row is None:
         await connection.execute(

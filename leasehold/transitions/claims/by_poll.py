@@ -1,4 +1,6 @@
-"""`poll`: a worker finds due tasks without a hint, and claims them so that tenants take turns."""
+"""`poll`: a worker finds due tasks without a hint (a message that names a task), and claims them so that tenants take
+turns.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
 #: SQL: the task `t` is due within the poll window ($6). A `pending` task must have been due for longer than `overdue`,
-#: a column of `share`, which is a row of `shares`.
+#: a column of `share`, a row of the CTE `shares`.
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
 
-#: SQL: the task `t` of `found` is still due. In a job that is being cancelled, only a workflow (`journaled`) starts,
-#: because its code must see the cancel. `unindexed` keeps the planner from reading a partial index for a condition on a
-#: row found by id.
+#: SQL: the task `t` of `job_tasks` is still due. In a job that is being cancelled, only a workflow (`journaled`)
+#: starts, because its code must see the cancel. `unindexed` keeps the planner from reading a partial index for a
+#: condition on a row found by id.
 _IS_STILL_DUE = (
-    f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT found.cancelling)"""
+    f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT job_tasks.cancelling)"""
 )
 
 # The tenants take turns: the statement takes the oldest due tasks of each queue, priority and tenant. The first task of
-# each tenant comes before the second task of any tenant. A tenant with many running tasks comes later: so a flood
-# delays its own tenant. After thirty seconds a task counts as one of the next higher priority.
+# each tenant comes before the second task of any tenant. A tenant with many running tasks comes later, so a flood of
+# tasks delays only its own tenant. After thirty seconds a task counts as one of the next higher priority.
 #
 # $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
 # $5 for how long a due `pending` task is left to its hint, if its tenant is in $9; $13 the same for other tenants.
@@ -36,19 +38,19 @@ _IS_STILL_DUE = (
 # $9 tenants. $10 how many tasks each of them runs with this worker. $11 how many more each of them may get.
 # $12 how many tasks any other tenant may get. NULL: any number.
 #
-# The statement passes over jobs that another statement has locked: so it reads more candidates than it claims.
-# It returns at least one row, which has the age of the oldest due task, the counts, and whether tenants were held back.
-# `counted` comes from `mark_claimed`: a row for each claimed task.
+# The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
+# returns at least one row, with the age of the oldest due task, the counts, and whether tenants were held back.
+# `numbered_tasks` comes from `mark_claimed`: a row for each claimed task.
 POLL = f"""
 -- look
-WITH RECURSIVE served AS MATERIALIZED (
+WITH RECURSIVE served_queues AS MATERIALIZED (
     -- The queues that are not paused, and the priorities (`band`) of each.
     SELECT q.queue, band FROM unnest($1::text[]) AS q(queue) CROSS JOIN generate_series(0, 2) AS band
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
 ), tenants(queue, band, tenant_id) AS (
     -- The tenants with open tasks, by a loose index scan: one probe for each tenant, however many tasks it has.
     SELECT s.queue, s.band, first.tenant_id
-    FROM served s CROSS JOIN LATERAL (
+    FROM served_queues s CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
           AND t.available_at >= statement_timestamp() - $6::interval
@@ -63,10 +65,10 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), counting AS MATERIALIZED (
-    -- Whether this statement counts the running tasks. A single tenant needs no turns. Counting is slow: it also reads
-    -- the rows of tasks that have run and are not vacuumed yet.
+    -- Whether this statement counts the running tasks. A single tenant needs no turns. Counting is slow, because it
+    -- also reads the rows of tasks that have run and are not vacuumed yet.
     SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS is_needed FROM tenants
-), busy AS MATERIALIZED (
+), running_counts AS MATERIALIZED (
     -- How many tasks each tenant has running: counted here, or passed by the caller.
     SELECT tenant_id, count(*) AS n FROM task
     WHERE status = 'running' AND (SELECT counting.is_needed FROM counting)
@@ -82,7 +84,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS here(tenant_id, n, room)
         ON here.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
-    -- The oldest due tasks of each tenant. A tenant without room has only its oldest: the statement reports its age.
+    -- The oldest due tasks of each tenant. Of a tenant without room, only the oldest is read, for its age.
     SELECT head.*, share.band, share.tenant_id, share.running_here, share.room
     FROM shares share
     CROSS JOIN LATERAL (
@@ -99,20 +101,20 @@ WITH RECURSIVE served AS MATERIALIZED (
              ORDER BY t.available_at LIMIT 1)
         ) AS t
     ) AS head
-), roomy AS MATERIALIZED (
+), room_of_heads AS MATERIALIZED (
     -- Whether each task is within the room of its tenant, which is for all queues and priorities together.
     SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
                 AS has_room
     FROM heads h
 ), candidates AS MATERIALIZED (
     -- The tasks in the order in which tenants take turns.
-    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.running_here, 0) AS turn,
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
-    FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
+    FROM room_of_heads h LEFT JOIN running_counts ON running_counts.tenant_id = h.tenant_id
     WHERE h.has_room
     ORDER BY turn, since
     LIMIT 8 * $4
-), found AS MATERIALIZED (
+), job_tasks AS MATERIALIZED (
     -- Locks the jobs that no other statement has locked.
     SELECT c.id, c.was, {job_columns()}
     FROM candidates c JOIN job j ON j.id = c.job_id
@@ -121,17 +123,18 @@ WITH RECURSIVE served AS MATERIALIZED (
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
 ){mark_claimed(_IS_STILL_DUE)}
-SELECT counted.*, oldest.seconds AS oldest,
+SELECT numbered_tasks.*, oldest.seconds AS oldest,
        CASE WHEN counting.is_needed
-            THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{{}}') END AS running,
-       EXISTS (SELECT 1 FROM roomy WHERE NOT has_room) AS held_back
+            THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM running_counts), '{{}}') END AS running,
+       EXISTS (SELECT 1 FROM room_of_heads WHERE NOT has_room) AS held_back
 FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
 CROSS JOIN counting
-LEFT JOIN counted ON true
-ORDER BY counted.id
+LEFT JOIN numbered_tasks ON true
+ORDER BY numbered_tasks.id
 """
 
 
+# `shares` of a worker that runs no task.
 _NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
 
 

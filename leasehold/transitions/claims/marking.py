@@ -1,4 +1,6 @@
-"""The second half of `claim` and `poll`: the SQL that marks the found tasks as running, and writes their events."""
+"""The second half of the statements `claim` and `poll`: the SQL that marks the tasks as running, and writes their
+events.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from collections.abc import Mapping, Sequence
 # would compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
-#: The job's columns in the CTE `found`: the columns above, and a column that only the marking reads.
-_FOUND_COLUMNS = (*_JOB_COLUMNS, "single_task")
+#: The job's columns in the CTE `job_tasks`: the columns above, and a column that only the marking reads.
+_COLUMNS_OF_JOB_TASKS = (*_JOB_COLUMNS, "single_task")
 
 #: Column -> the expression that computes it from the table `job`, for columns that the table does not have as such.
 #: `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
@@ -22,43 +24,44 @@ _EXPRESSION_OF_COLUMN = {
 
 
 def job_columns(alias: str | None = None) -> str:
-    """SQL: the job's columns that `found` has. They are read from the CTE `alias`; None: from the table, as `j`."""
+    """SQL: the job's columns that `job_tasks` has, read from the CTE `alias`. None: from the table `job`, as `j`."""
     if alias is not None:
-        return _columns(_FOUND_COLUMNS, alias, {})
-    return _columns(_FOUND_COLUMNS, "j", _EXPRESSION_OF_COLUMN)
+        return _columns(_COLUMNS_OF_JOB_TASKS, alias, {})
+    return _columns(_COLUMNS_OF_JOB_TASKS, "j", _EXPRESSION_OF_COLUMN)
 
 
-def _columns(names: Sequence[str], alias: str, instead: Mapping[str, str]) -> str:
-    """SQL: a list of columns. `instead`: column -> an expression that replaces it."""
-    return ", ".join(f"{instead[name]} AS {name}" if name in instead else f"{alias}.{name}" for name in names)
+def _columns(names: Sequence[str], alias: str, replacements: Mapping[str, str]) -> str:
+    """SQL: a list of columns. `replacements`: column -> an expression that replaces it."""
+    return ", ".join(f"{replacements[name]} AS {name}" if name in replacements else f"{alias}.{name}" for name in names)
 
 
-#: A step that a workflow started has an argument and an output prefix of its own. `#` would need quoting in a URL.
-_PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END"""
-_OUTPUT_PREFIX = """CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
-                   ELSE found.output_prefix END"""
+#: A step that a workflow started (`contained`) has an argument and an output prefix of its own. Its name has a `#`,
+#: which would need quoting in a URL.
+_PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END"""
+_OUTPUT_PREFIX = """CASE WHEN t.contained THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
+                   ELSE job_tasks.output_prefix END"""
 
 
-def mark_claimed(may_be_claimed: str, is_loss: str = "found.was = 'running'") -> str:
-    """SQL to append to a statement that has the CTE `found`: tasks of locked jobs, with the columns id, `was` (the
-    task's status until now) and job_columns. The SQL claims the tasks that fulfil `may_be_claimed`, a condition of the
-    rows `t` and `found`. $2 is the owner and $3 the duration of the lease. The statement then reads the CTE `counted`:
-    a row for each claimed task, with all columns that `claimed_of` needs.
+def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'") -> str:
+    """SQL to append to a statement that has the CTE `job_tasks`: tasks of locked jobs, with the columns id, `was`
+    (the task's status until now) and job_columns. The SQL claims the tasks that fulfil `may_be_claimed`, a condition of
+    the rows `t` and `job_tasks`. $2 is the owner and $3 the duration of the lease. The statement then reads the CTE
+    `numbered_tasks`: a row for each claimed task, with all columns that `claimed_of` needs.
 
-    `is_loss`: a condition of the same rows, under which the claim charges the task a loss. By default a claim of a
-    running task does, because its worker did not settle it.
+    `is_loss`: a condition of the same rows, under which the claim charges the task a loss (an attempt whose worker
+    was lost). By default a claim of a running task does so, because the worker before did not settle the task.
     """
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 
 
 # No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. The
 # UPDATE waits until a renewal or a note has released a row, and then judges the newest version of the row. So its
-# condition must test the row `t` itself: `found` has the row as it was when the statement began.
+# condition must test the row `t` itself: `job_tasks` has the row as it was when the statement began.
 #
-# The first claim of a job's single task writes no event: the view `history` derives it from the task. As long as this
-# task was never claimed, the job has no other task, so the event's number follows the job's last.
+# The first claim of a job's single task writes no event, because the view `history` derives the event from the task. As
+# long as this task was never claimed, the job has no other task, so the event's number follows the job's last number.
 _MARK_CLAIMED = f"""
-, claimed AS (
+, claimed_tasks AS (
     UPDATE task t
     SET status = 'running',
         lease_owner = $2,
@@ -67,36 +70,37 @@ _MARK_CLAIMED = f"""
         attempt = t.attempt + 1,
         losses = t.losses + (IS_LOSS)::int,
         started_at = clock_timestamp(),
-        claim_seq = CASE WHEN t.id = found.single_task AND t.epoch = 0 THEN found.event_seq + 1 ELSE t.claim_seq END
-    FROM found
-    WHERE t.id = found.id AND (t.status = 'running') = (found.was = 'running')
+        claim_seq = CASE WHEN t.id = job_tasks.single_task AND t.epoch = 0 THEN job_tasks.event_seq + 1
+                         ELSE t.claim_seq END
+    FROM job_tasks
+    WHERE t.id = job_tasks.id AND (t.status = 'running') = (job_tasks.was = 'running')
       AND MAY_BE_CLAIMED
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
-              t.timeout_seconds, t.unblocks = '{{}}' AS is_last, found.was,
+              t.timeout_seconds, t.unblocks = '{{}}' AS is_last, job_tasks.was,
               t.epoch = 1 AND t.claim_seq IS NOT NULL AS has_derived_event,
               extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
-              {_columns(_JOB_COLUMNS, "found", {"params": _PARAMS, "output_prefix": _OUTPUT_PREFIX})}
-), counted AS MATERIALIZED (
+              {_columns(_JOB_COLUMNS, "job_tasks", {"params": _PARAMS, "output_prefix": _OUTPUT_PREFIX})}
+), numbered_tasks AS MATERIALIZED (
     -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of these
     -- tasks the job did not count as leased before. `becomes`: the job's new status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
            (count(*) FILTER (WHERE was <> 'running' AND NOT cancelling) OVER job)::int AS leased,
            CASE WHEN cancelling THEN 'cancel_requested'
                 WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
-    FROM claimed c
+    FROM claimed_tasks c
     WINDOW job AS (PARTITION BY job_id)
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j
     SET status = per_job.becomes,
         leased = j.leased + per_job.leased,
         started_at = coalesce(j.started_at, clock_timestamp()),
         event_seq = j.event_seq + per_job.task_count
-    FROM counted per_job
+    FROM numbered_tasks per_job
     WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
            c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
-    FROM counted c WHERE NOT c.has_derived_event
+    FROM numbered_tasks c WHERE NOT c.has_derived_event
 )
 """
