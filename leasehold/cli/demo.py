@@ -21,8 +21,9 @@ from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
 from leasehold.runtime.gather import gather_or_cancel
 
 SHIPPED = Path(__file__).with_name("picture.jpg")
+#: How long the demo waits for a picture's job.
 _WAIT_SECONDS = 120.0
-#: The type that the demo names for a file which it does not recognise. The API reads the bytes, and refuses the file.
+#: The type that the demo names for a file whose type it does not know. The API reads the bytes, and refuses the file.
 _TYPE_OF_UNKNOWN = "image/jpeg"
 
 
@@ -41,8 +42,8 @@ class Sent:
 
 
 async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **servers: Any) -> None:
-    """Send all pictures and report on each. `keep`: then print the address of the first job's page, and wait for
-    Ctrl-C. `servers`: addresses of servers that run elsewhere, as for Installation.
+    """Send all pictures and report on each. `out`: the folder for the results. `keep`: at the end, print the address of
+    the first job's page, and wait for Ctrl-C. `servers`: addresses of servers that run elsewhere, as for Installation.
 
     Raises DemoFailed if two results would have one name, if an upload is refused, or, at the end, if a picture did not
     become READY.
@@ -52,7 +53,7 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     console = Console()
     started = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
-        installation = Installation(patient=False, **servers)  # not patient: RabbitMQ starts after the other parts
+        installation = Installation(patient=False, **servers)  # RabbitMQ starts after the other parts
         await installation.__aenter__()
     try:
         console.print(
@@ -80,15 +81,15 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
 
 def _refuse_lost_results(pictures: Sequence[Path], out: Path) -> None:
     """Raises DemoFailed if a result would be written over another, or over one of the pictures."""
-    saved = [_saved_as(picture, out) for picture in pictures]
-    for picture, path in zip(pictures, saved, strict=True):
-        if saved.count(path) > 1:
+    result_paths = [_result_path(picture, out) for picture in pictures]
+    for picture, path in zip(pictures, result_paths, strict=True):
+        if result_paths.count(path) > 1:
             raise DemoFailed(f"two pictures would be saved as {path}: send one of them under another name")
         if path.resolve() in {other.resolve() for other in pictures}:
             raise DemoFailed(f"the result of {picture} would replace {path}: choose another folder with --out")
 
 
-def _saved_as(picture: Path, out: Path) -> Path:
+def _result_path(picture: Path, out: Path) -> Path:
     return out / f"{picture.stem}.webp"
 
 
@@ -106,9 +107,9 @@ async def _send_and_follow(client: httpx2.AsyncClient, picture: Sent, out: Path,
     """Upload the picture, follow its job, and save its result. `show` shows each change of `picture.view`."""
     ticket = await _upload(client, picture.path)
     completion = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
-    accepted = await client.post("/complete-upload", json=completion)
-    if accepted.is_error:
-        problem = accepted.json()
+    answer = await client.post("/complete-upload", json=completion)
+    if answer.is_error:
+        problem = answer.json()
         picture.view = {
             **picture.view,
             "status": "FAILED",
@@ -116,7 +117,7 @@ async def _send_and_follow(client: httpx2.AsyncClient, picture: Sent, out: Path,
         }
         show()
         return
-    picture.job_id = accepted.json()["job_id"]
+    picture.job_id = answer.json()["job_id"]
     deadline = monotonic() + _WAIT_SECONDS
     while picture.view["status"] not in ("READY", "FAILED") and monotonic() < deadline:
         picture.view = await _json_of(client.get(f"/media/{ticket['media_id']}", params={"wait": 5}))
@@ -126,7 +127,7 @@ async def _send_and_follow(client: httpx2.AsyncClient, picture: Sent, out: Path,
 
 
 async def _upload(client: httpx2.AsyncClient, path: Path) -> dict[str, Any]:
-    """Upload the picture to the store. Returns the API's answer that had the URL for it."""
+    """Upload the picture to the store. Returns the API's answer, which has the URL of the upload."""
     data = await asyncio.to_thread(path.read_bytes)
     content_type = sniff(data[:HEAD_BYTES]) or _TYPE_OF_UNKNOWN
     file = {"content_type": content_type, "file_name": path.name, "content_length": len(data)}
@@ -149,12 +150,12 @@ async def _json_of(request: Awaitable[httpx2.Response]) -> dict[str, Any]:
 
 async def _save(picture: Sent, out: Path) -> Path:
     async with httpx2.AsyncClient(timeout=60) as store:
-        final = await store.get(picture.view["final_url"])
-        final.raise_for_status()
-    saved = _saved_as(picture.path, out)
+        answer = await store.get(picture.view["final_url"])
+        answer.raise_for_status()
+    path = _result_path(picture.path, out)
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
-    await asyncio.to_thread(saved.write_bytes, final.content)
-    return saved
+    await asyncio.to_thread(path.write_bytes, answer.content)
+    return path
 
 
 def _table(sent: Sequence[Sent]) -> Table:

@@ -20,7 +20,8 @@ from leasehold.runtime.gather import cancel_and_wait
 
 
 async def run(source: str | None, **options: Any) -> None:
-    """Run an Installation until SIGINT or SIGTERM. `source`: the app that it serves; None: no app was named.
+    """Run an Installation until SIGINT or SIGTERM. `source`: the app that it serves; None: no app was named. `options`:
+    as for Installation.
 
     Raises EmbeddedError if a part does not start. All parts are then stopped.
     """
@@ -28,35 +29,35 @@ async def run(source: str | None, **options: Any) -> None:
     stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
-    stopping = asyncio.create_task(stop_requested.wait())
+    stop_task = asyncio.create_task(stop_requested.wait())
     with console.status("starting"):
         # A user who edits an app wants a quick start. RabbitMQ takes about 8 s, so with `source` the start does not
         # wait for it (`patient`).
-        installation = await _start_unless_stopped(Installation(**options, patient=source is None), stopping)
+        installation = await _start_unless_stopped(Installation(**options, patient=source is None), stop_task)
     if installation is None:
         return
     try:
         with dev_file(variables_of(installation)):
             welcome_text = _welcome_text(installation) if source is None else _app_welcome_text(installation)
             console.print(welcome_text, highlight=False, soft_wrap=True, markup=False)
-            reloading = asyncio.create_task(reload_on_change(installation, console))
-            await asyncio.wait((stopping, reloading), return_when=asyncio.FIRST_COMPLETED)
-            await cancel_and_wait(reloading)
+            reload_task = asyncio.create_task(reload_on_change(installation, console))
+            await asyncio.wait((stop_task, reload_task), return_when=asyncio.FIRST_COMPLETED)
+            await cancel_and_wait(reload_task)
         console.print("stopping: running steps finish or are released")
     finally:
-        stopping.cancel()
+        stop_task.cancel()
         await installation.__aexit__(None, None, None)
 
 
-async def _start_unless_stopped(installation: Installation, stopping: asyncio.Task[Any]) -> Installation | None:
-    """Start the installation. If `stopping` ends first, stop what has started, and return None."""
-    starting = asyncio.create_task(_start(installation))
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done() and not starting.done():
-        starting.cancel()
+async def _start_unless_stopped(installation: Installation, stop_task: asyncio.Task[Any]) -> Installation | None:
+    """Start the installation. If `stop_task` ends first, stop what has started, and return None."""
+    start_task = asyncio.create_task(_start(installation))
+    await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
+    if stop_task.done() and not start_task.done():
+        start_task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await starting
-    return None if starting.cancelled() else starting.result()
+        await start_task
+    return None if start_task.cancelled() else start_task.result()
 
 
 async def _start(installation: Installation) -> Installation:
@@ -64,8 +65,8 @@ async def _start(installation: Installation) -> Installation:
 
 
 def variables_of(installation: Installation) -> dict[str, str]:
-    """The variables with which programs in the same folder submit jobs to the installation, and commands call its API.
-    With the broker `postgres` the programs send workers no message about a new job: RabbitMQ may still be starting, and
+    """The variables for programs in the same folder that submit jobs, and for commands that call the API. With the
+    broker `postgres` the programs send workers no message about a new job, because RabbitMQ may still be starting and
     the worker polls PostgreSQL ten times a second anyway.
     """
     return installation.environment | {
@@ -79,7 +80,7 @@ def _app_welcome_text(installation: Installation) -> str:
     source = installation.environment["LEASEHOLD_PIPELINES"]
     module = source.partition(":")[0]
     registry = Pipelines.from_source(source)
-    # Concurrency limits do not apply to pipelines that do the platform's own work: these are not the app's.
+    # Leave out the pipelines that do the platform's own work. They are those without concurrency limits.
     names = [pipeline.name for pipeline in registry if not pipeline.terms.unlimited]
     program = program_that_submits(module)
     logs = ", ".join(str(path) for path in installation.logs.values())

@@ -21,11 +21,12 @@ from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.worker.sandbox import isolation
 
+#: How long the broker may take to connect.
 _PATIENCE_SECONDS = 10.0
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Run all checks. Wait some seconds for the broker to connect."""
+    """Run all checks. Before them, wait some seconds for the broker to connect."""
     # The platform's schema, and those of the kinds of work that have tables of their own.
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     store = ObjectStore.from_settings(settings)

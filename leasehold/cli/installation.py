@@ -36,11 +36,13 @@ SCOPES = (
     "fleet:operate", "jobs:read", "jobs:operate", "jobs:delete", "conversion:read", "conversion:write",
     "generation:read", "generation:write", "keys:write", "people:write", "audit:read",
 )  # fmt: skip
+#: How long the API may take until it is ready.
 _START_SECONDS = 60.0
-#: The API and the worker get this time to finish what they do: at the end of the command, and at a restart.
+#: How long the API and the worker may take to finish their work: at the end of the command, and at a restart.
 _STOP_SECONDS, _RESTART_SECONDS = 40.0, 5.0
-#: The other parts start this long before RabbitMQ.
+#: The other parts get this time before RabbitMQ starts, because its start takes all cores.
 _HEAD_START_SECONDS = 3.0
+#: How long the link that signs in to the console is valid.
 _TICKET_SECONDS = 86_400
 
 #: `upgrade(settings, revision)` of Alembic.
@@ -85,19 +87,19 @@ class Installation:
 
     async def __aenter__(self) -> Self:
         require_free(int(self._port))
-        async with AsyncExitStack() as opening:
-            loading_upgrade = asyncio.create_task(asyncio.to_thread(_load_upgrade))
-            await opening.enter_async_context(self._stack)
+        async with AsyncExitStack() as exit_stack:
+            upgrade_task = asyncio.create_task(asyncio.to_thread(_load_upgrade))
+            await exit_stack.enter_async_context(self._stack)
             rabbitmq = self._configured_late_rabbitmq()
             self.environment = self._environment_of_processes(rabbitmq)
             await asyncio.gather(
-                self._start(opening, "api"), self._start(opening, "worker"), self._prepare_database(loading_upgrade)
+                self._start(exit_stack, "api"), self._start(exit_stack, "worker"), self._prepare_database(upgrade_task)
             )
             await self._until_ready()
             if rabbitmq is not None:
-                starting = asyncio.create_task(_start_late(rabbitmq))
-                opening.push_async_callback(_abandon, rabbitmq, starting)
-            self._cleanup = opening.pop_all()
+                start_task = asyncio.create_task(_start_late(rabbitmq))
+                exit_stack.push_async_callback(_abandon, rabbitmq, start_task)
+            self._cleanup = exit_stack.pop_all()
         return self
 
     def _configured_late_rabbitmq(self) -> RabbitMQ | None:
@@ -114,9 +116,9 @@ class Installation:
         if late_rabbitmq is not None:
             environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": late_rabbitmq.url}
         settings = Settings()  # from the environment, and from the folder's .env
-        set_by_user = settings.model_fields_set
-        self.isolation = settings.isolation if "isolation" in set_by_user else default_isolation()
-        self._tenant = settings.tenant if "tenant" in set_by_user else TENANT
+        names_set_by_user = settings.model_fields_set
+        self.isolation = settings.isolation if "isolation" in names_set_by_user else default_isolation()
+        self._tenant = settings.tenant if "tenant" in names_set_by_user else TENANT
         environment["LEASEHOLD_TENANT"] = self._tenant
         defaults = {
             "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",  # short, because no hints come at first
@@ -125,7 +127,7 @@ class Installation:
             "sealing_keys": _stored_sealing_key(self._stack.directory),
         }
         for name, default in defaults.items():
-            value = _text(getattr(settings, name)) if name in set_by_user else default
+            value = _text_of(getattr(settings, name)) if name in names_set_by_user else default
             environment[f"LEASEHOLD_{name.upper()}"] = value
         return environment
 
@@ -153,12 +155,12 @@ class Installation:
     def fences(self) -> str:
         """The fences (what the kernel offers to isolate a step), as text for the terminal."""
         fences = isolation.of_this_kernel()
-        absent = isolation.missing(fences)
-        if not absent:
+        missing_fences = isolation.missing(fences)
+        if not missing_fences:
             return fences
         if self.isolation == "required":
-            return f"{', '.join(absent)} missing: isolated steps are refused (LEASEHOLD_ISOLATION=required)"
-        return f"{', '.join(absent)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
+            return f"{', '.join(missing_fences)} missing: isolated steps are refused (LEASEHOLD_ISOLATION=required)"
+        return f"{', '.join(missing_fences)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
 
     def console_url(self, following: str = "/") -> str | None:
         """The console's URL with a ticket that signs in anybody who opens it within a day. `following`: the path of the
@@ -197,12 +199,12 @@ class Installation:
         cleanup.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
         self._processes.append(server)
 
-    async def _prepare_database(self, loading_upgrade: asyncio.Task[Upgrade]) -> None:
+    async def _prepare_database(self, upgrade_task: asyncio.Task[Upgrade]) -> None:
         """Bring the schema up to date, and make the API key."""
         url = self.environment["LEASEHOLD_DATABASE_URL"]
         pipelines = self.environment["LEASEHOLD_PIPELINES"]
         settings = Settings(database_url=SecretStr(url), pipelines=pipelines, database_app_role=None)
-        upgrade = await loading_upgrade
+        upgrade = await upgrade_task
         await upgrade(settings, "head")
         connection = await connect(settings, "setup")
         try:
@@ -236,18 +238,20 @@ class Installation:
 
 
 def _load_upgrade() -> Upgrade:
-    """Import alembic in a thread while PostgreSQL starts: it takes half a second, and much longer the first time."""
+    """Import alembic in a thread while PostgreSQL starts, because the import takes half a second, and much longer the
+    first time.
+    """
     from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - as above
 
     return upgrade
 
 
-def _text(value: object) -> str:
+def _text_of(value: object) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 def _stored_sealing_key(directory: Path) -> str:
-    """The sealing key, if the user has set none. It is in a file beside the data that it seals."""
+    """The key that encrypts secrets in the database, if the user has set none. A file beside the data keeps it."""
     file = directory / "sealing-key"
     if not file.exists():
         RunAs().write_file(file, Fernet.generate_key().decode())
@@ -256,7 +260,7 @@ def _stored_sealing_key(directory: Path) -> str:
 
 def default_isolation() -> str:
     """The value of LEASEHOLD_ISOLATION if the user sets none. On a developer's machine isolated steps must run even if
-    the kernel lacks the fences: then a warning is shown.
+    the kernel lacks the fences (what confines such a step). A warning is then shown.
     """
     return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 
@@ -267,7 +271,7 @@ async def _start_late(rabbitmq: RabbitMQ) -> None:
     await rabbitmq.start()
 
 
-async def _abandon(rabbitmq: RabbitMQ, starting: asyncio.Task[None]) -> None:
+async def _abandon(rabbitmq: RabbitMQ, start_task: asyncio.Task[None]) -> None:
     """Stop the late RabbitMQ, even if it is still starting."""
-    await cancel_and_wait(starting)
+    await cancel_and_wait(start_task)
     await rabbitmq.kill()

@@ -18,7 +18,8 @@ from leasehold.domain.job_filter import InvalidFilter, parse
 from leasehold.domain.sentences import counted, to_the_second
 
 app = typer.Typer(no_args_is_help=True, help="Find, show, explain, retry, cancel and delete jobs of every kind.")
-_SHOWN = ("id", "kind", "template", "status", "created_at", "started_at", "finished_at", "tags", "parameters")
+#: The fields of a job that `get` shows.
+_SHOWN_FIELDS = ("id", "kind", "template", "status", "created_at", "started_at", "finished_at", "tags", "parameters")
 JobId = Annotated[str, typer.Argument(help="The job's id.", callback=id_of("a job"))]
 
 
@@ -75,7 +76,7 @@ def get_job(job: JobId, as_json: AsJson = False) -> None:
         answer = client.get(f"/v1/jobs/{path_part(job)}")
 
     def print_summary() -> None:
-        for name in _SHOWN:
+        for name in _SHOWN_FIELDS:
             if answer.get(name):
                 print_line(f"{name:12}{answer[name]}")
         print_fields(answer["steps"], "id", "state", "attempt", "queue", "started_at", "finished_at", "worker")
@@ -96,6 +97,8 @@ def explain_job(job: JobId, as_json: AsJson = False) -> None:
 
 
 def show_explanation(answer: dict[str, Any], *, as_json: bool) -> None:
+    """Print why the job is in its state, and its ledger (what workers did with it)."""
+
     def print_summary() -> None:
         for reason in answer["reasons"]:
             print_line(f"{reason['code']}: {reason['message']}")
@@ -264,8 +267,8 @@ def delete_job(
 def _check_target(
     job: str | None, filter_: str | None, *, single_only: Iterable[object] = (), bulk_only: Iterable[object]
 ) -> None:
-    """End the command unless it has either a job or a filter, and only options that fit it. An option that was not
-    given is None.
+    """End the command if it has both a job and a filter, or neither, or an option of the other kind. `single_only`: the
+    options that need a job. `bulk_only`: those that need a filter. An option that was not given is None.
     """
     if (job is None) == (filter_ is None):
         raise print_failure("name one job, or write --filter", WRONG_USE)

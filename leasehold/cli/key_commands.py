@@ -14,7 +14,9 @@ from leasehold.cli.terminal import minute, print_answer, print_json, print_table
 from leasehold.security.roles import NAMES
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list, rotate, expire and revoke API keys.")
+#: The seconds of each unit of a duration, such as `90d`.
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+#: The longest duration: a hundred years.
 _LONGEST = timedelta(days=36_500)
 _Prefix = Annotated[str, typer.Argument(help="The 12 characters of the key before its secret.")]
 
@@ -113,8 +115,10 @@ def expire(
     """Set the end of a key. A key that ends earlier keeps its end."""
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
-    ends = run_or_exit(expire_one(environment(), prefix, after))
-    print_answer({"prefix": prefix, "expires_at": ends}, f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.", as_json)
+    expires_at = run_or_exit(expire_one(environment(), prefix, after))
+    print_answer(
+        {"prefix": prefix, "expires_at": expires_at}, f"{prefix} ends at {expires_at:%Y-%m-%d %H:%M:%S} UTC.", as_json
+    )
 
 
 @keys.command("revoke")

@@ -16,8 +16,8 @@ from leasehold.settings import Settings
 async def create_one(
     settings: Settings, tenant: str, client: str, scopes: Sequence[str], lifetime: timedelta | None = None
 ) -> NewKey:
-    """Create an API key. Its text is stored nowhere; it names the cell (this installation, among several). Raises
-    Invalid for wrong values, and Conflict `too_many_keys`.
+    """Create an API key. Its text is stored nowhere, and names the cell (this one of the installations that share the
+    tenants). Raises Invalid for wrong values, and Conflict `too_many_keys`.
     """
     expires_at = None if lifetime is None else datetime.now(UTC) + lifetime
     async with connected(settings, "keys") as connection:

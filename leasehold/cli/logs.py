@@ -18,7 +18,7 @@ from leasehold.cli.api_client import ApiClient, Interrupted
 from leasehold.cli.terminal import console, harmless
 from leasehold.client.calls import path_part
 
-_PAGE = 1000
+_PAGE_LINES = 1000  # the most that the API returns
 #: The pause after a stream that broke, in seconds.
 _PAUSE_SECONDS = 1.0
 _STYLES = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
@@ -46,18 +46,18 @@ def _pages(
 ) -> Iterator[dict[str, Any]]:
     path = f"/v1/jobs/{path_part(job)}/logs"
     while after is not None:
-        page = client.get(path, after=after, step=step, attempt=attempt, limit=_PAGE)
+        page = client.get(path, after=after, step=step, attempt=attempt, limit=_PAGE_LINES)
         yield from page["lines"]
         after = page["next_after"]
 
 
 def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the lines until the job has ended. The API ends each stream from time to time, to check the API key again:
-    resume it then, and after it breaks. Return when a stream that began after the job's end has no lines: no more can
-    come.
+    """Yield the lines until the job has ended. Open the stream again when it breaks, and when the API ends it (which it
+    does from time to time, to check the API key again). Return when a stream that began after the job's end has no
+    lines, because no more can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # raises if the API does not answer: only a stream that breaks later is resumed
+    client.get(path)  # raises if the API does not answer; later outages only break the stream
     has_ended = False  # whether the job had ended before the next stream begins
     while True:
         cursor_before = after

@@ -29,7 +29,7 @@ app.add_typer(cells.app, name="cells")
 app.command()(sql)
 app.command()(completion)
 remote.add_to(app)
-answer_shell()
+answer_shell()  # if a shell asks for completions, print them
 
 _AppSource = Annotated[
     str | None,
@@ -56,15 +56,15 @@ def migrate(
 ) -> None:
     """Bring the database's schema up to date. Several processes may run this at once."""
     from leasehold.cli import migration_plan  # noqa: PLC0415 - each command loads only what it needs
-    from leasehold.cli.migrate import planned, upgrade  # noqa: PLC0415 - as above
+    from leasehold.cli.migrate import plan_of_upgrade, upgrade  # noqa: PLC0415 - as above
 
     settings = environment()
     if plan:
-        pending = run_or_exit(planned(settings, revision))
+        upgrade_plan = run_or_exit(plan_of_upgrade(settings, revision))
         if as_json:
-            typer.echo(json.dumps(migration_plan.as_json(pending, settings)))
+            typer.echo(json.dumps(migration_plan.as_json(upgrade_plan, settings)))
         else:
-            migration_plan.show(console, pending, settings)
+            migration_plan.show(console, upgrade_plan, settings)
         return
     run_or_exit(upgrade(settings, revision, lambda sentence: typer.echo(f"leasehold: {sentence}", err=True)))
     if as_json:

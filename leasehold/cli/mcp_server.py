@@ -19,8 +19,8 @@ from pydantic import BaseModel, Field
 
 from leasehold.client import AsyncClient, ClientError
 
-P = ParamSpec("P")
-T = TypeVar("T")
+P = ParamSpec("P")  # the parameters of a tool
+T = TypeVar("T")  # its result
 
 INSTRUCTIONS = (
     "Jobs of a Leasehold installation. Find jobs with list_jobs (its query: `kind:media status:failed created:<1h`), "
@@ -40,10 +40,10 @@ Limit = Annotated[int, Field(ge=1, le=100)]
 def server_of(client: AsyncClient, *, allow_writes: bool) -> MCPServer:
     """The server with its tools. It uses `client`, and does not close it."""
     server = MCPServer("leasehold", version=version("leasehold"), instructions=INSTRUCTIONS, log_level="ERROR")
-    _add(server, _READS, _ReadTools(client))
+    _add_tools(server, _READS, _ReadTools(client))
     if allow_writes:
-        _add(server, _WRITES, _WriteTools(client))
-        _add(server, _DESTROYS, _DestroyTools(client))
+        _add_tools(server, _WRITES, _WriteTools(client))
+        _add_tools(server, _DESTROYS, _DestroyTools(client))
     return server
 
 
@@ -57,7 +57,7 @@ def serve(*, allow_writes: bool) -> None:
     asyncio.run(serve_stdio())
 
 
-def _add(server: MCPServer, annotations: ToolAnnotations, tools: object) -> None:
+def _add_tools(server: MCPServer, annotations: ToolAnnotations, tools: object) -> None:
     """Each public method of `tools` is a tool; its docstring is the description."""
     for name in sorted(vars(type(tools))):
         if not name.startswith("_"):
@@ -79,12 +79,12 @@ def _with_tool_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
 
 async def _first(objects: AsyncIterator[BaseModel], limit: int) -> list[dict[str, Any]]:
     """The first `limit` objects, as JSON."""
-    first: list[dict[str, Any]] = []
-    async for found in objects:
-        first.append(_as_json(found))
-        if len(first) == limit:
+    answers: list[dict[str, Any]] = []
+    async for item in objects:
+        answers.append(_as_json(item))
+        if len(answers) == limit:
             break
-    return first
+    return answers
 
 
 def _as_json(item: BaseModel) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 
 
-async def planned(settings: Settings, revision: str) -> Plan:
+async def plan_of_upgrade(settings: Settings, revision: str) -> Plan:
     """The plan of `upgrade`. Nothing is changed. Raises Invalid for an unknown revision."""
     settings = settings.direct()  # past a pooler, to PostgreSQL itself
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
@@ -45,18 +45,18 @@ def _refusing_unknown_revision() -> Iterator[None]:
         raise Invalid("unknown_revision", full_stop(str(error))) from None
 
 
-async def upgrade(settings: Settings, revision: str, waiting: Callable[[str], None] = lambda _: None) -> None:
+async def upgrade(settings: Settings, revision: str, on_wait: Callable[[str], None] = lambda _: None) -> None:
     """Bring the platform's schema to `revision`. With `head`, bring the schemas of all kinds of work up to date, too.
     The audit gets a row for each schema that changed.
 
-    `waiting`: called with a sentence when the migration waits for other sessions.
+    `on_wait`: called with a sentence when the migration waits for other sessions.
 
     Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, for a revision that
     the schema has passed, and if the role `database_app_role` does not exist or has the right to change the schema.
-    Raises SchemaLocked if a revision gets no lock: earlier revisions stay applied.
+    Raises SchemaLocked if a revision gets no lock. The revisions before it stay applied.
     """
     settings = settings.direct()
-    await refuse_shared_sessions(settings)  # a pooler's: a migration needs a session of its own
+    await refuse_shared_sessions(settings)  # of a pooler, because a migration needs a session of its own
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     role = settings.database_app_role
     async with connected(settings, "migrate") as connection:
@@ -64,7 +64,7 @@ async def upgrade(settings: Settings, revision: str, waiting: Callable[[str], No
             await _check_not_passed(connection, revision)
         if role is not None:
             await check_role(connection, role)
-    patience = Patience(settings.migrate_lock_seconds, settings.migrate_seconds, waiting)
+    patience = Patience(settings.migrate_lock_seconds, settings.migrate_seconds, on_wait)
     with _refusing_unknown_revision():
         await _migrate(settings, CORE, revision, patience)
     for schema in schemas:

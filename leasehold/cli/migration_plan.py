@@ -11,19 +11,20 @@ from rich.text import Text
 from leasehold.db.upgrading.plan import Plan, PlannedRevision, PlannedStatement, Size
 from leasehold.settings import Settings
 
-_WIDTH = 300
-_UNKNOWN = "no rule covers this statement: expect ACCESS EXCLUSIVE on every table that it names"
+_WIDTH = 300  # the most characters of a statement that are printed
+_UNKNOWN_EFFECT = "no rule covers this statement: expect ACCESS EXCLUSIVE on every table that it names"
 
 
 def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
+    """The plan as JSON. A migration waits for a lock for `lock_seconds`, and tries again for `seconds`."""
     return {
         "lock_seconds": settings.migrate_lock_seconds,
         "seconds": settings.migrate_seconds,
-        "revisions": [_revision(planned, plan.sizes) for planned in plan.revisions],
+        "revisions": [_revision_json(planned, plan.sizes) for planned in plan.revisions],
     }
 
 
-def _revision(planned: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
+def _revision_json(planned: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
     """`narrows`: why older code may fail after the revision; empty: the revision only adds."""
     return {
         "schema": planned.schema,
@@ -32,11 +33,13 @@ def _revision(planned: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any
         "phase": planned.phase,
         "narrows": list(planned.narrows),
         "may_run_before_the_new_code": planned.beside_old_code or None,
-        "transactions": [[_statement(step, sizes) for step in transaction] for transaction in planned.transactions],
+        "transactions": [
+            [_statement_json(step, sizes) for step in transaction] for transaction in planned.transactions
+        ],
     }
 
 
-def _statement(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]:
+def _statement_json(step: PlannedStatement, sizes: dict[str, Size]) -> dict[str, Any]:
     """`stops`: the statements of others that wait for the lock, such as `writes`."""
     locks = [
         {
@@ -78,14 +81,14 @@ def _show_revision(console: Console, planned: PlannedRevision, sizes: dict[str, 
         for step in transaction:
             text = textwrap.shorten(step.statement, _WIDTH, placeholder=" ...")
             console.print(f"    {text}", highlight=False, markup=False, soft_wrap=True)
-            for line in _lines(step, sizes):
+            for line in _lock_lines(step, sizes):
                 console.print(f"      {line}", highlight=False, markup=False, soft_wrap=True)
     console.print()
 
 
-def _lines(step: PlannedStatement, sizes: dict[str, Size]) -> list[str]:
+def _lock_lines(step: PlannedStatement, sizes: dict[str, Size]) -> list[str]:
     if not step.effect.known:
-        return [_UNKNOWN]
+        return [_UNKNOWN_EFFECT]
     lines = []
     for lock in step.effect.locks:
         waits = f"{lock.stops} wait" if lock.stops else "nobody waits"
