@@ -10,7 +10,7 @@ import typer
 
 from leasehold.cli.answers import AsJson
 from leasehold.cli.running import environment, run_or_exit
-from leasehold.cli.terminal import minute, print_answer, print_json, print_table
+from leasehold.cli.terminal import print_answer, print_json, print_table, to_the_minute
 from leasehold.security.roles import NAMES
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list, rotate, expire and revoke API keys.")
@@ -80,7 +80,7 @@ def list_all(
         [
             (
                 *(row["prefix"], row["tenant_id"], row["client_id"], " ".join(row["scopes"])),
-                *(minute(row[name]) for name in ("created_at", "expires_at", "last_used_at")),
+                *(to_the_minute(row[name]) for name in ("created_at", "expires_at", "last_used_at")),
                 row["state"],
             )
             for row in rows

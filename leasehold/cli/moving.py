@@ -4,13 +4,13 @@ The table `tenant_move` of the old cell has the stage of the move. So a command 
 goes on from there:
 
 - drain: the old cell refuses new jobs of the tenant, and its workers claim none of its tasks. Running steps end.
-- copy: the old cell refuses each change of the tenant. The command copies the rows of one moment and the objects, and
-  compares them.
+- copy: the old cell refuses each change of the tenant. The command copies the objects, and the rows as they are at one
+  moment. Then it compares copies and originals.
 - switch: one transaction makes the copies the tenant's rows in the new cell.
 - moved: the old cell goes on refusing, until `clean` deletes the tenant's rows and objects there.
 
-The old cell's row has the direction `out`. From the switch on the new cell has a row, too: direction `in`, stage
-`live`.
+The old cell's row has the direction `out`. From the switch on the new cell has a row, too, with the direction `in` and
+the stage `live`.
 
 No step runs in both cells: the new cell has no row of the tenant before the switch, and after the drain no worker of
 the old cell claims a task of the tenant.
@@ -62,9 +62,9 @@ from leasehold.storage.s3 import PutRefused
 
 #: The longest that one statement of a move may take, in seconds: a large tenant has large tables.
 _STATEMENT_SECONDS = 24 * 3600.0
-_POLL_SECONDS = 0.5
-_AT_ONCE = 16  # objects that are copied at the same time
-# Settings of the sessions. The platform's own planner settings are for statements that find few rows.
+_POLL_SECONDS = 0.5  # between two looks whether running steps have ended
+_COPIES_AT_ONCE = 16  # objects
+# Settings of the sessions, because the platform's own planner settings are for statements that find few rows.
 _SESSION = """
 SET TimeZone = 'UTC'; SET idle_in_transaction_session_timeout = 0; SET enable_seqscan = on; SET enable_hashjoin = on;
 SET enable_mergejoin = on; SET enable_material = on; SET join_collapse_limit = 8; SET plan_cache_mode = auto
@@ -77,7 +77,8 @@ ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = 
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
 """
-# A key with a `/` at the end is the prefix of a form's files. The old cell's API has refused the form.
+# Without keys that end with `/`: such a key is the prefix of a form's files, and the old cell's API has refused the
+# form.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
 # A URL counts as expired a minute after its end, because clocks differ.
 _OPEN_UPLOADS = """
@@ -101,7 +102,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The old cell (`source`) and the new cell (`target`) of a move, opened. `own`: the name of the old cell.
+    """The old cell (`source`) and the new cell (`target`) of a move, opened. `source_name`: the old cell's name.
     `shares_store`: both cells have the same bucket, or none, so no object is copied or deleted.
     """
 
@@ -110,7 +111,7 @@ class _Cells:
     source_store: ObjectStore
     target_store: ObjectStore
     tables: list[MovedTable]
-    own: str
+    source_name: str
     shares_store: bool
 
 
@@ -143,17 +144,17 @@ def _environment_of(variables: dict[str, str]) -> Iterator[None]:
     """Set these variables for the block. Inside it, this cell's own values of the same settings are missing (NAME and
     NAME_FILE are two forms of one setting), and so are all settings of this cell's database.
     """
-    before = dict(os.environ)
+    saved_environment = dict(os.environ)
     try:
-        for name in before:
-            plain = name.removesuffix("_FILE")
-            if name.startswith("LEASEHOLD_DATABASE_") or {plain, f"{plain}_FILE"} & variables.keys():
+        for name in saved_environment:
+            setting = name.removesuffix("_FILE")
+            if name.startswith("LEASEHOLD_DATABASE_") or {setting, f"{setting}_FILE"} & variables.keys():
                 del os.environ[name]
         os.environ.update(variables)
         yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(saved_environment)
 
 
 @asynccontextmanager
@@ -197,8 +198,8 @@ def _check_cell_names(settings: Settings, other: Settings, move: Move) -> None:
 
 
 async def _is_one_bucket(store: ObjectStore, other: ObjectStore) -> bool:
-    """Whether both stores are the same bucket, which may have two addresses: an object deleted in one is then gone in
-    both. Raises Conflict `target_store` if the other store takes no objects.
+    """Whether both stores are the same bucket, which may have two addresses. An object that is deleted in one is then
+    gone in both. Raises Conflict `target_store` if the other store takes no objects.
     """
     key = f"probe/move-{new_id()}"
     await store.put(key, b"?", content_type="text/plain", metadata={})
@@ -265,7 +266,7 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
         objects += await _copy_late_uploads(cells, move)
         return {
             "tenant": move.tenant,
-            "from": cells.own,
+            "from": cells.source_name,
             "to": move.to,
             "stage": "moved",
             "objects": objects,
@@ -281,14 +282,14 @@ async def _begin_or_resume(cells: _Cells, other: Settings, settings: Settings, m
             raise Conflict("move_in_progress", f"The tenant moves to cell {row['to_cell']} already: --abort ends that.")
         return str(row["stage"])
     if await first_table_with_rows(cells.source, move.tenant, cells.tables) is None:
-        raise NotFound("tenant_unknown", f"Cell {cells.own} has no rows of a tenant {move.tenant}.")
+        raise NotFound("tenant_unknown", f"Cell {cells.source_name} has no rows of a tenant {move.tenant}.")
     if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
     await _check_seals(cells.source, other, settings, move)
     await drop_copies(cells.target, move.tenant)
     async with cells.source.transaction():
-        await cells.source.execute(_WRITE_MOVE, move.tenant, cells.own, move.to, "out", "drain")
-        await _record(cells.source, "tenant.move_started", move.tenant, cells.own, move.to)
+        await cells.source.execute(_WRITE_MOVE, move.tenant, cells.source_name, move.to, "out", "drain")
+        await _record(cells.source, "tenant.move_started", move.tenant, cells.source_name, move.to)
     return "drain"
 
 
@@ -331,14 +332,14 @@ async def _switch(cells: _Cells, move: Move) -> None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
     async with cells.target.transaction():
         await take_over(cells.target, move.tenant, cells.tables)
-        await cells.target.execute(_WRITE_MOVE, move.tenant, cells.own, move.to, "in", "live")
-        await _record(cells.target, "tenant.moved_in", move.tenant, cells.own, move.to)
+        await cells.target.execute(_WRITE_MOVE, move.tenant, cells.source_name, move.to, "in", "live")
+        await _record(cells.target, "tenant.moved_in", move.tenant, cells.source_name, move.to)
 
 
 async def _is_live(cells: _Cells, move: Move) -> bool:
     """Whether the switch is done: the tenant lives in the new cell."""
     row = await _move_row(cells.target, move.tenant)
-    return row is not None and row["direction"] == "in" and row["from_cell"] == cells.own
+    return row is not None and row["direction"] == "in" and row["from_cell"] == cells.source_name
 
 
 async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
@@ -353,8 +354,8 @@ async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, An
         async with cells.source.transaction():
             await release(cells.source, move.tenant)
             await cells.source.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
-            await _record(cells.source, "tenant.move_aborted", move.tenant, cells.own, move.to)
-        return {"tenant": move.tenant, "from": cells.own, "to": move.to, "stage": "aborted"}
+            await _record(cells.source, "tenant.move_aborted", move.tenant, cells.source_name, move.to)
+        return {"tenant": move.tenant, "from": cells.source_name, "to": move.to, "stage": "aborted"}
 
 
 async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
@@ -373,9 +374,9 @@ async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, An
             await delete_rows(cells.source, move.tenant, cells.tables)
             await release(cells.source, move.tenant)
             await cells.source.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
-            await _record(cells.source, "tenant.move_cleaned", move.tenant, cells.own, move.to)
+            await _record(cells.source, "tenant.move_cleaned", move.tenant, cells.source_name, move.to)
         await cells.target.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
-        return {"tenant": move.tenant, "from": cells.own, "to": move.to, "stage": "cleaned", "objects": objects}
+        return {"tenant": move.tenant, "from": cells.source_name, "to": move.to, "stage": "cleaned", "objects": objects}
 
 
 async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
@@ -391,7 +392,7 @@ async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:
 async def _present_move(cells: _Cells, move: Move) -> asyncpg.Record:
     row = await _move_row(cells.source, move.tenant)
     if row is None or row["direction"] != "out" or row["to_cell"] != move.to:
-        raise NotFound("no_move", f"{move.tenant} does not move from cell {cells.own} to cell {move.to}.")
+        raise NotFound("no_move", f"{move.tenant} does not move from cell {cells.source_name} to cell {move.to}.")
     return row
 
 
@@ -403,11 +404,13 @@ async def _set_stage(cells: _Cells, move: Move, stage: str) -> None:
     async with cells.source.transaction():
         await cells.source.execute("UPDATE tenant_move SET stage = $2 WHERE tenant_id = $1", move.tenant, stage)
         if stage == "moved":
-            await _record(cells.source, "tenant.moved_out", move.tenant, cells.own, move.to)
+            await _record(cells.source, "tenant.moved_out", move.tenant, cells.source_name, move.to)
 
 
-async def _record(connection: Connection, action: str, tenant: str, own: str, to: str) -> None:
-    await audit.record(connection, command_actor(), action, Target("tenant", tenant, tenant), from_cell=own, to_cell=to)
+async def _record(connection: Connection, action: str, tenant: str, from_cell: str, to_cell: str) -> None:
+    await audit.record(
+        connection, command_actor(), action, Target("tenant", tenant, tenant), from_cell=from_cell, to_cell=to_cell
+    )
 
 
 # --- objects
@@ -417,7 +420,7 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
     """Copy the tenant's objects that the other store lacks, and check that it has all. Returns their number."""
     if cells.shares_store:
         return 0
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_COPIES_AT_ONCE)
 
     async def copy(key: str) -> int:
         async with limit:
@@ -480,7 +483,7 @@ async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:
         uploads = counted(row["uploads"], "upload", "uploads")
         raise Conflict(
             "uploads_open",
-            f"Clients may still send {uploads} of {move.tenant} to cell {cells.own}:"
+            f"Clients may still send {uploads} of {move.tenant} to cell {cells.source_name}:"
             f" run the command again after {row['last_until']:%H:%M:%S} UTC.",
         )
 
@@ -509,7 +512,7 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
 
 def _replace_file(path: Path, text: bytes) -> None:
     """Write the file as a whole, or leave the old one."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_bytes(text)
-    new.chmod(path.stat().st_mode & 0o777)
-    new.replace(path)
+    new_path = path.with_name(f".{path.name}.new")
+    new_path.write_bytes(text)
+    new_path.chmod(path.stat().st_mode & 0o777)
+    new_path.replace(path)

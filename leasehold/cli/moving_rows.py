@@ -23,14 +23,14 @@ from leasehold.transitions import moves
 from leasehold.transitions.moves import DUE, FAR, POSTPONED_BY
 
 #: Tables whose rows belong to the cell, and do not move. The audit is a chain of the cell, so it stays, too.
-STAYS = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbox_batch", "worker", "quarantine",
+CELL_TABLES = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbox_batch", "worker", "quarantine",
                    "leadership", "rate_bucket", "paused_queue", "event", "known_handler"})  # fmt: skip
 #: Tables to which a client's read also writes. A tenant that moves may still read.
 _WRITTEN_BY_READS = frozenset({"download"})
-#: The columns of keys whose changes are refused. The first request of a minute sets another column, the last use.
+#: Of an API key, only changes of these columns are refused, because the first request in a minute sets its last use.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
-_LOCK_TRIES = 60
-_IN_USE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+_LOCK_TRIES = 60  # of a second each, with half a second between them
+_LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 _TABLES = """
 SELECT c.relname AS name,
@@ -55,24 +55,27 @@ WHERE f.contype = 'f' AND f.connamespace = current_schema()::regnamespace
 @dataclass(frozen=True, slots=True)
 class MovedTable:
     """A table whose rows move. `condition`: SQL that is true for the rows of the table `t` that belong to the tenant
-    `$1`. `columns`: all columns without identity and generated columns, which the new cell fills in itself. `order`:
-    the identity column, if there is one; the new cell numbers the rows in its order. `has_tenant`: whether the table
-    has the column `tenant_id`.
+    `$1`. `columns`: all columns without identity and generated columns, which the new cell fills in itself.
+    `order_column`: the identity column, if there is one; the new cell numbers the rows in its order. `has_tenant`:
+    whether the table has the column `tenant_id`.
     """
 
     name: str
     columns: Sequence[str]
     condition: str
-    order: str | None
+    order_column: str | None
     has_tenant: bool
 
     def values(self) -> str:
-        """SQL: the columns. A postponed due time (`DUE`: the columns with one) is set back to its value before the
-        move.
+        """SQL: the columns. A due time that the move has postponed gets its earlier value again. DUE: the column with
+        due times, by table.
         """
-        due = DUE.get(self.name)
-        set_back = f"CASE WHEN t.{due} > '{FAR}' THEN t.{due} - interval '{POSTPONED_BY}' ELSE t.{due} END AS {due}"
-        return ", ".join(set_back if column == due else f't."{column}"' for column in self.columns)
+        due_column = DUE.get(self.name)
+        due_time = f"t.{due_column}"
+        earlier = f"CASE WHEN {due_time} > '{FAR}' THEN {due_time} - interval '{POSTPONED_BY}' ELSE {due_time} END"
+        return ", ".join(
+            f"{earlier} AS {column}" if column == due_column else f't."{column}"' for column in self.columns
+        )
 
     def names(self) -> str:
         return ", ".join(f'"{column}"' for column in self.columns)
@@ -80,7 +83,7 @@ class MovedTable:
 
 async def moved_tables(connection: Connection) -> list[MovedTable]:
     """All tables with rows of tenants. A table comes after the tables to which its foreign keys refer."""
-    table_rows = {row["name"]: row for row in await connection.fetch(_TABLES) if row["name"] not in STAYS}
+    table_rows = {row["name"]: row for row in await connection.fetch(_TABLES) if row["name"] not in CELL_TABLES}
     foreign_keys = [key for key in await connection.fetch(_FOREIGN_KEYS) if key["child"] in table_rows]
     parents_first = TopologicalSorter[str]({name: set() for name in table_rows})
     for key in foreign_keys:
@@ -102,7 +105,7 @@ async def moved_tables(connection: Connection) -> list[MovedTable]:
 
 
 _SPECIAL_CONDITIONS = {
-    # A job may wait at limits that all tenants share (`*`): they move with the job.
+    # A job may wait at concurrency limits that all tenants share (`*`). These limits move with the job.
     "gate": "t.tenant_id = $1 OR (t.tenant_id = '*' AND EXISTS (SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id"
     " WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1))",
     "gate_job": "t.job_id IN (SELECT id FROM job WHERE tenant_id = $1)",
@@ -142,7 +145,7 @@ def source_query(table: MovedTable, *, digest: bool = False) -> str:
     rows = f"SELECT {table.values()} FROM {origin} WHERE {condition}"
     if digest:
         return _digest_of(f"({rows}) AS t", table)
-    return rows + (f' ORDER BY t."{table.order}"' if table.order else "")
+    return rows + (f' ORDER BY t."{table.order_column}"' if table.order_column else "")
 
 
 def _digest_of(origin: str, table: MovedTable) -> str:
@@ -156,14 +159,14 @@ def _digest_of(origin: str, table: MovedTable) -> str:
 # --- refusing changes of the tenant
 
 
-def _prefix(tenant: str) -> str:
+def _move_prefix(tenant: str) -> str:
     """The prefix of the names of the move's triggers and tables. The tenant's own name may be too long for a name."""
     return f"moving_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}_"
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
     """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further ones."""
-    name, literal = _prefix(tenant), await _literal(connection, tenant)
+    name, literal = _move_prefix(tenant), await _literal(connection, tenant)
     is_due = "NEW.status IN ('pending', 'retry', 'waiting')"
     await _run_locking(
         connection,
@@ -189,7 +192,7 @@ async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[Mo
     """Refuse each change of the tenant's rows. Only the connections of workers and of this command may still change
     them: the trigger's function (migration 0040) knows these by name.
     """
-    name, literal = _prefix(tenant), await _literal(connection, tenant)
+    name, literal = _move_prefix(tenant), await _literal(connection, tenant)
     statements = []
     for table in tables:
         if not table.has_tenant or table.name in _WRITTEN_BY_READS:
@@ -215,7 +218,7 @@ async def release(connection: Connection, tenant: str) -> None:
         " FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
         " WHERE starts_with(tgname, $1) AND NOT tgisinternal AND c.relnamespace = current_schema()::regnamespace"
         " ORDER BY 2, 1",
-        _prefix(tenant),
+        _move_prefix(tenant),
     ):
         await connection.execute(f'DROP TRIGGER "{row["name"]}" ON {row["on_table"]}')
     await moves.resume(connection, tenant)
@@ -242,7 +245,7 @@ async def _run_locking(connection: Connection, statements: Sequence[str]) -> Non
                 await connection.execute("SET LOCAL lock_timeout = '1s'")
                 for statement in statements:
                     await connection.execute(statement)
-        except _IN_USE:
+        except _LOCK_ERRORS:
             await asyncio.sleep(0.5)
         else:
             return
@@ -261,30 +264,30 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
     total = 0
     async with source.transaction(isolation="repeatable_read", readonly=True):
         for table in tables:
-            staged = _staged(tenant, table)
-            await target.execute(f'CREATE TABLE {staged} (LIKE "{table.name}")')
-            if table.order:  # the copy has the order of the rows in place of their old numbers
+            staging = _staging_table(tenant, table)
+            await target.execute(f'CREATE TABLE {staging} (LIKE "{table.name}")')
+            if table.order_column:  # the copy has the order of the rows in place of their old numbers
                 await target.execute(
-                    f'ALTER TABLE {staged} ADD COLUMN moving_place bigserial, DROP COLUMN "{table.order}"'
+                    f'ALTER TABLE {staging} ADD COLUMN moving_place bigserial, DROP COLUMN "{table.order_column}"'
                 )
-            await _pipe(source, target, source_query(table), tenant, staged, table.columns)
+            await _pipe(source, target, source_query(table), tenant, staging, table.columns)
             original = await source.fetchrow(source_query(table, digest=True), tenant)
-            copied = await target.fetchrow(_digest_of(f"{staged} t", table))
-            if original is None or copied is None or tuple(original) != tuple(copied):
+            copy = await target.fetchrow(_digest_of(f"{staging} t", table))
+            if original is None or copy is None or tuple(original) != tuple(copy):
                 raise Conflict("copy_differs", f"The copy of the table {table.name} differs. Run the command again.")
             total += original["rows"]
     return total
 
 
-def _staged(tenant: str, table: MovedTable) -> str:
+def _staging_table(tenant: str, table: MovedTable) -> str:
     """The quoted name of the table of the move that gets the copies of this table's rows."""
-    return f'"{_prefix(tenant)}{table.name}"'
+    return f'"{_move_prefix(tenant)}{table.name}"'
 
 
 async def _pipe(
-    source: Connection, target: Connection, query: str, tenant: str, staged: str, columns: Sequence[str]
+    source: Connection, target: Connection, query: str, tenant: str, staging: str, columns: Sequence[str]
 ) -> None:
-    """Write what the query returns into the table `staged`. At most 16 pieces are in memory at once."""
+    """Write what the query returns into the table `staging`. At most 16 pieces are in memory at once."""
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue(16)
 
     async def read() -> None:
@@ -298,20 +301,20 @@ async def _pipe(
             yield piece
 
     async with asyncio.TaskGroup() as group:
-        reading = group.create_task(read())
-        await target.copy_to_table(staged.strip('"'), source=pieces_until_end(), columns=list(columns))
-        await reading
+        read_task = group.create_task(read())
+        await target.copy_to_table(staging.strip('"'), source=pieces_until_end(), columns=list(columns))
+        await read_task
 
 
 async def take_over(target: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
     """Insert the copies as the tenant's rows, and drop the tables of the move. Call this in a transaction."""
     for table in tables:
-        staged, names = _staged(tenant, table), table.names()
-        order = " ORDER BY moving_place" if table.order else ""
+        staging, names = _staging_table(tenant, table), table.names()
+        order = " ORDER BY moving_place" if table.order_column else ""
         # The new cell may have the limits that all tenants share (`*`) already.
         on_conflict = " ON CONFLICT (tenant_id, key) DO NOTHING" if table.name == "gate" else ""
-        await target.execute(f'INSERT INTO "{table.name}" ({names}) SELECT {names} FROM {staged}{order}{on_conflict}')
-        await target.execute(f"DROP TABLE {staged}")
+        await target.execute(f'INSERT INTO "{table.name}" ({names}) SELECT {names} FROM {staging}{order}{on_conflict}')
+        await target.execute(f"DROP TABLE {staging}")
 
 
 async def drop_copies(target: Connection, tenant: str) -> None:
@@ -319,7 +322,7 @@ async def drop_copies(target: Connection, tenant: str) -> None:
     for row in await target.fetch(
         "SELECT quote_ident(relname) AS name FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
         " AND relkind = 'r' AND starts_with(relname, $1)",
-        _prefix(tenant),
+        _move_prefix(tenant),
     ):
         await target.execute(f"DROP TABLE {row['name']}")
 
@@ -340,7 +343,7 @@ async def delete_rows(connection: Connection, tenant: str, tables: Sequence[Move
         # Other tenants still use the limits that all tenants share (`*`).
         condition = "t.tenant_id = $1" if table.name == "gate" else table.condition
         await connection.execute(f'DELETE FROM "{table.name}" t WHERE {condition}', tenant)
-    # `tables` lacks this table: its rows have moved to `kept_event`.
+    # `tables` does not have this table, because its rows have moved to `kept_event`.
     await connection.execute("DELETE FROM event WHERE tenant_id = $1", tenant)
 
 
@@ -349,7 +352,8 @@ async def delete_rows(connection: Connection, tenant: str, tables: Sequence[Move
 
 #: The names of columns that have keys of objects.
 _OBJECT_COLUMNS = frozenset({"key", "original_key", "backup"})
-#: Columns with one of these names that have other texts: of clients, or keys of a promotion's target.
+#: Columns with one of these names that have no keys of the platform's store: the texts of clients, and keys in the
+#: store of somebody else to which a conversion was copied.
 _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "key"), ("promoted_object", "key")})
 
 
@@ -365,14 +369,14 @@ async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[
                 rows = await connection.fetch(
                     f'SELECT t."{column}" AS key FROM "{table.name}" t WHERE {table.condition}', tenant
                 )
-                prefixes |= {_prefix_of(row["key"]) for row in rows if row["key"]}
+                prefixes |= {_object_prefix(row["key"]) for row in rows if row["key"]}
     inputs = await connection.fetch(
         "SELECT DISTINCT value AS key FROM job, jsonb_each_text(inputs) WHERE tenant_id = $1", tenant
     )
-    return sorted(prefixes | {_prefix_of(row["key"]) for row in inputs})
+    return sorted(prefixes | {_object_prefix(row["key"]) for row in inputs})
 
 
-def _prefix_of(key: str) -> str:
+def _object_prefix(key: str) -> str:
     """`jobs/ID/` for `jobs/ID/step/file`; a shorter key as it is."""
     parts = key.split("/")
     return f"{parts[0]}/{parts[1]}/" if len(parts) > 2 else key  # noqa: PLR2004 - kind, owner, rest

@@ -12,7 +12,8 @@ from leasehold.client.calls import path_part
 
 app = typer.Typer(no_args_is_help=True, help="List, show and abort bulk operations.")
 OperationId = Annotated[str, typer.Argument(help="The operation's id.", callback=id_of("an operation"))]
-_SHOWN = ("id", "action", "filter", "status", "by", "rate", "canary", "total", "acted", "refused", "percent", "error")
+#: The fields of an operation that `show` prints.
+_FIELDS = ("id", "action", "filter", "status", "by", "rate", "canary", "total", "acted", "refused", "percent", "error")
 
 
 @app.command("list")
@@ -42,7 +43,7 @@ def show_operation(operation: OperationId, as_json: AsJson = False) -> None:
         refusals = client.get(f"{path}/refusals") if answer["refused"] else {"refusals": []}
 
     def print_summary() -> None:
-        for name in _SHOWN:
+        for name in _FIELDS:
             if answer.get(name) is not None:
                 print_line(f"{name:10}{answer[name]}")
         if refusals["refusals"]:

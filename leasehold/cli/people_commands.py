@@ -1,5 +1,5 @@
-"""`leasehold people` lists and changes the people who sign in to the console. It works directly in the database: so an
-operator can disable a person, or make an admin, even if nobody can sign in.
+"""`leasehold people` lists and changes the people who sign in to the console. It works directly in the database,
+because an operator must be able to disable a person, or make an admin, even if nobody can sign in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import typer
 
 from leasehold.cli.answers import AsJson
 from leasehold.cli.running import environment, run_or_exit
-from leasehold.cli.terminal import minute, print_answer, print_json, print_table
+from leasehold.cli.terminal import print_answer, print_json, print_table, to_the_minute
 
 people = typer.Typer(no_args_is_help=True, help="List, disable and enable people, set their roles, end their sessions.")
 PersonId = Annotated[UUID, typer.Argument(help="The id of the person, as `people list` shows it.")]
@@ -36,7 +36,7 @@ def list_people(
         [
             (
                 *(str(row["id"]), row["tenant_id"], row["login"], row["name"], row["role"]),
-                *(minute(row[name]) for name in ("seen_at", "disabled_at")),
+                *(to_the_minute(row[name]) for name in ("seen_at", "disabled_at")),
             )
             for row in rows
         ],
@@ -86,6 +86,7 @@ def _change(
     role: Literal["viewer", "operator", "admin", "provider"] | None = None,
     disabled: bool | None = None,
 ) -> None:
+    """Change the person. An argument that is None changes nothing."""
     from leasehold.cli.people import change_one  # noqa: PLC0415 - each command loads only what it needs
     from leasehold.limits.people import Change  # noqa: PLC0415 - as above
 

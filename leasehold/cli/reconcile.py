@@ -44,8 +44,8 @@ SELECT task_id, name, key, size FROM output WHERE (task_id, name) > ($1, $2) ORD
 # The ids among $1 that belong to a job. The row of an upload exists before the row of its job, so it counts, too.
 _JOBS = """
 SELECT id FROM job WHERE id = ANY($1::uuid[])
-UNION SELECT w.id FROM unnest($1::uuid[]) AS w(id) WHERE EXISTS (
-    SELECT 1 FROM upload u WHERE u.key = 'jobs/' || w.id || '/input/')
+UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (
+    SELECT 1 FROM upload u WHERE u.key = 'jobs/' || owner.id || '/input/')
 """
 
 
@@ -56,7 +56,7 @@ class SuspiciousBucket(LeaseholdError):
 
 
 class InRecovery(LeaseholdError):
-    """The server still replays WAL, or it is a standby: missing rows may still come."""
+    """The server still replays WAL, or it is a standby. So rows that are missing may still come."""
 
 
 @dataclass(slots=True)
@@ -111,8 +111,8 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
             await _refuse_in_recovery(connection)
             if not even_so:
                 _refuse_suspicious_bucket(settings, result)
-            # The store is read again, because the first reading kept only examples. What it counted is not counted
-            # again: the second reading counts in a result of its own, which nobody reads.
+            # The store is read again, because the first reading kept only examples. The second reading counts in a
+            # result that nobody reads, so nothing is counted twice.
             async for batch in _orphaned_objects(connection, store, sections, Reconciliation()):
                 await store.delete(*(key for key, _ in batch))
                 result.deleted += len(batch)
@@ -146,9 +146,9 @@ def _refuse_suspicious_bucket(settings: Settings, result: Reconciliation) -> Non
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """The objects below `prefix`. `owners`: an SQL query; of the owners in the array `$1` it returns those (`id`) that
-    have a row. `pattern`: the form of the keys, if rows name whole keys (NamedObjects). Then each object's key counts
-    as its owner. None: the owner is the id after the prefix.
+    """The objects below `prefix`. `owners`: an SQL query that takes owners in the array `$1`, and returns those that
+    have a row (column `id`). `pattern`: the form of the keys, if rows name whole keys (NamedObjects). Then each
+    object's key counts as its owner. None: the owner is the id after the prefix.
     """
 
     prefix: str
@@ -171,10 +171,10 @@ async def _check_rows(
     connection: Connection, store: ObjectStore, kind_objects: Sequence[Objects | NamedObjects], result: Reconciliation
 ) -> None:
     """Ask the store for the object of each row. Count the rows and the missing objects in `result`."""
-    limit = asyncio.Semaphore(_AT_ONCE)
+    request_limit = asyncio.Semaphore(_AT_ONCE)
 
     async def check(key: str, size: int | None) -> None:
-        async with limit:
+        async with request_limit:
             stored = await store.head(key)
         result.rows += 1
         if stored is None or (size is not None and stored.size != size):
@@ -185,10 +185,10 @@ async def _check_rows(
         await asyncio.gather(*(check(row["key"], row["size"]) for row in rows))
         last_task, last_name = rows[-1]["task_id"], rows[-1]["name"]
     for objects in kind_objects:
-        last: UUID | str = "" if isinstance(objects, NamedObjects) else UUID(int=0)
-        while rows := await connection.fetch(objects.keys, last, _BATCH):
+        last_id: UUID | str = "" if isinstance(objects, NamedObjects) else UUID(int=0)
+        while rows := await connection.fetch(objects.keys, last_id, _BATCH):
             await asyncio.gather(*(check(row["key"], None) for row in rows))
-            last = rows[-1]["id"]
+            last_id = rows[-1]["id"]
 
 
 async def _orphaned_objects(

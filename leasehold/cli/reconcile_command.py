@@ -18,10 +18,12 @@ from leasehold.settings import Settings
 
 
 def run(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) -> int:
-    """Returns the exit status of the command: 1 if objects are missing, or if orphaned objects are left."""
+    """Compare, and print the result. `apply`, `even_so`: as in `reconcile`. Returns the exit status of the command: 1
+    if objects are missing, or if orphaned objects are left.
+    """
     if apply and not as_json:
         with quiet():
-            _show(run_or_exit(reconcile(settings, apply=False)))
+            _print_result(run_or_exit(reconcile(settings, apply=False)))
     with quiet():
         result = run_or_exit(reconcile(settings, apply=apply, even_so=even_so))
     if as_json:
@@ -29,11 +31,11 @@ def run(settings: Settings, *, apply: bool, even_so: bool, as_json: bool) -> int
     elif apply:
         print_line(f"Deleted {counted(result.deleted, 'object', 'objects')}.")
     else:
-        _show(result)
+        _print_result(result)
     return int(bool(result.missing.count or result.orphaned.count > result.deleted))
 
 
-def _show(result: Reconciliation) -> None:
+def _print_result(result: Reconciliation) -> None:
     rows = counted(result.rows, "row names", "rows name")
     print_line(f"{rows} an object; {counted(result.objects, 'object is', 'objects are')} in the store.")
     missing = counted(result.missing.count, "row without its object", "rows without their object")
@@ -47,8 +49,8 @@ def _show(result: Reconciliation) -> None:
             print_line(f"{result.young:,} objects without a row are less than an hour old, and stay.")
 
 
-def _print_finding(what: str, finding: Finding, remedy: str) -> None:
-    print_line(f"{what} ({finding.bytes} bytes){f': {remedy}' if finding.count else ''}")
+def _print_finding(title: str, finding: Finding, remedy: str) -> None:
+    print_line(f"{title} ({finding.bytes} bytes){f': {remedy}' if finding.count else ''}")
     for key in finding.examples:
         print_line(f"  {key}")
     if finding.count > len(finding.examples):

@@ -13,14 +13,14 @@ from rich.console import Console
 from leasehold.cli.installation import Installation
 from leasehold.embedded.process import EmbeddedError
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.5  # between two looks at the files
 #: Names of folders without the user's code. Hidden folders are skipped, too.
-_SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
+_SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 #: The most files that are watched. Reading the times of more files would take too long.
 _MOST_FILES = 5000
 #: A program that loads the code which the first argument names. On stderr it writes a NUL and then the error. The NUL
 #: divides the error from what the user's code itself prints to stderr.
-_CHECK = """
+_CHECK_PROGRAM = """
 import sys
 from leasehold.domain.errors import CodeBroken, DeclarationError
 from leasehold.domain.registry import Pipelines
@@ -32,32 +32,34 @@ except DeclarationError as error:
 
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
-    """Watch the folder until cancelled. If changed code cannot be loaded, print its error: the running processes go on.
-    If changed code can be loaded but does not start, print its error: the next change starts the processes again.
+    """Watch the folder until cancelled. If changed code cannot be loaded, print its error. The running processes then
+    go on. If changed code can be loaded but does not start, print its error. The next change then starts them again.
     """
-    before = await asyncio.to_thread(times_of, Path.cwd())
+    old_times = await asyncio.to_thread(times_of, Path.cwd())
     while True:
         await asyncio.sleep(_POLL_SECONDS)
-        now = await asyncio.to_thread(times_of, Path.cwd())
-        changed = sorted(path.name for path in now.keys() | before.keys() if now.get(path) != before.get(path))
-        if not changed:
+        new_times = await asyncio.to_thread(times_of, Path.cwd())
+        changed_names = sorted(
+            path.name for path in new_times.keys() | old_times.keys() if new_times.get(path) != old_times.get(path)
+        )
+        if not changed_names:
             continue
-        before = now
+        old_times = new_times
         if (problem := await _problem(installation.environment["LEASEHOLD_PIPELINES"])) is not None:
-            console.print(f"{changed[0]} changed, and cannot be loaded: {problem}", style="red", markup=False)
+            console.print(f"{changed_names[0]} changed, and cannot be loaded: {problem}", style="red", markup=False)
             continue
         try:
             await installation.restart()
         except EmbeddedError as error:  # the next change starts the processes again
-            console.print(f"{changed[0]} changed, and does not start: {error}", style="red", markup=False)
+            console.print(f"{changed_names[0]} changed, and does not start: {error}", style="red", markup=False)
         else:
-            console.print(f"{changed[0]} changed: loaded again", highlight=False, markup=False)
+            console.print(f"{changed_names[0]} changed: loaded again", highlight=False, markup=False)
 
 
 async def _problem(source: str) -> str | None:
-    """The error of the code; None: it can be loaded. A new process loads it: this process has the old code."""
+    """The error of the code; None: it can be loaded. A new process loads it, because this process has the old code."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _CHECK, source, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-c", _CHECK_PROGRAM, source, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     try:
         _, errors = await process.communicate()
@@ -81,7 +83,7 @@ def times_of(folder: Path) -> dict[Path, int]:
 def _times(folder: Path) -> Iterator[tuple[Path, int]]:
     files_left = _MOST_FILES
     for directory, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
         for name in files:
             if name.endswith(".py") and files_left:
                 files_left -= 1

@@ -34,8 +34,8 @@ ScheduleId = Annotated[
 WorkerId = Annotated[
     str, typer.Argument(help="The worker's id, as `workers list` shows it.", callback=id_of("a worker"))
 ]
-_ENDED = ("succeeded", "failed", "cancelled", "expired")
-_POLL_SECONDS = 10
+_END_STATES = ("succeeded", "failed", "cancelled", "expired")
+_POLL_SECONDS = 10  # for which the API waits for a change of the run
 
 
 def submit(
@@ -55,7 +55,7 @@ def submit(
         "scope": scope,
         "scope_id": scope_id,
         "priority": priority,
-        "tags": dict(_tag(text) for text in tag or ()),
+        "tags": dict(_name_and_value(text) for text in tag or ()),
     }
     with api_client() as client:
         created = client.post("/v1/runs", body)
@@ -65,7 +65,7 @@ def submit(
         watch(created["id"], as_json)
 
 
-def _tag(text: str) -> tuple[str, str]:
+def _name_and_value(text: str) -> tuple[str, str]:
     """The name and the value of a tag that was written as NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign:
@@ -78,7 +78,7 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
     with api_client() as client:
         answer = client.get(f"/v1/runs/{path_part(run)}")
         if as_json:
-            while answer["status"] not in _ENDED:
+            while answer["status"] not in _END_STATES:
                 answer = client.get(f"/v1/runs/{path_part(run)}", wait=_POLL_SECONDS)
             typer.echo(json.dumps(answer))
         else:
@@ -94,7 +94,7 @@ def _show_bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str,
     with Progress(name, BarColumn(), TaskProgressColumn(), note, console=console) as progress:
         bars: dict[str, TaskID] = {}
         _update_bars(progress, bars, answer)
-        while answer["status"] not in _ENDED:
+        while answer["status"] not in _END_STATES:
             time.sleep(0.5)
             answer = client.get(f"/v1/runs/{path_part(run)}")
             _update_bars(progress, bars, answer)
@@ -198,7 +198,7 @@ def create_schedule(
     }
     with api_client() as client:
         created = client.post("/v1/schedules", body)
-    show(created, as_json, lambda: print_line(f"{created['id']} {_next_run(created)}"))
+    show(created, as_json, lambda: print_line(f"{created['id']} {_sentence_of_next_run(created)}"))
 
 
 @schedules.command("pause")
@@ -216,10 +216,10 @@ def resume_schedule(schedule: ScheduleId, as_json: AsJson = False) -> None:
 def _set_enabled(schedule: str, as_json: bool, *, enabled: bool) -> None:
     with api_client() as client:
         answer = client.patch(f"/v1/schedules/{path_part(schedule)}", {"enabled": enabled})
-    show(answer, as_json, lambda: print_line(_next_run(answer)))
+    show(answer, as_json, lambda: print_line(_sentence_of_next_run(answer)))
 
 
-def _next_run(schedule: dict[str, Any]) -> str:
+def _sentence_of_next_run(schedule: dict[str, Any]) -> str:
     if not schedule["enabled"]:
         return "is paused"
     at = schedule["next_run_at"]

@@ -1,4 +1,4 @@
-"""Shared by all commands: reads the settings, runs a coroutine, and prints an error as one sentence."""
+"""Functions for all commands: read the settings, run a coroutine, and print an error as one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasehold.domain.audit import Actor
 from leasehold.domain.errors import BrokerUnavailable, CodeBroken, LeaseholdError, StoreUnavailable
 from leasehold.settings import Settings
 
-_T = TypeVar("_T")
+_T = TypeVar("_T")  # the result of a command's coroutine
 
 # Exit statuses.
 #: The action failed or was refused.
@@ -39,14 +39,16 @@ def environment() -> Settings:
         settings = Settings()
         refuse_bad_urls(settings)
     except ValidationError as error:
-        problems = "; ".join(f"{_variable(part['loc'])}: {part['msg']}" for part in error.errors(include_input=False))
+        problems = "; ".join(
+            f"{_variable_of(part['loc'])}: {part['msg']}" for part in error.errors(include_input=False)
+        )
         raise print_failure(f"{problems} (leasehold settings lists all)", WRONG_USE) from None
     except SystemExit as error:  # refuse_bad_urls ends programs that way
         raise print_failure(str(error).removeprefix("leasehold: "), WRONG_USE) from None
     return settings
 
 
-def _variable(place: tuple[int | str, ...]) -> str:
+def _variable_of(place: tuple[int | str, ...]) -> str:
     return f"LEASEHOLD_{str(place[0]).upper()}" if place else "settings"
 
 
@@ -59,10 +61,10 @@ def join_dev() -> None:
     variables = dev_variables()
     if not variables:
         return
-    set_by_user = {f"LEASEHOLD_{name.upper()}" for name in environment().model_fields_set}
-    if "LEASEHOLD_DATABASE_URL" in set_by_user:
+    user_variables = {f"LEASEHOLD_{name.upper()}" for name in environment().model_fields_set}
+    if "LEASEHOLD_DATABASE_URL" in user_variables:
         return
-    os.environ.update({name: value for name, value in variables.items() if name not in set_by_user})
+    os.environ.update({name: value for name, value in variables.items() if name not in user_variables})
     print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
 
 
@@ -110,12 +112,12 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's coroutine. An error of the platform, or a silent server, ends the command with a sentence."""
     from leasehold.runtime.transient import TRY_AGAIN  # noqa: PLC0415 - each command loads only what it needs
 
-    expected: tuple[type[BaseException], ...] = (LeaseholdError, ExceptionGroup, *TRY_AGAIN)
+    expected_errors: tuple[type[BaseException], ...] = (LeaseholdError, ExceptionGroup, *TRY_AGAIN)
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None  # as a shell reports a program that SIGINT ended
-    except expected as error:
+    except expected_errors as error:
         is_unreachable = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
         raise _failure_of(error, UNREACHABLE if is_unreachable else FAILED) from None
 

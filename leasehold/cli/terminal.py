@@ -23,7 +23,8 @@ console = Console()
 #: All control characters except tab and line feed; marks that change the direction, and so the order, of shown text;
 #: other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The width of another column of a table, with its border. The first column may have the rest, and always half.
+#: The width that every column of a table but the first needs, with its border. The first column may have the rest of
+#: the terminal's width, and always half of it.
 _OTHER_COLUMN_WIDTH = 10
 
 
@@ -43,18 +44,20 @@ def print_line(text: str, style: str = "", *, to: Console = console) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table of these values: an error as its code, lists and objects as text, and None as an empty cell."""
-    cells = [[Text(harmless(_cell(value))) for value in row] for row in rows]
+    cells = [[Text(harmless(_cell_text(value))) for value in row] for row in rows]
     table = Table(*columns)
-    first = table.columns[0]
-    first.overflow = "fold"  # people copy the first column into commands: it must not be cut
-    widest = max((row[0].cell_len for row in cells), default=0)
-    first.min_width = min(widest, max(console.width // 2, console.width - _OTHER_COLUMN_WIDTH * (len(columns) - 1)))
+    first_column = table.columns[0]
+    first_column.overflow = "fold"  # it must not be cut, because people copy it into commands
+    widest_cell = max((row[0].cell_len for row in cells), default=0)
+    first_column.min_width = min(
+        widest_cell, max(console.width // 2, console.width - _OTHER_COLUMN_WIDTH * (len(columns) - 1))
+    )
     for row in cells:
         table.add_row(*row)
     console.print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
@@ -75,6 +78,6 @@ def print_answer(answer: Mapping[str, Any], sentence: str, as_json: bool) -> Non
         print_line(sentence)
 
 
-def minute(instant: datetime | None) -> str:
+def to_the_minute(instant: datetime | None) -> str:
     """The instant for a table, to the minute."""
     return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 from leasehold.client import models
 
-T = TypeVar("T")
+T = TypeVar("T")  # what the client makes of an answer
 Id: TypeAlias = UUID | str
 Priority: TypeAlias = Literal["high", "normal", "low"]
 Json: TypeAlias = Mapping[str, Any]
@@ -98,7 +98,7 @@ def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _instant(at: datetime | None) -> str | None:
+def _instant_text(at: datetime | None) -> str | None:
     if at is not None and at.tzinfo is None:
         raise ValueError("scheduled_at needs a time zone")
     return None if at is None else at.isoformat()
@@ -134,7 +134,7 @@ def submit(
         scope=scope,
         scope_id=scope_id,
         priority=priority,
-        scheduled_at=_instant(scheduled_at),
+        scheduled_at=_instant_text(scheduled_at),
         start_within_seconds=start_within_seconds,
         dedupe=None if dedupe is None else {"key": dedupe},
         tags=None if tags is None else dict(tags),
@@ -162,7 +162,7 @@ def submit_many(
         version=version,
         scope=scope,
         priority=priority,
-        scheduled_at=_instant(scheduled_at),
+        scheduled_at=_instant_text(scheduled_at),
     )
     return Call("POST", "/v1/runs/batch", models.Batch.model_validate, body=body, keyed=True, key=key)
 
@@ -271,7 +271,7 @@ def events(job_id: Id, *, after: int = 0) -> Feed[models.Event]:
 
 
 def logs(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | None = None) -> Feed[models.LogLine]:
-    """What a job logs, as it is written, until it ends."""
+    """What a job logs, as it is written, until the job ends."""
     params = _without_none(step=step, attempt=attempt)
     return Feed(
         str(job_id),
@@ -283,8 +283,8 @@ def logs(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | 
 
 
 def stream(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | None = None) -> Feed[models.Chunk]:
-    """What a job emits, as it is written, until it ends. After a chunk with the event
-    `restart`, drop the earlier chunks of its step.
+    """What a job emits, as it is written, until the job ends. A chunk with the event `restart` voids the earlier chunks
+    of its step.
     """
 
     def parse(name: str, data: Any) -> models.Chunk:

@@ -21,10 +21,11 @@ from leasehold.client.uploading import OnProgress, pieces
 #: Opens the files of a form, which the ExitStack closes. Returns the options with which the HTTP library sends the
 #: form.
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
-P = ParamSpec("P")
-T = TypeVar("T")
+P = ParamSpec("P")  # the parameters of a function of `calls`
+T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
 #: A request that waits for a change waits this many seconds. Then the client sends it again.
 _WAIT_SECONDS = 20.0
+#: How long one try of a request may take: longer than the API holds any request.
 _REQUEST_SECONDS = 60.0
 
 
@@ -233,7 +234,7 @@ class Client:
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
         """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
         following = Following(feed, self._tries)
-        # Whether the job had ended before this connection began. If it had, a connection without new items is the last.
+        # Whether the job had ended when this connection began. After such a connection without items no more can come.
         has_ended = False
         while True:
             call = following.connect()

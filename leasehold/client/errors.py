@@ -43,11 +43,11 @@ class Unavailable(ClientError):
         """`seconds`: how long the client tried the request; None: it tried once. `may_be_done`: the API may have
         done the request, and a repetition may do it twice.
         """
-        tried = "did not answer" if seconds is None else f"does not answer for {seconds:g} s"
-        hint = "" if key is None else f" Try again with key={key!r}."
+        outcome = "did not answer" if seconds is None else f"does not answer for {seconds:g} s"
+        advice = "" if key is None else f" Try again with key={key!r}."
         if may_be_done:
-            hint = " The request may have been done: check before you send it again."
-        super().__init__(f"{url} {tried}: {full_stop(reason)}{hint}")
+            advice = " The request may have been done: check before you send it again."
+        super().__init__(f"{url} {outcome}: {full_stop(reason)}{advice}")
         self.key = key
 
 
