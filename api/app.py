@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from leasehold.api.auth.security import refuse_open_routes, scopes_of
-from leasehold.api.console.router import console_router, public_of
+from leasehold.api.console.router import console_router, public_paths_of
 from leasehold.api.console.state import ConsoleState
 from leasehold.api.fleet import audit, cells, health, keys, operators, people, scaling
 from leasehold.api.fleet.health import Readiness
@@ -121,7 +121,7 @@ def make_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
     )
     path = settings.console_path
-    public = PUBLIC.union(*(kind.public for kind in kinds), () if path is None else public_of(path))
+    public = PUBLIC.union(*(kind.public for kind in kinds), () if path is None else public_paths_of(path))
     routers = _routers(settings, kinds)
     for router in routers:
         refuse_open_bodies(app, router)
@@ -132,6 +132,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
     app.state.contract = Contract(app)  # the OpenAPI document, built at the first request for it
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    # NOT_STORABLE: the errors by which PostgreSQL refuses a text with a NUL character.
     for error in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(error, _answer_problem)
     app.add_middleware(Edge, database_seconds=settings.database_timeout)  # added last, so outermost
@@ -139,21 +140,22 @@ def make_app(settings: Settings) -> FastAPI:
 
 
 def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
-    """All routers in order. A process that serves only the console has only the routers of the console and of
-    monitoring. Raises DeclarationError if a kind of work uses a path of the platform or of another kind.
+    """All routers in order. A kind names its routers as "module:attribute". A process that serves only the console has
+    only the routers of the console and of monitoring. Raises DeclarationError if a kind of work uses a path of the
+    platform or of another kind.
     """
     consoles = [] if settings.console_path is None else [console_router(settings.console_path)]
     monitoring = [metrics.router] if settings.metrics_public else []
     if settings.console_only:
         return [health.router, *monitoring, *consoles]
-    shipped_routers = [load(path) for kind in kinds if kind in SHIPPED for path in kind.routers]
+    shipped_routers = [load(name) for kind in kinds if kind in SHIPPED for name in kind.routers]
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = {route.path for router in platform_routers for route in router.routes if isinstance(route, APIRoute)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:
         if kind in SHIPPED:
             continue
-        routers: list[APIRouter] = [load(path) for path in kind.routers]
+        routers: list[APIRouter] = [load(name) for name in kind.routers]
         paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
         if paths & used_paths:
             raise DeclarationError(

@@ -91,7 +91,7 @@ class Require:
                 services_of(request).refusals.add(error.code, stranger(request, text), request.url.path)
             raise
         structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
-        set_tenant(caller.tenant_id)
+        set_tenant(caller.tenant_id)  # the connections that the request holds count for this tenant
         try:
             self.refuse(caller)
         except Forbidden as error:
@@ -100,8 +100,8 @@ class Require:
         return caller
 
     async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """The caller whose key the request has. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN
-        (leasehold.runtime.transient) if PostgreSQL does not answer.
+        """The caller whose key the request has. Raises Unauthenticated, WrongCell if another installation serves the
+        key's tenant, or one of TRY_AGAIN (leasehold.runtime.transient) if PostgreSQL does not answer.
         """
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
@@ -147,8 +147,8 @@ def request_id_of(request: Request) -> str:
 
 def requirements(dependant: Dependant) -> list[Require]:
     """Every Require of a route: the dependant itself and all its dependencies."""
-    own = [dependant.call] if isinstance(dependant.call, Require) else []
-    return own + [require for child in dependant.dependencies for require in requirements(child)]
+    direct_requirements = [dependant.call] if isinstance(dependant.call, Require) else []
+    return direct_requirements + [require for child in dependant.dependencies for require in requirements(child)]
 
 
 def scopes_of(routes: Iterable[APIRoute]) -> dict[tuple[str, str], list[str]]:

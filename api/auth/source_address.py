@@ -1,5 +1,5 @@
-"""Where a request comes from: the address of the peer. If the peer is a trusted proxy, the address that the proxy
-names. The audit records this address.
+"""Finds out where a request comes from, for the audit: from the address of the peer or, if the peer is a trusted proxy,
+from the address that the proxy names.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 
 def source_address(request: Request) -> str | None:
-    """The nearest address that is not in LEASEHOLD_TRUSTED_PROXIES.
+    """The nearest address, on the way back to the client, that is not in LEASEHOLD_TRUSTED_PROXIES.
 
-    Each proxy appends the address of its own peer to X-Forwarded-For. So this function reads the header from its end,
-    and only the entries that trusted proxies wrote.
+    Each proxy appends the address of its own peer to X-Forwarded-For. So this function reads the header from its end.
+    It reads only the entries that trusted proxies wrote, because a client may have invented the others.
     """
     if request.client is None:
         return None
     proxies = _networks(services_of(request).settings.trusted_proxies)
-    forwarded = [part.strip() for line in request.headers.getlist("x-forwarded-for") for part in line.split(",")]
+    header_lines = request.headers.getlist("x-forwarded-for")
+    forwarded_addresses = [part.strip() for line in header_lines for part in line.split(",")]
     source = request.client.host
-    while forwarded and _is_in(source, proxies):
-        previous = forwarded.pop()
-        if _parsed(previous) is None:
+    while forwarded_addresses and _is_in(source, proxies):
+        previous = forwarded_addresses.pop()
+        if _parsed(previous) is None:  # no address: the proxy is the last known source
             break
         source = previous
     return source

@@ -1,5 +1,6 @@
-"""Who did what with a job: from the audit, and from the job's events, which name the bulk operations that acted on it.
-The job's page lists these acts. If somebody else has already acted on the job, the refusal names the latest act.
+"""Reads who did what with a job: from the audit, and from the job's events. The events name the bulk operations (each
+retries, cancels or deletes many jobs) that acted on the job. The job's page lists these acts. If a person's act comes
+too late, the refusal of this act names the latest act of somebody else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from leasehold.db.event_reads import EventView
 MAX_ACTS = 20
 #: A person who repeats an act within these seconds has pressed its button twice.
 _DOUBLE_CLICK_SECONDS = 10.0
-#: Kinds of events that a bulk operation can cause -> what the operation did with the job, as the audit names it.
+#: The kind of an event that a bulk operation can cause -> what the operation did with the job, as the audit names it.
 _ACTION_OF_EVENT = {"replayed": "job.retried", "cancel_requested": "job.cancelled"}
 
 
@@ -65,7 +66,8 @@ async def acts_on(
 ) -> list[Act]:
     """The latest acts on the job, the newest first. `events`: the latest events of the job.
 
-    The audit has one row for a bulk operation, and none for each of its jobs.
+    The acts of bulk operations come from `events`, because the audit has one row for an operation and none for each of
+    its jobs.
     """
     rows = await audit.page(connection, AuditFilter(tenant_id, target=str(job_id)), None, limit)
     acts = [

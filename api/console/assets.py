@@ -41,8 +41,8 @@ def content(name: str) -> bytes:
 
 @cache
 def compressed(name: str) -> bytes:
-    """The file as browsers fetch it. Pages are not compressed: a page has the token of its forms beside text of others,
-    and the length of a compressed answer could reveal the token (BREACH).
+    """The file as browsers fetch it. Pages are not compressed: a page has the token of its forms beside text that other
+    people wrote, and the length of a compressed answer could reveal the token (BREACH).
     """
     return gzip.compress(content(name), mtime=0)
 
@@ -56,7 +56,7 @@ def version(name: str) -> str:
 @router.get("/assets/{hashed}/{name}")
 async def asset(
     request: Request,
-    hashed: str,  # noqa: ARG001 - an older page may name an older file
+    hashed: str,  # noqa: ARG001 - any hash is served, because an older page may name an older file
     name: Annotated[str, InPath(max_length=40)],
 ) -> Response:
     if name not in FILES:

@@ -27,8 +27,9 @@ from leasehold.domain.audit import BrokenRow
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(AUDIT_READ))]
 FilterText = Annotated[str, Query(max_length=200)]
+#: The number of audit rows on a page.
 _PAGE = 50
-#: The page checks at most this many of a chain's newest rows. For so many seconds, all requests share the result.
+#: The page checks at most this many of a chain's newest rows. All requests share the result for _SHARED_SECONDS.
 MAX_CHECKED, _SHARED_SECONDS = 1000, 30.0
 
 
@@ -65,7 +66,7 @@ async def show_audit(
         caller,
         tenant or None,
         actor.strip() or None,
-        action.strip()[:63] or None,  # the endpoint's longest
+        action.strip()[:63] or None,  # the endpoint accepts at most 63 characters
         target.strip() or None,
         typed_instant(since),
         typed_instant(until),
@@ -74,13 +75,13 @@ async def show_audit(
     )
     answer = content_of(response)
     chain_tenant = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
-    shared: Shared[CheckedChain] = state_of(request).answers.of("audit", _SHARED_SECONDS)
+    shared_checks: Shared[CheckedChain] = state_of(request).answers.of("audit", _SHARED_SECONDS)
     return page(
         request,
         "audit.html",
         rows=[row | {"link": _link(row)} for row in answer["rows"]],
         next_cursor=answer["next_cursor"],
-        chain=await _check_chain(services, shared, chain_tenant),
+        chain=await _check_chain(services, shared_checks, chain_tenant),
         filters={"tenant": tenant, "actor": actor, "action": action, "target": target, "since": since, "until": until},
         cursor=cursor,
         sees_all=OPERATE in caller.scopes,
@@ -97,23 +98,23 @@ async def export_audit(
     return response
 
 
-async def _check_chain(services: Services, shared: Shared[CheckedChain], tenant_id: str) -> CheckedChain | None:
-    """Check the newest rows of the tenant's chain, unless `shared` has their result. None: the chain has no rows."""
+async def _check_chain(services: Services, shared_checks: Shared[CheckedChain], tenant_id: str) -> CheckedChain | None:
+    """Check the newest rows of the tenant's chain, unless `shared_checks` has the result. None: there are no rows."""
     async with services.pool.acquire() as connection:
-        summaries = await audit.heads(connection, tenant_id)
-    if not summaries:
+        heads = await audit.heads(connection, tenant_id)
+    if not heads:
         return None
-    (summary,) = summaries
-    key = (tenant_id, summary["seq"], summary["hash"])
-    return await shared.get(key, lambda: _check_newest_rows(services, summary))
+    (head,) = heads
+    key = (tenant_id, head["seq"], head["hash"])  # a new row makes a new key, so it is checked
+    return await shared_checks.get(key, lambda: _check_newest_rows(services, head))
 
 
-async def _check_newest_rows(services: Services, summary: Mapping[str, Any]) -> CheckedChain:
-    """`summary`: of the chain, as `audit.heads` returns it."""
+async def _check_newest_rows(services: Services, head: Mapping[str, Any]) -> CheckedChain:
+    """`head`: the number and the hash of the chain's last row, and the number of its first, from `audit.heads`."""
     async with services.pool.acquire() as connection:
-        broken = await audit.verify_newest(connection, summary, MAX_CHECKED)
-    rows = summary["seq"] - summary["first_seq"] + 1
-    return CheckedChain(summary["tenant_id"], rows, min(rows, MAX_CHECKED), summary["hash"], broken)
+        broken = await audit.verify_newest(connection, head, MAX_CHECKED)
+    rows = head["seq"] - head["first_seq"] + 1
+    return CheckedChain(head["tenant_id"], rows, min(rows, MAX_CHECKED), head["hash"], broken)
 
 
 #: The console's page for each kind of target.

@@ -22,6 +22,7 @@ from leasehold.db.cell_reads import MAX_COUNTED
 
 router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
+#: Seconds for which all requests share the loads of the cells.
 _SHARED_SECONDS = 2.0
 
 
@@ -30,26 +31,26 @@ _SHARED_SECONDS = 2.0
 async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Query(max_length=100)] = "") -> Response:
     """`find`: the id of a job, or the name of a tenant."""
     endpoints.cells_of(services_of(request))  # raises NotFound if the installation has no cells
-    shared: Shared[list[endpoints.Cell]] = state_of(request).answers.of("cells", _SHARED_SECONDS)
-    cells = await shared.get("all", lambda: endpoints.all_cells(request))
-    searched = find.strip()
-    found = await _find(request, searched) if searched else None
+    shared_cells: Shared[list[endpoints.Cell]] = state_of(request).answers.of("cells", _SHARED_SECONDS)
+    cells = await shared_cells.get("all", lambda: endpoints.all_cells(request))
+    searched_name = find.strip()
+    found = await _find(request, searched_name) if searched_name else None
     return page(
         request,
         "cells.html",
-        refresh_seconds=0 if searched else 5,  # a search may ask every cell: do not repeat it
+        refresh_seconds=0 if searched_name else 5,  # a search may ask every cell: do not repeat it
         refresh_url=request.url.path,
         cells=cells,
-        searched=searched,
+        searched=searched_name,
         found=found,
         max_counted=MAX_COUNTED,
     )
 
 
-async def _find(request: Request, searched: str) -> endpoints.FoundInCells:
+async def _find(request: Request, searched_name: str) -> endpoints.FoundInCells:
     """Find a job if the text is a UUID, else a tenant."""
     try:
-        job_id = UUID(searched)
+        job_id = UUID(searched_name)
     except ValueError:
-        return await endpoints.search_cells(request, None, searched)
+        return await endpoints.search_cells(request, None, searched_name)
     return await endpoints.search_cells(request, job_id, None)

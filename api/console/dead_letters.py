@@ -28,9 +28,9 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=RUNS_WRITE))]
 Kind = Annotated[str, Query(max_length=63)]
-#: The largest number of groups on a page, and of the latest dead letters that are grouped. Both are small, because an
-#: open page is refreshed again and again.
-_MAX_GROUPS, _MAX_GROUPED = 50, 1000
+#: The largest number of groups, or of dead letters of one group, on a page; and of the latest dead letters that are
+#: grouped. Both are small, because an open page is refreshed again and again.
+_MAX_SHOWN, _MAX_GROUPED = 50, 1000
 #: One press of the button retries at most this many dead letters of a group.
 _MAX_RETRIED = 1000
 #: In characters. The endpoints have the same bound.
@@ -40,14 +40,14 @@ _MAX_FINGERPRINT = 64
 @router.get("/dead-letters")
 @may_read_standby
 async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Response:
-    groups = await endpoints.largest_groups(services_of(request), caller, kind or None, _MAX_GROUPS, _MAX_GROUPED)
+    groups = await endpoints.largest_groups(services_of(request), caller, kind or None, _MAX_SHOWN, _MAX_GROUPED)
     address = f"{request.url.path}?{request.url.query}"
     return page(
         request,
         "dead_letters.html",
         groups=groups,
         kind=kind,
-        max_groups=_MAX_GROUPS,
+        max_groups=_MAX_SHOWN,
         max_grouped=_MAX_GROUPED,
         refresh_seconds=10,
         refresh_url=address,
@@ -64,7 +64,7 @@ async def show_group(
 ) -> Response:
     _check_fingerprint(fingerprint)
     answer = content_of(
-        await endpoints.list_dead_letters(request, caller, fingerprint=fingerprint, cursor=cursor, limit=_MAX_GROUPS)
+        await endpoints.list_dead_letters(request, caller, fingerprint=fingerprint, cursor=cursor, limit=_MAX_SHOWN)
     )
     # `once`: the token by which `act_once` knows a second press of the same button.
     return page(

@@ -26,9 +26,11 @@ from leasehold.transitions.jobs import EXTERNAL
 
 #: The largest counts: of the tasks of a queue, of the tasks of all queues together, and of dead letters.
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: The largest count of orders or steps that only a person can settle, and how many of the newest orders are searched.
+#: The largest count of orders (what a step asked of a provider) or steps that only a person can settle (say how they
+#: ended), and how many of the newest orders are searched.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
-#: How much the explanation of a late job reads. This is little, because the page shows only one reason.
+#: How much the explanation of a late job reads: entries of its ledger, waiting steps, and tasks ahead of it. This is
+#: little, because the page shows only one reason.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: At most this many late jobs are explained.
 _MAX_EXPLAINED = 5
@@ -125,7 +127,7 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
         findings.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
     for row in numbers.queues or ():
         findings += _findings_about_queue(row, has_workers=bool(numbers.workers))
-    for row in await overview_reads.quarantined(connection):
+    for row in await overview_reads.quarantined(connection):  # what a duty, a worker's maintenance loop, set aside
         findings.append(
             Finding(
                 "warn",
@@ -150,13 +152,13 @@ def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
     """At most one finding. `has_workers`: the installation has a worker, for this queue or another. If it has none, one
     finding about the fleet says so for all queues.
     """
-    queue, n = row["queue"], row["runnable"]
+    queue, runnable_tasks = row["queue"], row["runnable"]
     link = ("/queues", "Queues")
     if row["paused_because"] is not None:
         return [Finding("warn", f"The queue {queue} is paused: {row['paused_because']}", *link)]
-    if not n or queue.startswith(EXTERNAL):
+    if not runnable_tasks or queue.startswith(EXTERNAL):  # no registered worker serves a queue of external workers
         return []
-    count = _at_least(n, has_more=row["has_more"])
+    count = _at_least(runnable_tasks, has_more=row["has_more"])
     if not row["workers"]:
         sentence = f"No worker serves the queue {queue}, in which {count} tasks wait."
         return [Finding("bad", sentence, *link)] if has_workers else []
@@ -188,8 +190,9 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """One finding for all orders at providers that wait for a person's decision, and one for all steps that wait for an
-    external worker that does not come. Paused schedules and disabled webhooks have findings of their own.
+    """One finding for all orders whose outcome a person must decide, because the provider does not tell it. One for all
+    steps that wait for an external worker, while none comes. Paused schedules and disabled webhooks have findings of
+    their own.
     """
     findings = []
     steps_and_codes = settled_by_people(services, caller, caller.tenant_id)
@@ -208,7 +211,9 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
 
 
 def _unsettled(what: What, n: int, if_one: str, if_many: str) -> list[Finding]:
-    """`if_one`: the whole sentence for one case. `if_many`: the sentence for several cases, after their number."""
+    """`what`: the part of the page "To settle" with the cases. `if_one`: the whole sentence for one case. `if_many`:
+    the sentence for several cases, after their number.
+    """
     if not n:
         return []
     count = _capitalized(_at_least(n, has_more=n >= _MAX_UNSETTLED))

@@ -1,7 +1,7 @@
-"""Draws the graph of a job's steps, if they branch: which step needs which, from left to right. `job` shows it.
+"""Draws the graph of a job's steps for the job's page, if the steps branch: which step needs which, from left to right.
 
-Up to _MAX_PARTS parts of a step that fanned out have a box each. If a step has more parts, they share one box. A
-workflow has no graph, because its code decides what follows; its timeline shows the order.
+Up to _MAX_PARTS parts of a step that fanned out (was split into parts) have a box each. If a step has more parts, they
+share one box. A workflow has no graph, because its code decides what follows; its timeline shows the order.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def graph_of(tasks: Sequence[Row]) -> Graph | None:
     if any(task["contained"] for task in tasks):  # a workflow contains the tasks that it starts
         return None
     nodes, needs = _nodes_and_needs(tasks, needs_of(tasks))
-    followers = Counter(need for needed in needs.values() for need in set(needed))
-    has_branches = max(followers.values(), default=0) > 1 or any(len(set(needed)) > 1 for needed in needs.values())
+    # How many boxes need each box.
+    follower_counts = Counter(need for needed_keys in needs.values() for need in set(needed_keys))
+    has_branches = max(follower_counts.values(), default=0) > 1 or any(len(set(keys)) > 1 for keys in needs.values())
     if not has_branches or len(nodes) > _MAX_BOXES:
         return None
     return _draw(nodes, needs)
@@ -133,8 +134,8 @@ def _levels(needs: Links) -> dict[str, int]:
     levels = dict.fromkeys(needs, 0)
     for _ in needs:  # at most one round for each box: a chain of all boxes would need that many
         has_moved = False
-        for key, needed in needs.items():
-            level = max((levels[need] + 1 for need in needed if need in levels), default=0)
+        for key, needed_keys in needs.items():
+            level = max((levels[need] + 1 for need in needed_keys if need in levels), default=0)
             has_moved |= level != levels[key]
             levels[key] = level
         if not has_moved:

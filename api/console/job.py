@@ -50,7 +50,8 @@ Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 _MAX_PAYLOAD = 2000
 #: The page shows at most this many of each. The ledger of a job says which worker claimed and wrote what.
 _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
-#: At most this many chunks of the job's stream, and characters of one step's text.
+#: The page shows at most this many chunks of the job's stream (what its steps emit while they run), and of one step's
+#: text at most so many characters.
 _MAX_CHUNKS, _MAX_EMITTED = 1000, 12_000
 #: Seconds between two refreshes of an open page: of an unfinished job, and of an ended job.
 _LIVE_SECONDS, _ENDED_SECONDS = 2, 10
@@ -103,15 +104,15 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         events=list(reversed(details.events)),
         log_lines=details.log_lines,
         max_log_lines=_MAX_LOG_LINES,
-        emitted=_emitted(details.chunks),
+        emitted=_emitted_texts(details.chunks),
         acts=details.acts,
         operations=details.operations,
         seen=access.row["event_seq"],
         pictures=[output for output in job["outputs"] if _is_picture(services, access, output)],
         may_retry=may_retry(access),
-        payload=_editable(job),
+        payload=_editable_payload(job),
         is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
-        curl=_curl(services, request, access),
+        curl=_curl_command(services, request, access),
     )
 
 
@@ -175,7 +176,7 @@ def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return entries
 
 
-def _emitted(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _emitted_texts(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The end of the job's stream, as pairs of a step and its text. Texts of one step that follow each other are
     joined. A chunk that is no text gets a line of its own, as JSON. `(cut)` stands where an attempt has emitted too
     much.
@@ -192,7 +193,7 @@ def _emitted(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(step, text[-_MAX_EMITTED:]) for step, text in texts]
 
 
-def _editable(job: Mapping[str, Any]) -> str:
+def _editable_payload(job: Mapping[str, Any]) -> str:
     """The payload as text, for the form that changes it. Empty if it is long, or if the page hides parts of it."""
     text = orjson.dumps(job["parameters"], option=orjson.OPT_INDENT_2, default=str).decode()
     return "" if job.get("redacted") or len(text) > _MAX_PAYLOAD else text
@@ -200,13 +201,13 @@ def _editable(job: Mapping[str, Any]) -> str:
 
 def _is_picture(services: Services, access: JobAccess, output: Mapping[str, Any]) -> bool:
     return (
-        access.kind.signed_links  # False: only the kind's own endpoints give its outputs
+        access.kind.signed_links  # whether the API gives links to the kind's outputs
         and output["content_type"] in _PICTURES
         and output["size"] <= services.settings.console_picture_bytes
     )
 
 
-def _curl(services: Services, request: Request, access: JobAccess) -> str:
+def _curl_command(services: Services, request: Request, access: JobAccess) -> str:
     """A command to copy. For a run with a short payload, the command starts another run with the same payload. For any
     other job it reads the job.
     """
@@ -227,7 +228,7 @@ async def show_picture(request: Request, job_id: UUID, step: str, name: str, cal
     access = await find(services, caller, job_id)
     for output in access.row["outputs"] or []:
         if (output["step"], output["name"]) == (step, name) and _is_picture(services, access, output):
-            async with services.bodies.room(caller.tenant_id, output["size"]):  # memory of the process is bounded
+            async with services.bodies.room(caller.tenant_id, output["size"]):  # waits until memory for it is free
                 content = await services.store.fetch_bytes(
                     output["key"], sha256=output["sha256"], max_bytes=services.settings.console_picture_bytes
                 )
@@ -240,18 +241,18 @@ async def cancel(request: Request, job_id: UUID, caller: Operator, form: Fields)
     try:
         response = await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
     except Conflict as error:
-        return await _too_late(request, caller, job_id, "job.cancelled", error, "The job is cancelled.")
+        return await _answer_conflict(request, caller, job_id, "job.cancelled", error, "The job is cancelled.")
     status = content_of(response)["status"]
     sentence = "The job is cancelled." if status == JobState.CANCELLED else "The job was asked to stop."
     return go_to(request, f"/jobs/{job_id}", sentence)
 
 
-async def _too_late(
-    request: Request, caller: Caller, job_id: UUID, action: str, error: Conflict, done: str
+async def _answer_conflict(
+    request: Request, caller: Caller, job_id: UUID, action: str, error: Conflict, done_sentence: str
 ) -> Response:
     """Answer an act that the job's state does not allow any more: the page was stale, or somebody else was faster. The
     sentence says what the state is now, and who did what last. If the person pressed the button twice, the first press
-    has done it: the answer is `done`. Raises any other error.
+    has done the act: the answer is `done_sentence`. Raises any other error.
     """
     if error.code != "resource_invalid_state":
         raise error
@@ -261,7 +262,7 @@ async def _too_late(
         events = await _latest_events(connection, access)
         acts = await acts_on(connection, access.caller.tenant_id, job_id, events, 1)
     if acts and acts[0].is_first_click(caller, action):
-        return go_to(request, f"/jobs/{job_id}", done)
+        return go_to(request, f"/jobs/{job_id}", done_sentence)
     sentences = [error.message, *(act.sentence for act in acts)]
     return go_to(request, f"/jobs/{job_id}", " ".join(sentences), good=False)
 
@@ -277,13 +278,13 @@ async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) 
     access = await find(services_of(request), caller, job_id, write=True)
     if body.payload == access.row["params"]:  # the form shows the payload, and the person has not changed it
         body = RetryRequest(from_step=body.from_step)
-    done = "The job runs again."
+    done_sentence = "The job runs again."
     try:
         _check_seen(access, form.get("seen"))
         await endpoints.retry_job(request, job_id, caller, body)
     except Conflict as error:
-        return await _too_late(request, caller, job_id, "job.retried", error, done)
-    return go_to(request, f"/jobs/{job_id}", done)
+        return await _answer_conflict(request, caller, job_id, "job.retried", error, done_sentence)
+    return go_to(request, f"/jobs/{job_id}", done_sentence)
 
 
 def _check_seen(access: JobAccess, seen: str | None) -> None:
@@ -313,8 +314,8 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
     if problem is not None:
         raise Invalid(problem.code, problem.detail)
     await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)
-    to = f"/jobs/{job_id}" if JOBS_READ in caller.scopes else "/"
-    return go_to(request, to, f"The job has your answer to {name}.")
+    path = f"/jobs/{job_id}" if JOBS_READ in caller.scopes else "/"
+    return go_to(request, path, f"The job has your answer to {name}.")
 
 
 @router.post("/jobs/{job_id}/delete")

@@ -72,7 +72,8 @@ async def show_jobs(
     cursor: IdCursor = None,
     count: bool = False,  # noqa: FBT001, FBT002 - a query parameter
 ) -> Response:
-    services, saved = services_of(request), await _saved(request, caller)
+    """`count`: whether the page also shows how many jobs match the filter."""
+    services, saved = services_of(request), await _read_saved_views(request, caller)
     try:
         job_filter = parse(q, datetime.now(UTC))
         job_page = await list_page(services, caller, job_filter, id_at(cursor), PAGE, count=count)
@@ -81,15 +82,15 @@ async def show_jobs(
     return _page(request, q=q, cursor=cursor, saved=saved, **job_page)
 
 
-async def _saved(request: Request, caller: Caller) -> list[Row]:
+async def _read_saved_views(request: Request, caller: Caller) -> list[Row]:
     """The saved views of the caller's own tenant."""
 
     async def read() -> list[Row]:
         async with services_of(request).pool.acquire() as connection:
             return list(await saved_views.list_views(connection, caller.tenant_id))
 
-    shared: Shared[list[Row]] = state_of(request).answers.of("views", _SHARED_SECONDS)
-    return await shared.get(caller.tenant_id, read)
+    shared_views: Shared[list[Row]] = state_of(request).answers.of("views", _SHARED_SECONDS)
+    return await shared_views.get(caller.tenant_id, read)
 
 
 @router.get("/jobs/fresh")
@@ -117,17 +118,17 @@ async def refresh_jobs(
         if kind.scopes is not None and kind.scopes.read in caller.scopes:
             summaries[UUID(str(row["id"]))] = summary(row, kind)
     jobs = [summaries.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
-    newer = 0 if cursor is not None else await _newer(services, caller, q, ids)
-    saved = await _saved(request, caller)
+    newer = 0 if cursor is not None else await _count_newer_jobs(services, caller, q, ids)
+    saved = await _read_saved_views(request, caller)
     return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer, saved=saved)
 
 
-async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]) -> int:
+async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Sequence[UUID]) -> int:
     """How many jobs match the filter and are newer than the jobs on the page. At most PAGE + 1 are counted."""
     now = datetime.now(UTC)
     job_filter = parse(q, now)
     scope = scope_of(services, caller, job_filter)
-    if scope is None:
+    if scope is None:  # the caller may read no jobs that match
         return 0
     newest = max(ids, default=id_at_instant(now))  # an id begins with the instant of its job's creation
     since = _created_at(newest)
@@ -167,11 +168,11 @@ def views_of(caller: Caller) -> list[tuple[str, str]]:
 def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Response:
     services = services_of(request)
     kinds = ["media", "conversion", "generation", "run", "webhook"]
-    templates = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})
+    pipelines = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})  # by kinds of work, or by none
     suggestions = [  # for the field of the filter
         *(f"status:{state}" for state in JobState),
         *(f"kind:{kind}" for kind in kinds if services.job_kinds.named(kind) is not None),
-        *(f"template:{name}" for name in templates),
+        *(f"template:{name}" for name in pipelines),
         *("created:<1h", "created:<1d", "created:>1h", "waited:>10m", "duration:>5m", "queue:", "code:", "worker:"),
         *("tag.", "tenant:", "schedule:", "payload./"),
     ]
@@ -183,8 +184,8 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         views=views_of(viewer_of(request).caller),
         words=suggestions,
         page_size=PAGE,
-        # The form's token: a second press of the button on the same list does nothing. After each act the list shows a
-        # different status; a job that fails again shows a different end time.
+        # The form's token: a second press of the button on the same list does nothing. Each act changes the token,
+        # because the list then shows a different status or, for a job that fails again, a different end time.
         once=token_of_shown(values["jobs"]),
         **page_values,
     )
@@ -234,7 +235,7 @@ async def save_view(request: Request, caller: Operator, form: Fields) -> Respons
         raise form_error(error, "The view") from None
     await views.save_view(request, body, caller)
     state_of(request).answers.of("views", _SHARED_SECONDS).forget()
-    return go_to(request, _list_of(caller, q), f"The view {body.name} is saved.")
+    return go_to(request, _address_of_list(caller, q), f"The view {body.name} is saved.")
 
 
 @router.post("/jobs/views/{view_id}/delete")
@@ -242,11 +243,11 @@ async def delete_view(request: Request, view_id: UUID, caller: Operator, form: F
     async def act() -> Outcome:
         await views.delete_view(request, view_id, caller)
         state_of(request).answers.of("views", _SHARED_SECONDS).forget()
-        return Outcome(_list_of(caller, form.get("filter", "")), "The view is deleted.")
+        return Outcome(_address_of_list(caller, form.get("filter", "")), "The view is deleted.")
 
     return await act_once(request, caller, form, act)
 
 
-def _list_of(caller: Caller, q: str) -> str:
+def _address_of_list(caller: Caller, q: str) -> str:
     """The address of the list with this filter. If the caller may not read the list, the address of the Overview."""
     return f"/jobs?{urlencode({'q': q})}" if JOBS_READ in caller.scopes else "/"

@@ -35,7 +35,7 @@ _DAY = 86_400
 #: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
 #: A key is made from a seed, and the seed is a signature. This is the signature's purpose: no other signature has it.
-_SEED = "seed of an API key"
+_SEED_PURPOSE = "seed of an API key"
 #: Within this time, a second press of a button shows the secret that the first press has made.
 _SHOWN_AGAIN = timedelta(minutes=1)
 
@@ -48,6 +48,7 @@ async def show_keys(
     ended: Annotated[bool, Query()] = False,  # noqa: FBT002 - a query parameter
     cursor: IdCursor = None,
 ) -> Response:
+    """`ended`: whether the page also shows keys that were revoked or have expired."""
     answer = content_of(await endpoints.list_all_keys(request, caller, tenant or None, ended, cursor, _SHOWN))
     return page(
         request,
@@ -75,8 +76,8 @@ async def make(request: Request, caller: Admin, form: Fields) -> Response:
         body = endpoints.NewKeyRequest(**fields)
     except ValidationError as error:
         raise form_error(error, "The key") from None
-    made = await _make_once(request, form, lambda seed: endpoints.make_key(services_of(request), caller, body, seed))
-    return _secret_page(request, made, f"The key of {body.client_id}")
+    new_key = await _make_once(request, form, lambda seed: endpoints.make_key(services_of(request), caller, body, seed))
+    return _secret_page(request, new_key, f"The key of {body.client_id}")
 
 
 @router.post("/keys/{prefix}/rotate")
@@ -86,8 +87,10 @@ async def rotate(request: Request, prefix: endpoints.Prefix, caller: Admin, form
     except ValidationError as error:
         raise form_error(error, "The key") from None
     services = services_of(request)
-    made = await _make_once(request, form, lambda seed: endpoints.make_successor(services, caller, prefix, body, seed))
-    return _secret_page(request, made, f"The successor of lh_{prefix}")
+    new_key = await _make_once(
+        request, form, lambda seed: endpoints.make_successor(services, caller, prefix, body, seed)
+    )
+    return _secret_page(request, new_key, f"The successor of lh_{prefix}")
 
 
 @router.post("/keys/{prefix}/expire")
@@ -109,31 +112,33 @@ async def revoke(request: Request, prefix: endpoints.Prefix, caller: Admin) -> R
 async def _make_once(
     request: Request, form: Form, make: Callable[[bytes | None], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Call `make` with a seed for the new key, and return its answer. A second press of the form's button gives the
-    same seed. So the second press finds the key of the first. It makes the same secret from the seed, although no
-    secret is stored. This is needed because a browser that sends the form twice shows only the second answer.
+    """Call `make` with a seed for the new key, and return its answer. A second press of the form's button has the same
+    seed. So the second press finds the key of the first, and makes the same secret from the seed, although no secret is
+    stored. The second answer needs the secret, because a browser that sends the form twice shows only this answer.
     """
     press = press_of(request, form)  # equal for all presses of one form's button
     if press is None:
         return await make(None)
     services = services_of(request)
-    seed = Sealing(services.settings).sign(_SEED, press.encode()).encode()
+    seed = Sealing(services.settings).sign(_SEED_PURPOSE, press.encode()).encode()
     try:
         return await make(seed)
     except (asyncpg.UniqueViolationError, Conflict, NotFound):
         # The first press has made the key. So the tenant may have no room for another key, and the key that was rotated
         # may have ended.
-        cell = services.settings.cell
+        cell = services.settings.cell  # the name of this installation, if several share the tenants
         async with services.pool.acquire() as connection:
-            found = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)
-        if found is None:
+            earlier_key = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)
+        if earlier_key is None:
             raise
-        if found.key is None:  # the key is older than _SHOWN_AGAIN
-            sentence = f"This form has made the key lh_{found.prefix} before. Open the page again to make another."
+        if earlier_key.key is None:  # the key is older than _SHOWN_AGAIN
+            sentence = (
+                f"This form has made the key lh_{earlier_key.prefix} before. Open the page again to make another."
+            )
             raise Conflict("key_made_before", sentence) from None
-        return {"key": found.key.text, "prefix": found.prefix, "tenant_id": found.tenant_id}
+        return {"key": earlier_key.key.text, "prefix": earlier_key.prefix, "tenant_id": earlier_key.tenant_id}
 
 
-def _secret_page(request: Request, made: dict[str, Any], owner: str) -> Response:
+def _secret_page(request: Request, new_key: dict[str, Any], owner: str) -> Response:
     """The page with the secret. It is the direct answer to the form, so that no address leads to the secret again."""
-    return page(request, "key_made.html", made=made, whose=owner)
+    return page(request, "key_made.html", made=new_key, whose=owner)

@@ -29,7 +29,8 @@ from leasehold.domain.sentences import counted
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The answer to a form: the page that the browser opens, and the sentence that this page shows (see `go_to`).
-    `has_acted`: whether the form changed anything. If not, a second press tries again.
+    `good`: whether the act succeeded. `has_acted`: whether the form changed anything. If not, a second press tries
+    again.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """Signs people in by the OpenID provider, and lets a person change to another of their tenants.
 
-While a person signs in at the provider, a sealed cookie in the browser holds the state of the sign-in. The cookie is
-SameSite=Lax, because the provider's site sends the browser back.
+While a person signs in at the provider, a sealed (encrypted) cookie in the browser holds the state of the sign-in. The
+cookie is SameSite=Lax, because the provider's site sends the browser back.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def send_to_provider(request: Request, following: Annotated[str, Query(max
     sealing = Sealing(services.settings)
     sealing.sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
     flow = Flow.new()
-    async with state_of(request).sign_ins.turn(_NO_TENANT):
+    async with state_of(request).sign_ins.turn(_NO_TENANT):  # bounds the requests to the provider
         address = await openid.sign_in_url(flow, _redirect_uri(request))
     text = orjson.dumps([flow.state, flow.nonce, flow.verifier, following, int(time())])
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": address} | HEADERS)
@@ -87,14 +87,14 @@ async def _admit_person(request: Request, services: Services, identity: Identity
     """Write the person's rows, one for each tenant. Returns the row of the first tenant that admits the person. Raises
     Forbidden `no_role`.
     """
-    scopes = memberships(services.settings, identity.groups)
+    scopes_by_tenant = memberships(services.settings, identity.groups)
     async with services.pool.acquire() as connection:
-        rows = await people.record_sign_in(connection, identity, scopes, services.settings.people_per_tenant)
-    admitted = [row for row in rows if row["disabled_at"] is None]
-    if not admitted:
+        rows = await people.record_sign_in(connection, identity, scopes_by_tenant, services.settings.people_per_tenant)
+    admitted_rows = [row for row in rows if row["disabled_at"] is None]
+    if not admitted_rows:
         _count_refusal(request, "no_role", identity.login)
         raise Forbidden("no_role", "You are known, but no group of yours has a role here, or an admin disabled you.")
-    return admitted[0]
+    return admitted_rows[0]
 
 
 def _begin_session(request: Request, services: Services, row: Row, following: str) -> Response:
@@ -117,9 +117,9 @@ async def change_tenant(request: Request, caller: session.Anybody, form: Fields)
     row = next((row for row in rows if row["tenant_id"] == form.get("tenant")), None)
     if row is None:
         raise NotFound("tenant_not_found", "You have no role in this tenant.")
-    entered = located(request, services.keyring.caller_of_person(row))
+    new_caller = located(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
-        await record(connection, entered, "session.began", row["id"], issuer=row["issuer"], subject=row["subject"])
+        await record(connection, new_caller, "session.began", row["id"], issuer=row["issuer"], subject=row["subject"])
     return _begin_session(request, services, row, "/")
 
 

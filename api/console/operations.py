@@ -27,6 +27,7 @@ from leasehold.domain.states import JOB_TERMINAL
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=JOBS_DELETE))]
+#: The number of operations, or of an operation's refusals, on a page.
 _PAGE = 50
 
 
@@ -66,13 +67,13 @@ async def preview(
 async def create(request: Request, caller: Operator, form: Fields) -> Response:
     """A form makes one operation, however often its button is pressed."""
     fields: dict[str, Any] = {name: form.get(name, "") for name in ("action", "filter", "reason")}
-    fields["canary"] = whole_number(form, "canary") or 0
-    fields["rate"] = whole_number(form, "rate")
+    fields["canary"] = whole_number(form, "canary") or 0  # how many jobs are tried before all others
+    fields["rate"] = whole_number(form, "rate")  # jobs a second
     response = await endpoints.create_operation(request, _body_of(fields), caller, form.get("once") or None)
     assert response.status_code == HTTPStatus.ACCEPTED
     # The page of the operation needs the scope `jobs:read`, which this caller may lack.
-    to = f"/operations/{content_of(response)['id']}" if JOBS_READ in caller.scopes else "/"
-    return go_to(request, to, "Workers have the operation.")
+    path = f"/operations/{content_of(response)['id']}" if JOBS_READ in caller.scopes else "/"
+    return go_to(request, path, "Workers have the operation.")
 
 
 def _body_of(fields: dict[str, Any], *, dry_run: bool = False) -> NewOperation:
@@ -86,14 +87,14 @@ def _body_of(fields: dict[str, Any], *, dry_run: bool = False) -> NewOperation:
 async def show_operation(request: Request, operation_id: UUID, caller: Reader, cursor: IdCursor = None) -> Response:
     operation = content_of(await endpoints.get_operation(request, operation_id, caller))
     refusals = content_of(await endpoints.list_refusals(request, operation_id, caller, cursor, _PAGE))
-    ended = operation["status"] in JOB_TERMINAL
+    has_ended = operation["status"] in JOB_TERMINAL
     return page(
         request,
         "operation.html",
-        refresh_seconds=None if ended else 1,
+        refresh_seconds=None if has_ended else 1,
         refresh_url=request.url.path,
         operation=operation,
-        ended=ended,
+        ended=has_ended,
         refusals=refusals["refusals"],
         next_cursor=refusals["next_cursor"],
     )

@@ -38,6 +38,7 @@ async def show_people(
     text: Annotated[str, Query(max_length=100)] = "",
     cursor: InstantCursor = None,
 ) -> Response:
+    """`text`: a part of the login or of the name."""
     answer = content_of(
         await endpoints.list_people(request, caller, tenant or None, text.strip() or None, cursor, _SHOWN)
     )
@@ -50,7 +51,7 @@ async def show_people(
         tenant=tenant if OPERATE in caller.scopes else "",
         text=text,
         roles=NAMES,
-        is_open=services_of(request).openid is not None,
+        is_open=services_of(request).openid is not None,  # whether people can sign in
     )
 
 
@@ -60,8 +61,8 @@ async def set_role(request: Request, person_id: UUID, caller: Admin, form: Field
     if role not in _ROLES:
         raise Invalid("invalid_request", f"A role is one of {', '.join(NAMES)}, or what the provider says.")
     response = await endpoints.change_person(request, person_id, endpoints.PersonChange(role=role), caller)
-    changed = content_of(response)
-    sentence = f"{changed['login']} is {changed['role'] or 'without a role'} now."
+    person = content_of(response)
+    sentence = f"{person['login']} is {person['role'] or 'without a role'} now."
     return go_to(request, "/people", sentence)
 
 

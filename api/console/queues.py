@@ -1,4 +1,4 @@
-"""The pages of queues, workers and limits. Only operators of all tenants see them."""
+"""The pages of queues, workers and limits (how many jobs may be under way at once). Only operators see these pages."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ router = APIRouter()
 Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
 #: The runnable tasks of a queue, and of all queues together, are counted up to these numbers.
 _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
+#: Seconds for which all requests share what a page shows.
 _SHARED_SECONDS = 2.0
 #: A page shows at most this many jobs inside a limit, and as many that wait at it.
 _MAX_JOBS = 50
@@ -42,11 +43,11 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
     async def read() -> tuple[list[Row], list[Row]]:
         async with services.pool.acquire() as connection:
             queues = list(await run_reads.queues(connection, _MAX_TASKS, _MAX_OF_ALL))
-            shown = [row["queue"] for row in queues[:_MAX_QUEUES]]
-            return queues, list(await overview_reads.limits_of_queues(connection, shown))
+            shown_queues = [row["queue"] for row in queues[:_MAX_QUEUES]]
+            return queues, list(await overview_reads.limits_of_queues(connection, shown_queues))
 
-    shared: Shared[tuple[list[Row], list[Row]]] = state_of(request).answers.of("queues", _SHARED_SECONDS)
-    queues, limits = await shared.get("all", read)
+    shared_queues: Shared[tuple[list[Row], list[Row]]] = state_of(request).answers.of("queues", _SHARED_SECONDS)
+    queues, limits = await shared_queues.get("all", read)
     return page(
         request,
         "queues.html",
@@ -82,17 +83,17 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
         async with services.pool.acquire() as connection:
             return [dict(row) | _queues_and_labels(row["queues"]) for row in await run_reads.workers(connection)]
 
-    shared: Shared[list[dict[str, Any]]] = state_of(request).answers.of("workers", _SHARED_SECONDS)
-    workers = await shared.get("all", read)
+    shared_workers: Shared[list[dict[str, Any]]] = state_of(request).answers.of("workers", _SHARED_SECONDS)
+    workers = await shared_workers.get("all", read)
     return page(request, "workers.html", refresh_seconds=3, refresh_url=request.url.path, workers=workers)
 
 
-def _queues_and_labels(served: Sequence[str]) -> dict[str, list[str]]:
+def _queues_and_labels(queue_names: Sequence[str]) -> dict[str, list[str]]:
     """A worker's queues, and its labels. A queue that is pinned to a label (`QUEUE@LABEL`) counts only for the
     labels.
     """
-    labels = {queue.partition("@")[2] for queue in served if "@" in queue}
-    return {"queues": [queue for queue in served if "@" not in queue], "labels": sorted(labels)}
+    labels = {queue.partition("@")[2] for queue in queue_names if "@" in queue}
+    return {"queues": [queue for queue in queue_names if "@" not in queue], "labels": sorted(labels)}
 
 
 @router.post("/workers/{worker_id}/drain")
@@ -108,7 +109,7 @@ async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor =
     async with services_of(request).pool.acquire() as connection:
         rows = await overview_reads.limits(connection, texts_at(cursor))
     limits = rows[: overview_reads.MAX_LIMITS]
-    following = cursor_of_texts(limits[-1]["tenant_id"], limits[-1]["key"]) if len(rows) > len(limits) else None
+    next_cursor = cursor_of_texts(limits[-1]["tenant_id"], limits[-1]["key"]) if len(rows) > len(limits) else None
     return page(
         request,
         "limits.html",
@@ -116,7 +117,7 @@ async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor =
         refresh_url=f"{request.url.path}?{request.url.query}",
         limits=limits,
         cursor=cursor,
-        next_cursor=following,
+        next_cursor=next_cursor,
         max_jobs=overview_reads.MAX_AT_LIMIT,
     )
 
@@ -132,8 +133,8 @@ async def show_jobs_at_limit(
     """Show which jobs fill a limit, and which wait at it."""
     async with services_of(request).pool.acquire() as connection:
         inside, waiting = [
-            await overview_reads.jobs_at_limit(connection, tenant, key, _MAX_JOBS + 1, admitted=admitted)
-            for admitted in (True, False)
+            await overview_reads.jobs_at_limit(connection, tenant, key, _MAX_JOBS + 1, admitted=is_inside)
+            for is_inside in (True, False)
         ]
     return page(
         request,

@@ -22,9 +22,9 @@ from leasehold.db.job_lists import Listing, Page
 from leasehold.domain.job_filter import JobFilter
 from leasehold.domain.states import JobState
 
-#: The parts of the hour, and the most jobs in the sample of a part.
+#: The number of parts of the hour, and the most jobs in the sample of a part.
 PARTS, SAMPLE = 12, 80
-_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
+_PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
 #: The largest number of rows that the query of a part may read. A list counts three rows for each job, and the query
 #: also reads, and leaves out, jobs that are past their retention.
 _MAX_READ = 480
@@ -32,8 +32,8 @@ _MAX_READ = 480
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Five minutes. `n`: the number of jobs that were created in them. `failed`: how many of these have failed by now.
-    `exact`: the numbers are counted, and not estimated.
+    """Five minutes, which begin `at`. `n`: the number of jobs that were created in them. `failed`: how many of these
+    have failed by now. `exact`: the numbers are counted, and not estimated.
     """
 
     at: datetime
@@ -66,6 +66,7 @@ class Rates:
 
     @property
     def highest(self) -> int:
+        """The scale of the drawing: the number of jobs of the largest part, and at least 1."""
         return max([part.n for part in self.parts] + [1])
 
 
@@ -74,13 +75,13 @@ async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
     parts, waits, runs = [], [], []
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
         for number in range(PARTS, 0, -1):
-            start = end - number * _LENGTH
-            job_filter = JobFilter(created_after=start, created_before=start + _LENGTH)
+            start = end - number * _PART_LENGTH
+            job_filter = JobFilter(created_after=start, created_before=start + _PART_LENGTH)
             scope = scope_of(services, caller, job_filter)
             if scope is None:  # the caller may read no jobs
                 return Rates([], None, None)
             job_page = await job_lists.page_of_times(connection, Listing(scope, job_filter, max_read=_MAX_READ), SAMPLE)
-            parts.append(_part(start, min(start + _LENGTH, now), job_page))
+            parts.append(_part(start, min(start + _PART_LENGTH, now), job_page))
             waits += [_seconds(row["created_at"], row["started_at"]) for row in job_page.rows if row["started_at"]]
             runs += [
                 _seconds(row["started_at"], row["finished_at"])
@@ -93,11 +94,12 @@ async def rates_of(services: Services, caller: Caller, now: datetime) -> Rates:
 def _part(start: datetime, end: datetime, job_page: Page) -> Part:
     """`end`: the end of the part; for the last part, now. `job_page`: the sample."""
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
+    # `ended_at`: the job at which the query stopped, because it had read _MAX_READ rows.
     has_all_jobs = not job_page.has_more and job_page.ended_at is None
     if not n or has_all_jobs:  # without a job there is no time to estimate from
         return Part(start, n, failed, exact=has_all_jobs)
     # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part.
-    covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)
+    covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)  # never 0, because it divides
     return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)
 
 

@@ -38,6 +38,7 @@ HEADERS = {
 MARK = "X-Console-Mark"
 #: The cookie with the sentence that the page after a form shows.
 FLASH = "leasehold_flash"
+#: The most characters of a JSON value on a page.
 _MAX_JSON = 12_000
 #: The process remembers at most this many last pages.
 _MAX_LAST_PAGES = 2000
@@ -49,6 +50,7 @@ _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
 #: The element with the age of the page's rows. The mark ignores this element: the age changes with each refresh, and
 #: the browser reads it from the header Leasehold-Read-Lag.
 _AS_OF = re.compile(r'<p id="as-of".*?</p>')
+#: Seconds of a unit, and its name.
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -151,8 +153,8 @@ def _last_pages(request: Request) -> MutableMapping[PageKey, LastPage]:
 
 
 def _url(path: str, query: Mapping[str, Any]) -> str:
-    present = {name: value for name, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(present)}" if present else path
+    given_values = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given_values)}" if given_values else path
 
 
 def content_of(response: Response) -> Any:
@@ -184,8 +186,8 @@ def is_path(text: str) -> bool:
 
 
 def form_idempotency_key(request: Request, *names: str) -> str:
-    """An idempotency key for a form, so that a second press of its button does nothing. The key of a new page changes
-    every minute.
+    """An idempotency key for a form: with the same key, a second press of its button does nothing. A page that is
+    rendered in a later minute has another key, because its person may want to do the same once more.
     """
     parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
     return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
@@ -197,8 +199,8 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. A refresh leaves it to the page that follows the form: a second open page may refresh
-    itself just before the browser opens that page.
+    """The sentence for this page. A refresh does not show the sentence, because it may come from another open page,
+    just before the browser opens the page that follows the form.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 
@@ -217,25 +219,25 @@ def _read_flash(cookie: str) -> tuple[bool, str] | None:
     return None
 
 
-def _aware(value: datetime | str) -> datetime:
+def _as_datetime(value: datetime | str) -> datetime:
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
 def instant(value: datetime | str | None) -> str:
     """The exact instant, in UTC."""
-    return "" if value is None else _aware(value).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return "" if value is None else _as_datetime(value).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def iso(value: datetime | str) -> str:
     """The instant for the browser's script, to the second: a page of jobs has a hundred of them."""
-    return _aware(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _as_datetime(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def ago(value: datetime | str | None) -> Markup:
     """The time from now to an instant; on hover, the exact instant."""
     if value is None:
         return Markup("")
-    at = _aware(value)
+    at = _as_datetime(value)
     seconds = (datetime.now(UTC) - at).total_seconds()
     words = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso(at), instant(at), words)
@@ -243,14 +245,14 @@ def ago(value: datetime | str | None) -> Markup:
 
 def between(start: datetime | str | None, end: datetime | str | None) -> float | None:
     """Seconds from `start` to `end`."""
-    return None if start is None or end is None else max(0.0, (_aware(end) - _aware(start)).total_seconds())
+    return None if start is None or end is None else max(0.0, (_as_datetime(end) - _as_datetime(start)).total_seconds())
 
 
 def due_at(job: Mapping[str, Any]) -> datetime:
     """From when on the job waits: its submission, or the later time for which its run is scheduled."""
     scheduled_at = (job.get("run") or {}).get("scheduled_at")
-    created_at = _aware(job["created_at"])
-    return created_at if scheduled_at is None else max(created_at, _aware(scheduled_at))
+    created_at = _as_datetime(job["created_at"])
+    return created_at if scheduled_at is None else max(created_at, _as_datetime(scheduled_at))
 
 
 def is_late(job: Mapping[str, Any], now: datetime) -> bool:
@@ -264,7 +266,7 @@ def is_behind(queue: Mapping[str, Any], now: datetime) -> bool:
     its tasks may wait for long on purpose.
     """
     oldest = queue["oldest"]
-    is_late = oldest is not None and (now - _aware(oldest)).total_seconds() > _LATE_SECONDS
+    is_late = oldest is not None and (now - _as_datetime(oldest)).total_seconds() > _LATE_SECONDS
     return is_late and not queue["queue"].startswith(EXTERNAL)
 
 

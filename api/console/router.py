@@ -82,6 +82,6 @@ def console_router(path: str) -> APIRouter:
     return router
 
 
-def public_of(path: str) -> frozenset[str]:
+def public_paths_of(path: str) -> frozenset[str]:
     """The full paths that need no session, of a console at `path`."""
     return frozenset(path + page_path for page_path in PUBLIC)

@@ -1,7 +1,7 @@
 """The route class of the console's pages, and helpers that read the fields of forms. The route class checks the
 session, reads the form, checks the form's token, and shows errors as pages.
 
-A client that does not accept HTML gets the API's problems.
+A client that does not accept HTML gets an error as JSON, as from the API.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from leasehold.domain.sentences import full_stop
 log = structlog.get_logger(__name__)
 #: The largest number of fields of a form. The largest form has the picked jobs of a page, and a few further fields.
 _MAX_FIELDS = 200
+#: A number of so many digits fits into an integer of PostgreSQL.
 _MAX_DIGITS = 9
 #: The second press of a button waits at most so many seconds for the answer to the first, and asks for it every so many
 #: seconds.
@@ -90,6 +91,7 @@ class ConsoleRoute(APIRoute):
     """The route of a page (GET) or of a form (POST)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        # Pages are read from the standby if it serves; after a form, the browser's next pages from the primary.
         handler = with_standby(self.endpoint, super().get_route_handler())
         requires = requirements(self.dependant)
         is_form = "POST" in (self.methods or ())
@@ -139,8 +141,8 @@ async def _after_first_press(request: Request, handler: Callable[[Request], Coro
 async def _read_form(request: Request) -> Form:
     viewer = session.viewer_or_none(request)
     tenant_id = "" if viewer is None else viewer.caller.tenant_id
-    async with services_of(request).bodies.received(request, tenant_id) as complete:
-        body = await complete.body()
+    async with services_of(request).bodies.received(request, tenant_id) as received_request:
+        body = await received_request.body()
     try:
         text = body.decode()
         return Form(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=_MAX_FIELDS))
@@ -157,9 +159,9 @@ def _error_page(request: Request, error: Exception) -> Response | None:
     if isinstance(error, Unauthenticated):
         return sign_in_page(request, error)
     problem = problem_of(error)
-    back = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
-    if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back):
-        return go_to(request, back, problem.detail, good=False)  # the page with the form shows the current state
+    back_path = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
+    if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back_path):
+        return go_to(request, back_path, problem.detail, good=False)  # the page with the form shows the current state
     return page(request, "error.html", problem.status, problem=problem, request_id=None)
 
 
@@ -175,18 +177,18 @@ def _bug_page(request: Request, error: Exception) -> Response:
 
 def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Response:
     """The page that asks for a key, in place of the requested page. After the sign-in, the browser opens the requested
-    page. After a form, it opens the page with the form.
+    page; if a form was sent instead, the page with the form.
     """
     prefix = path_of(request)
-    requested = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
-    is_page = request.method == "GET" and not requested.startswith(("/sign-in", "/enter", "/oidc"))
+    requested_path = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
+    is_page = request.method == "GET" and not requested_path.startswith(("/sign-in", "/enter", "/oidc"))
     if is_page and request.headers.get("sec-fetch-site") == _CROSS_SITE:
         # The cookie is SameSite=Strict: a browser that follows a link of another site sends the request without it.
         # This page makes the browser repeat the request, and the repetition has the cookie.
         return page(request, "again.html")
-    following = requested if is_page else "/"
+    following = requested_path if is_page else "/"
     sentence = "" if error is None or error.code == "missing_api_key" else error.message
-    page_of_form = _PAGE_OF_FORM.match(requested) if request.method == "POST" else None
+    page_of_form = _PAGE_OF_FORM.match(requested_path) if request.method == "POST" else None
     if page_of_form is not None:
         following = page_of_form[0]
         sentence = "Your session has ended, and nothing was done. Sign in, and repeat it."
@@ -198,7 +200,7 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
 
 def form_error(error: ValidationError, whole: str) -> Invalid:
     """The error for a form that its model refuses. It names the first wrong field and the reason. `whole`: the name of
-    the form, for an error that is not in one field.
+    what the form makes or changes, for an error that is not in one field.
     """
     first_error = error.errors()[0]
     field = ".".join(str(part) for part in first_error["loc"])

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute
 
 from leasehold.api.app import PUBLIC, make_app
 from leasehold.api.auth.security import OPERATE
-from leasehold.api.console.router import public_of
+from leasehold.api.console.router import public_paths_of
 from leasehold.api.generation.callbacks import ROUTE
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
@@ -43,7 +43,7 @@ def flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
 
 #: What needs no key: of the platform, and of the kinds of work that ship with it.
 CONSOLE = "/console"
-KNOWN = PUBLIC.union(*(kind.public for kind in SHIPPED), public_of(CONSOLE))
+KNOWN = PUBLIC.union(*(kind.public for kind in SHIPPED), public_paths_of(CONSOLE))
 #: Of each operation that needs a key: its path with something in the place of every parameter.
 GUARDED = sorted(
     (method, re.sub(r"\{[^}]*\}", "x", route.path))
