@@ -1,6 +1,7 @@
 """The pages of schedules: when they fire, the runs that they started, and why they paused.
 
-A person starts a run now, previews and starts the runs of past ticks, pauses, resumes and changes a schedule.
+A person starts a run now, pauses, resumes and changes a schedule. A backfill starts the runs of past ticks (the times
+at which a schedule fires); a person previews it first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from leasehold.domain.job_filter import JobFilter
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(RUNS_WRITE))]
-#: The schedules on a page, and the runs on the page of a schedule.
+#: The number of schedules on a page, and of runs on the page of a schedule.
 _PAGE, _RUNS = 50, 20
 #: A tick in the schedule's own time zone.
 _IN_ZONE = "%a %Y-%m-%d %H:%M %Z"
@@ -92,17 +93,17 @@ async def run_now(request: Request, schedule_id: UUID, caller: Writer, form: Fie
     """Start a run. A form starts only one run, even if its button is pressed several times."""
     response = await endpoints.run_now(request, schedule_id, caller, form.get("once") or None)
     job_id = content_of(response)["id"]
-    to = f"/jobs/{job_id}" if JOBS_READ in caller.scopes else f"/schedules/{schedule_id}"
-    return go_to(request, to, "The schedule has started this run.")
+    path = f"/jobs/{job_id}" if JOBS_READ in caller.scopes else f"/schedules/{schedule_id}"
+    return go_to(request, path, "The schedule has started this run.")
 
 
 #: A time as a person types it.
-Typed = Annotated[str, Query(max_length=40)]
+TypedTime = Annotated[str, Query(max_length=40)]
 
 
 @router.get("/schedules/{schedule_id}/backfill")
 async def preview_backfill(
-    request: Request, schedule_id: UUID, caller: Writer, start: Typed = "", end: Typed = ""
+    request: Request, schedule_id: UUID, caller: Writer, start: TypedTime = "", end: TypedTime = ""
 ) -> Response:
     """Show which ticks of a past range would start a run. This changes nothing."""
     schedule = content_of(await endpoints.get_schedule(request, schedule_id, caller))
@@ -133,6 +134,7 @@ async def backfill(request: Request, schedule_id: UUID, caller: Writer, form: Fi
 
 
 def _range_of(start: str, end: str, *, dry_run: bool = False) -> endpoints.Backfill:
+    """The request for a backfill of this range. `dry_run`: it starts no run. Raises Invalid."""
     first, last = typed_instant(start), typed_instant(end)
     if first is None:
         raise Invalid("invalid_request", "The range needs a start: 2026-11-22, or 2026-11-22T14:30.")

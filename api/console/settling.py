@@ -26,6 +26,7 @@ from leasehold.domain.sentences import full_stop
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
+#: The number of cases on the page.
 _PAGE = 50
 _ACTIONS_DONE = {"adopt": "adopted", "again": "ordered again", "give_up": "given up"}
 
@@ -38,6 +39,7 @@ async def show_unsettled(
     what: Annotated[endpoints.What, Query()] = "orders",
     cursor: IdCursor = None,
 ) -> Response:
+    """`what`: the cases of one kind, for example orders or schedules."""
     answer = content_of(await endpoints.list_unsettled(request, caller, what, None, cursor, _PAGE))
     return page(
         request,
@@ -53,13 +55,13 @@ async def show_unsettled(
 @router.post("/to-settle/settle")
 async def settle(request: Request, caller: Operator, form: Fields) -> Response:
     """Settle the orders that were picked. The action `adopt` takes an order that the person has found at the provider.
-    It needs the provider's id of the order, in the field `ref-<job id>`.
+    `adopt` needs the provider's id of the order, in the field `ref-<job id>`.
     """
     action: Any = form.get("action", "")
-    picked = dict.fromkeys(form.picked("job"))
-    if not picked:
+    picked_ids = dict.fromkeys(form.picked("job"))
+    if not picked_ids:
         raise Invalid("nothing_picked", "Pick the orders first.")
-    items = [_settlement_of(form, job_id, action) for job_id in picked]
+    items = [_settlement_of(form, job_id, action) for job_id in picked_ids]
     try:
         body = BulkSettleRequest(settlements=items)
     except ValidationError as error:
@@ -67,9 +69,9 @@ async def settle(request: Request, caller: Operator, form: Fields) -> Response:
 
     async def act() -> Outcome:
         answer = content_of(await endpoints.settle_jobs(request, body, caller))
-        settled, refused = len(answer["settled"]), answer["refused"]
-        sentence = f"{settled} of {len(picked)} {_ACTIONS_DONE[action]}."
-        return Outcome("/to-settle", with_refusals(sentence, refused), good=not refused, has_acted=settled > 0)
+        settled_count, refusals = len(answer["settled"]), answer["refused"]
+        sentence = f"{settled_count} of {len(picked_ids)} {_ACTIONS_DONE[action]}."
+        return Outcome("/to-settle", with_refusals(sentence, refusals), good=not refusals, has_acted=settled_count > 0)
 
     return await act_once(request, caller, form, act)
 

@@ -14,14 +14,16 @@ from typing import Any, Generic, TypeVar
 from leasehold.api.process import replica_reads
 from leasehold.api.process.replica_reads import Reading
 
+#: The answer that is shared, for example the rows of a page.
 _Answer = TypeVar("_Answer")
+#: The process remembers at most this many answers of one name, to bound its memory.
 _MAX_KEYS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class _Shareable(Generic[_Answer]):
-    """An answer that `task` makes or has made. It is shared until the time `shared_until`. `reading`: how old the rows
-    of the standby are from which it is made; None: it is made from the primary.
+    """An answer that `task` makes or has made. It is shared until the time `shared_until`. `reading`: the age of the
+    rows that were read from the standby; None: they were read from the primary.
     """
 
     task: asyncio.Task[_Answer]
@@ -40,13 +42,13 @@ class _Shareable(Generic[_Answer]):
 class Shared(Generic[_Answer]):
     """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for this answer.
 
-    If a new answer equals the answer before it, `get` returns the earlier object. So `rendering.unchanged` compares
-    objects that are mostly the same.
+    If a new answer equals the answer before it, `get` returns the earlier object. So `rendering.unchanged` is fast,
+    because it compares objects that are mostly the same.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # The oldest is the first.
+        # In the order in which they were made, so the oldest is the first.
         self._answers: OrderedDict[Hashable, _Shareable[_Answer]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:

@@ -1,5 +1,5 @@
-"""The form with which a person answers a workflow's wait. Its fields are made from the JSON Schema of the wait's
-payload.
+"""The form with which a person answers a workflow that waits for a signal. The fields of the form are made from the
+JSON Schema of the signal's payload.
 
 If plain fields are not enough for the schema, the form has one field for JSON.
 """
@@ -17,12 +17,15 @@ from leasehold.domain.errors import Invalid
 Kind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "json"]
 #: The largest numbers of fields in a form, and of choices in a field.
 _MAX_FIELDS, _MAX_CHOICES = 20, 50
+#: A type of JSON Schema -> the kind of its field.
 _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A field of the form. `name`: the member of the payload for this field; empty: the field is the whole payload."""
+    """A field of the form. `name`: the member of the payload for this field; empty: the field is the whole payload.
+    `hint`: the explanation beside the field.
+    """
 
     name: str
     label: str
@@ -42,14 +45,14 @@ def inputs_of(schema: Any) -> list[Input]:
         # PostgreSQL keeps the order of the array `required`, but not the order of an object's members. So the required
         # fields come first, in their order.
         names = [*(name for name in required if name in properties), *(sorted(properties.keys() - set(required)))]
-        inputs = [_input(name, properties[name], required=name in required) for name in names]
+        inputs = [_input_of(name, properties[name], required=name in required) for name in names]
         if all(inputs):
             return [field for field in inputs if field is not None]
-    whole_payload = _input("", schema, required=True)
+    whole_payload = _input_of("", schema, required=True)
     return [whole_payload or Input("", "Payload (JSON)", "json", required=True, hint=str(schema.get("title", ""))[:80])]
 
 
-def _input(name: str, schema: Any, *, required: bool) -> Input | None:
+def _input_of(name: str, schema: Any, *, required: bool) -> Input | None:
     """A field for a value of this schema. None: a plain field is not enough for such a value."""
     if not isinstance(schema, dict):
         return None
@@ -57,7 +60,7 @@ def _input(name: str, schema: Any, *, required: bool) -> Input | None:
     hint = str(schema.get("description", ""))[:200]
     options = [option for option in schema.get("anyOf", []) if option != {"type": "null"}]
     if len(options) == 1:  # the value is this option or null: a field that may stay empty
-        option_input = _input(name, options[0], required=False)
+        option_input = _input_of(name, options[0], required=False)
         if option_input is None:
             return None
         return Input(name, title, option_input.kind, option_input.required, option_input.choices, hint)
@@ -73,12 +76,12 @@ def payload_of(inputs: list[Input], form: Mapping[str, str]) -> Any:
     field expects. The endpoint checks the payload against the schema.
     """
     if [field.name for field in inputs] == [""]:
-        return _value(inputs[0], form.get("payload", ""))
-    values = {field.name: _value(field, form.get(f"payload.{field.name}", "")) for field in inputs}
+        return _typed_value(inputs[0], form.get("payload", ""))
+    values = {field.name: _typed_value(field, form.get(f"payload.{field.name}", "")) for field in inputs}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _value(field: Input, text: str) -> Any:
+def _typed_value(field: Input, text: str) -> Any:
     if field.kind == "boolean":
         return {"true": True, "false": False}.get(text)
     if field.kind in ("text", "choice"):

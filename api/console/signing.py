@@ -1,4 +1,6 @@
-"""Signs a person in with an API key or a ticket of `leasehold dev`, and signs the person out."""
+"""Signs a person in, and signs the person out. A person signs in with an API key, or with a ticket: a link by which
+`leasehold dev` signs its user in.
+"""
 
 from __future__ import annotations
 
@@ -43,29 +45,30 @@ async def enter(
     following: Annotated[str, Query(max_length=500)] = "/",  # the page that opens then
 ) -> Response:
     services = services_of(request)
-    prefix = tickets.prefix_of_ticket(services.settings, ticket)
-    return await _begin_session(request, located(request, await services.keyring.caller_of_session(prefix)), following)
+    key_prefix = tickets.prefix_of_ticket(services.settings, ticket)
+    caller = await services.keyring.caller_of_session(key_prefix)
+    return await _begin_session(request, located(request, caller), following)
 
 
 async def _begin_session(request: Request, caller: Caller, following: str) -> Response:
     """Begin a session of the caller, and open the page `following`."""
     async with services_of(request).pool.acquire() as connection:
-        await record(connection, caller, "session.began", _owner(caller))
+        await record(connection, caller, "session.began", _owner_of_session(caller))
     response = redirect_to(request, following)
-    session.begin(services_of(request), request, response, _owner(caller))
+    session.begin(services_of(request), request, response, _owner_of_session(caller))
     return response
 
 
 @router.post("/sign-out")
 async def sign_out(request: Request, caller: session.Anybody) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        await record(connection, caller, "session.ended", _owner(caller))
+        await record(connection, caller, "session.ended", _owner_of_session(caller))
     response = go_to(request, "/sign-in", sentence="")
     response.delete_cookie(FLASH, path=path_of(request) or "/")  # the sentence that the next page would show
     session.end(services_of(request), response)
     return response
 
 
-def _owner(caller: Caller) -> str:
+def _owner_of_session(caller: Caller) -> str:
     """The owner of the session: the key's prefix or the person's id."""
     return caller.key_prefix or str(caller.person_id)

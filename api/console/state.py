@@ -30,8 +30,11 @@ class ConsoleState:
     def __init__(self, settings: Settings) -> None:
         self.answers = SharedAnswers()
         self.last_pages: OrderedDict[PageKey, LastPage] = OrderedDict()
-        at_once = settings.console_oidc_at_once
-        self.sign_ins = Turnstile(at_most=at_once, per_tenant=at_once, patience=_PATIENCE_SECONDS, refusal=_busy)
+        most_at_once = settings.console_oidc_at_once
+        # People who sign in have no tenant yet, so they all count as one tenant.
+        self.sign_ins = Turnstile(
+            at_most=most_at_once, per_tenant=most_at_once, patience=_PATIENCE_SECONDS, refusal=_busy
+        )
 
 
 def state_of(request: Request) -> ConsoleState:

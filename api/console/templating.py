@@ -21,6 +21,7 @@ from leasehold.api.runs import templates as endpoints
 router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(TEMPLATES_WRITE))]
+#: The number of templates on a page.
 _PAGE = 100
 
 

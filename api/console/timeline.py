@@ -1,4 +1,6 @@
-"""The timeline of a job: for each step, bars for its waits and attempts. The job's page (job.py) shows it."""
+"""The timeline of a job: for each step, bars for its waits and attempts. It is made from the job's ledger, which says
+what the workers did with the job. The job's page (job.py) shows it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from leasehold.api.console.graph import needs_of
 from leasehold.db.job_reads import Row
 from leasehold.domain.ids import instant_of
 
-#: The width of a bar, in units.
+#: The width of the whole timeline, and the smallest width of a bar, in units of the drawing.
 WIDTH = 1000
 _MIN_WIDTH = 3
 #: At most this many steps are drawn.
 MAX_LINES = 60
+#: The kinds of ledger entries that begin an attempt. `taken_over` also ends the attempt before.
 _CLAIMS = frozenset({"claimed", "taken_over"})
 #: A kind of ledger entry that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
 _ENDS = {
@@ -36,7 +39,9 @@ WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled", "expired
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One wait or one attempt. `x`, `width`: in units; the job's time has WIDTH. `shade`: the CSS class."""
+    """One wait or one attempt. `x`, `width`: in units; the job's time has WIDTH. `shade`: the CSS class. `words`: the
+    title.
+    """
 
     x: int
     width: int
@@ -115,11 +120,11 @@ def _ready_times(
     ready_at = {}
     for step in steps:
         name = step["id"]
-        needed = needs.get(name, ())
+        needed_steps = needs.get(name, ())
         if name in created_at:
             ready_at[name] = created_at[name]
-        elif all(need in completed_at for need in needed):
-            ready_at[name] = max((completed_at[need] for need in needed), default=job["created_at"])
+        elif all(need in completed_at for need in needed_steps):
+            ready_at[name] = max((completed_at[need] for need in needed_steps), default=job["created_at"])
     return ready_at
 
 

@@ -21,6 +21,7 @@ from leasehold.domain.errors import NotFound
 
 router = APIRouter()
 Owner = Annotated[Caller, Depends(SignedIn(WEBHOOKS_WRITE))]
+#: The page of a webhook shows at most this many of its latest deliveries.
 _MAX_DELIVERIES = 50
 
 

@@ -96,7 +96,7 @@ _KEEP_SECONDS = 7 * 24 * 3600
 )  # fmt: skip
 async def create_conversion(request: Request, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services, identity = services_of(request), identity_of(request)
-    services.store.require()
+    services.store.require()  # raises StoreAbsent if the installation has no store
     job_id = new_id()
     rate_fields = await check_rate(services, caller, "posts")
     await refuse_early(services, caller, queues_of(caller.tenant_id, conversion), idempotency_key)
@@ -181,6 +181,7 @@ async def _create(
 
     answer = await once(services.pool, caller.tenant_id, idempotency_key, form.fingerprint, write_job)
     for submitted in submissions:
+        # Send the hints (messages that tell workers of new tasks), and admit jobs that wait at concurrency limits.
         await publish_and_admit(services, submitted.hints, submitted.limits)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new_conversion.job.id), bytes=form.model_bytes)
@@ -204,7 +205,7 @@ def _new_conversion(
         deadline_at=datetime.now(UTC) + timedelta(seconds=deadline_seconds),
         trace=trace,
         id=job_id,
-        exclusive_key=form.user_id,
+        exclusive_key=form.user_id,  # one unfinished conversion for each user
         tags=form.tags,
         callback_url=form.callback_url,
     )
@@ -230,10 +231,12 @@ async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
             if is_deleted:
                 await uploads.forget(connection, caller.tenant_id, prefix_of(job_id))
             else:
+                # `keep=None`: delete objects of any size.
                 await uploads.close(connection, caller.tenant_id, prefix_of(job_id), keep=None)
 
 
 def _in_progress_response(busy: Busy, request_id: str) -> Response:
+    """The answer 409. `busy.job_id` is None if the unfinished conversion has ended meanwhile."""
     headers = {} if busy.job_id is None else {"Location": f"{PATH}/{busy.job_id}"}
     message = f"The user has an unfinished conversion: {busy.job_id}."
     problem = Problem(HTTPStatus.CONFLICT, "job_in_progress", message, headers)
@@ -333,7 +336,7 @@ async def cancel_conversion(
                 await record_act(connection, caller, "job.cancelled", job_id, kind="conversion", reason=reason or None)
     count_ended_jobs(cancellation.ended)
     status = cancellation.states.get(job_id)  # None: this request has not cancelled the job
-    if status in JOB_TERMINAL:
+    if status in JOB_TERMINAL:  # the cancelled job has left its concurrency limits: admit the jobs that wait there
         await publish_and_admit(services, [], limit_names, [job_id])
     row = await find(services, caller, job_id)
     if status is None and row["status"] != JobState.CANCEL_REQUESTED:

@@ -41,13 +41,13 @@ async def stream_conversion_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
-    after = event_number(last_event_id)
+    last_number = event_number(last_event_id)
     await check_rate(services, caller, "reads")
     row = await find(services, caller, job_id)
-    if is_finished(row) and row["event_seq"] <= after:
+    if is_finished(row) and row["event_seq"] <= last_number:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, job_id, after, _status_fields),
+        stream(services, caller.tenant_id, job_id, last_number, _status_fields),
         media_type="text/event-stream",
         headers=HEADERS,
     )
