@@ -111,7 +111,8 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except RequestError:  # a limit of the tenant is reached, or the idempotency key is refused
         await _clean_up(services, caller, job_id)
         raise
-    # After any other error it is unknown whether the job was written. If it was not, the sweeper deletes the files.
+    # After any other error it is unknown whether the job was written. If it was not, the sweeper (a maintenance loop of
+    # the workers) deletes the files.
     for name, value in rate_fields.items():
         response.headers.setdefault(name, value)  # a header that the tenant's limits have set stays
     return response
@@ -213,7 +214,7 @@ def _new_conversion(
         "filename": form.file_name,
         "object_key": keys["model"],
         "size_bytes": form.model_bytes,
-        "ref_images_count": form.images,
+        "ref_images_count": form.image_count,
     }
     return NewConversion(job, form.user_id, caller.client_id, form.owner_tenant, form.file_name, input_record)
 

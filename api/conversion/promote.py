@@ -38,6 +38,7 @@ _KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MAX_KEY_CHARACTERS = 512
 
 
+#: An artifact to copy, and its key at the promotion target.
 class Target(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -94,10 +95,10 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     artifacts = await finished_artifacts(services, caller, job_id, tuple(target.artifact for target in body.targets))
     copies = [
         Copy(
-            f"{promotions.folder_of(caller.tenant_id)}/{target.key or f'{job_id}/{file_name_of(target.artifact)}'}",
-            artifact["key"],
-            artifact["size"],
-            body.replace if target.replace is None else target.replace,
+            key=f"{promotions.folder_of(caller.tenant_id)}/{target.key or f'{job_id}/{file_name_of(target.artifact)}'}",
+            source=artifact["key"],
+            size=artifact["size"],
+            replace=body.replace if target.replace is None else target.replace,
         )
         for target, artifact in zip(body.targets, artifacts, strict=True)
     ]

@@ -77,19 +77,19 @@ async def finished_artifacts(
         row = await conversions.find(connection, caller.tenant_id, job_id)
         is_expired = row is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
     if is_expired:
-        raise expired()
+        raise expired_error()
     if row is None:
         raise NotFound("job_not_found", "There is no such conversion.")
     if row["expired"]:
-        raise expired()
-    return [_artifact(row, name) for name in names]
+        raise expired_error()
+    return [_artifact_of(row, name) for name in names]
 
 
-def expired() -> Gone:
+def expired_error() -> Gone:
     return Gone("expired", "The results have been deleted.")
 
 
-def _artifact(row: Row, name: str) -> dict[str, Any]:
+def _artifact_of(row: Row, name: str) -> dict[str, Any]:
     for output in row["outputs"] or []:
         if output["name"] == ARTIFACTS[name]:
             return {**output, "disposition": disposition(row["source_filename"], _suffix(name))}
@@ -101,7 +101,9 @@ def _suffix(name: str) -> str:
 
 
 async def _begin_download(services: Services, caller: Caller, size: int) -> UUID:
-    """Charge the key for `size` bytes. Returns the download's id. Raises TooMany if the key is over a limit."""
+    """Charge the key for `size` bytes, until the download ends. Returns the download's id. Raises TooMany if the key is
+    over a limit.
+    """
     async with services.pool.acquire() as connection:
         return await downloads.begin(connection, caller.tenant_id, caller.quota_key, size)
 
@@ -139,7 +141,7 @@ async def _open_stream(
         await _end_download(services, caller, download_id, 0)
         if isinstance(error, ObjectMissing):
             log_access("result.expired", request, caller, **audit_fields)
-            raise expired() from None
+            raise expired_error() from None
         raise
     headers = {
         "Content-Length": str(output["size"]),
@@ -152,29 +154,30 @@ async def _open_stream(
         log_access(f"result.{outcome}", request, caller, **audit_fields, bytes=sent_bytes)
         await _end_download(services, caller, download_id, sent_bytes, audit_fields | {"outcome": outcome})
 
-    return _Streamed(
+    return _ArtifactStream(
         pieces, first_piece, output["size"], record_end, headers=headers, media_type=output["content_type"]
     )
 
 
 async def _end_download(
-    services: Services, caller: Caller, download_id: UUID, sent_bytes: int, recorded: dict[str, Any] | None = None
+    services: Services, caller: Caller, download_id: UUID, sent_bytes: int, audit_fields: dict[str, Any] | None = None
 ) -> None:
-    """Charge the download for `sent_bytes`. `recorded`: the fields for the audit; None: no byte was sent.
+    """Charge the download for `sent_bytes` in place of its whole size. `audit_fields`: the fields for the audit; None:
+    no byte was sent, and the audit gets no row.
 
     If an outage prevents this, the download stays charged in full, and counts as open until its time limit.
     """
     with best_effort("the ends of downloads"):
         async with services.pool.acquire() as connection, connection.transaction():
             await downloads.end(connection, caller.tenant_id, download_id, sent_bytes)
-            if recorded is not None:
-                details = {name: value for name, value in recorded.items() if name != "job_id"}
-                await record(connection, caller, "job.downloaded", recorded["job_id"], bytes=sent_bytes, **details)
+            if audit_fields is not None:
+                details = {name: value for name, value in audit_fields.items() if name != "job_id"}
+                await record(connection, caller, "job.downloaded", audit_fields["job_id"], bytes=sent_bytes, **details)
 
 
-class _Streamed(Response):
+class _ArtifactStream(Response):
     """Streams an artifact, with one piece in memory. The stream ends early if the client disconnects, the time limit
-    passes, or the store fails.
+    passes, or the store fails. `record_end`: called at its end with the bytes that were sent, and the outcome.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class _Streamed(Response):
         self._sent_bytes = 0
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        disconnected = asyncio.create_task(_disconnected(receive))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             async with aclosing(self._pieces), asyncio.timeout(downloads.MAX_SECONDS) as time_limit:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -213,6 +216,6 @@ class _Streamed(Response):
         self._sent_bytes += len(piece)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue

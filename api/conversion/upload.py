@@ -36,7 +36,8 @@ MAX_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024
 #: The largest memory that one form needs. The model and the archive each have two parts in memory: one is filling, and
 #: one is being sent to the store. A picture may be in memory twice: in the buffer, and on its way to the archive.
 MEMORY_BYTES = 4 * PART_BYTES + 2 * LIMITS.max_image_bytes
-#: Seconds that an upload may take: 500 MB at 180 KB a second. The sweeper deletes unfinished uploads within the hour.
+#: Seconds that an upload may take: 500 MB at 180 KB a second. The sweeper (a maintenance loop of the workers) deletes
+#: unfinished uploads within the hour.
 MAX_SECONDS = 3000.0
 _MAX_FIELDS = 20
 _MAX_FIELD_BYTES = 4096
@@ -88,7 +89,7 @@ class StoredForm:
     owner_tenant: str | None  # the form's `tenant_id`: a tenant of the client
     file_name: str
     model_bytes: int
-    images: int
+    image_count: int
     tags: dict[str, str]
     callback_url: str | None
     fingerprint: bytes  # over all fields and files, for the idempotency key
@@ -128,11 +129,11 @@ class _Form:
         self._references = references
         self._settings = settings
         self._toolchain = settings.conversion_toolchain
-        # The vendor's toolchain reads .tflite itself.
+        # The vendor's toolchain (`kneron`) reads .tflite itself.
         self._accepts_tflite = settings.conversion_tflite or self._toolchain == "kneron"
         self._fields: dict[str, str] = {}
         self._file_name: str | None = None
-        self._images = 0
+        self._image_count = 0
         self._part = Begin("", None)  # the part that is arriving
         self._buffer = bytearray()  # the bytes of this part, if it is a field or a picture
         self._error: RequestError | StoreError | None = None
@@ -143,16 +144,16 @@ class _Form:
         try:
             match event:
                 case Begin():
-                    self._begin(event)
+                    self._begin_part(event)
                 case Data(piece):
-                    await self._data(piece)
+                    await self._receive_piece(piece)
                 case End():
-                    await self._end()
+                    await self._end_part()
         except (RequestError, StoreError) as error:
             self._error = error
             self._buffer.clear()
 
-    def _begin(self, part: Begin) -> None:
+    def _begin_part(self, part: Begin) -> None:
         self._part = part
         self._buffer.clear()
         if part.file_name is None:
@@ -165,10 +166,10 @@ class _Form:
             _check_file_name(part.file_name, accepts_tflite=self._accepts_tflite)
         elif part.name not in _IMAGE_FIELDS:
             raise Invalid("invalid_request", "A form's files are named model and ref_images[].")
-        elif self._images >= LIMITS.max_images:
+        elif self._image_count >= LIMITS.max_images:
             raise Invalid("bad_reference_images", f"There are at most {LIMITS.max_images} reference images.")
 
-    async def _data(self, piece: bytes) -> None:
+    async def _receive_piece(self, piece: bytes) -> None:
         if self._part.file_name is not None and self._part.name == "model":
             if self._model.size + len(piece) > LIMITS.max_bytes:
                 raise Invalid("too_large", f"A model has at most {LIMITS.max_bytes} bytes.")
@@ -180,20 +181,22 @@ class _Form:
         if len(self._buffer) > LIMITS.max_image_bytes:
             raise Invalid("bad_reference_images", f"A reference image has at most {LIMITS.max_image_bytes} bytes.")
 
-    async def _end(self) -> None:
+    async def _end_part(self) -> None:
         if self._part.file_name is None:
             self._fields[self._part.name] = self._buffer.decode("utf-8", "replace")
         elif self._part.name in _IMAGE_FIELDS:
             await self._store_image()
 
     async def _store_image(self) -> None:
-        if sniff(bytes(self._buffer[:64])) not in _IMAGE_TYPES and not self._buffer.startswith(b"BM"):
-            raise Invalid("bad_reference_images", f"File {self._images + 1} is not a JPEG, PNG, WebP or BMP picture.")
-        member = tarfile.TarInfo(f"{self._images:03}")
+        if sniff(bytes(self._buffer[:64])) not in _IMAGE_TYPES and not self._buffer.startswith(b"BM"):  # BM: a BMP
+            raise Invalid(
+                "bad_reference_images", f"File {self._image_count + 1} is not a JPEG, PNG, WebP or BMP picture."
+            )
+        member = tarfile.TarInfo(f"{self._image_count:03}")
         member.size = len(self._buffer)
         await self._references.write(member.tobuf())
         await self._references.write(bytes(self._buffer) + bytes(-len(self._buffer) % _TAR_BLOCK))
-        self._images += 1
+        self._image_count += 1
 
     async def finish(self) -> StoredForm:
         """Complete both uploads. Raises the first error of the form."""
@@ -201,17 +204,17 @@ class _Form:
             raise self._error
         if self._file_name is None:
             raise Invalid("model_missing", "The form needs a file named model.")
-        params, user_id = _params(self._fields, self._toolchain), _text(self._fields, "user_id")
+        params, user_id = _params_of(self._fields, self._toolchain), _text_of(self._fields, "user_id")
         if user_id is None:
             raise Invalid("invalid_request", "The form needs a user_id.")
-        owner_tenant, tags = _text(self._fields, "tenant_id"), _tags(self._fields)
-        callback_url = _callback_url(self._fields, self._settings)
-        if self._images:
+        owner_tenant, tags = _text_of(self._fields, "tenant_id"), _tags_of(self._fields)
+        callback_url = _callback_url_of(self._fields, self._settings)
+        if self._image_count:
             await self._references.write(bytes(2 * _TAR_BLOCK))  # the end of a tar archive
         model, references = await self._model.finish(), await self._references.finish()
         # Tags and the callback URL are left out if the form has none. Then the fingerprint is the same as in releases
         # that did not know these fields, so a request that is repeated after an upgrade gets its first answer.
-        fingerprinted = [
+        fingerprinted_texts = [
             params.model_dump_json(),
             user_id,
             owner_tenant or "",
@@ -227,10 +230,10 @@ class _Form:
             owner_tenant,
             clean_file_name(self._file_name),
             model.size,
-            self._images,
+            self._image_count,
             tags,
             callback_url,
-            fingerprint(b"POST /api/v1/jobs", *(text.encode() for text in fingerprinted)),
+            fingerprint(b"POST /api/v1/jobs", *(text.encode() for text in fingerprinted_texts)),
         )
 
 
@@ -247,7 +250,7 @@ def _check_file_name(file_name: str, *, accepts_tflite: bool) -> None:
         raise Invalid("unsupported_format", "The model's file name ends in .onnx.")
 
 
-def _tags(fields: dict[str, str]) -> dict[str, str]:
+def _tags_of(fields: dict[str, str]) -> dict[str, str]:
     try:
         tags = orjson.loads(fields.get("tags") or b"{}")
     except ValueError:
@@ -257,7 +260,7 @@ def _tags(fields: dict[str, str]) -> dict[str, str]:
     return dict(check_tags(tags))
 
 
-def _callback_url(fields: dict[str, str], settings: Settings) -> str | None:
+def _callback_url_of(fields: dict[str, str], settings: Settings) -> str | None:
     url = fields.get("callback_url") or None
     if url is not None and len(url) > MAX_CHARACTERS:
         raise Invalid("invalid_request", f"callback_url has at most {MAX_CHARACTERS} characters.")
@@ -265,7 +268,7 @@ def _callback_url(fields: dict[str, str], settings: Settings) -> str | None:
     return url
 
 
-def _params(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams:
+def _params_of(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams:
     values: dict[str, Any] = {name: fields[name] for name in _PARAMETER_FIELDS if name in fields}
     try:
         if "preprocessing" in fields:
@@ -281,7 +284,7 @@ def _params(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams:
     return params
 
 
-def _text(fields: dict[str, str], name: str) -> str | None:
+def _text_of(fields: dict[str, str], name: str) -> str | None:
     value = fields.get(name)
     if not value:
         return None

@@ -17,7 +17,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "completed": ("succeeded",),
     "failed": ("failed", "cancelled", "expired"),
 }
-PUBLIC_STATE = {state: public for public, states in STATES.items() for state in states}
+PUBLIC_STATE = {state: public_state for public_state, states in STATES.items() for state in states}
 #: An artifact that a client may request -> the name of its output.
 ARTIFACTS = {
     "onnx": "output/out.onnx",
@@ -25,6 +25,7 @@ ARTIFACTS = {
     "nef": "output/out.nef",
     "report": "output/report.json",
 }
+#: The artifacts that are models, in the order of the stages that make them.
 _MODELS = ("onnx", "bie", "nef")
 _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
@@ -40,11 +41,11 @@ def record(row: Row) -> dict[str, Any]:
     keys = {output["name"]: output["key"] for output in row["outputs"] or []}
     models = {name: keys.get(ARTIFACTS[name]) for name in _MODELS}
     status = PUBLIC_STATE[row["status"]]
-    current = next((step for step in steps if step["status"] != "succeeded"), None)
-    percent_of_current = (current or {}).get("percent") or 0
+    current_step = next((step for step in steps if step["status"] != "succeeded"), None)
+    percent_of_current = (current_step or {}).get("percent") or 0
     finished_steps = sum(step["status"] == "succeeded" for step in steps)
     progress = (100 * finished_steps + percent_of_current) / max(len(steps), 1)
-    stage = None if current is None else current["step"]
+    stage = None if current_step is None else current_step["step"]
     return {
         "job_id": str(row["job_id"]),
         "created_at": row["created_at"],

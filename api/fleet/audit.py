@@ -36,7 +36,7 @@ Tenant = Annotated[
         "all chains.",
     ),
 ]
-_LINES = "application/x-ndjson"
+_JSON_LINES = "application/x-ndjson"
 
 
 class AuditRow(BaseModel):
@@ -100,24 +100,24 @@ async def list_audit(
     description="Each chain begins with a line `{head}`: its last `seq` and `hash`, and where it begins. Then come its "
     "rows, the oldest first. `leasehold audit verify FILE` checks the export.",
     response_class=StreamingResponse,
-    responses=problems({}) | {200: {"description": "One JSON object a line.", "content": {_LINES: {}}}},
+    responses=problems({}) | {200: {"description": "One JSON object a line.", "content": {_JSON_LINES: {}}}},
 )
 async def export_audit(request: Request, caller: Reader, tenant: Tenant = None) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
         heads = await audit.heads(connection, listed_tenant(caller, tenant))
-    return StreamingResponse(_lines(services, heads), media_type=_LINES)
+    return StreamingResponse(_export_lines(services, heads), media_type=_JSON_LINES)
 
 
-async def _lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _export_lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterator[bytes]:
     """The export in pieces. No connection is held while the client reads a piece."""
     for head in heads:
         yield encoded({"head": head}) + b"\n"
-        seq = head["first_seq"] - 1
-        while seq < head["seq"]:
+        last_seq = head["first_seq"] - 1  # of the rows that were sent
+        while last_seq < head["seq"]:
             async with services.pool.acquire() as connection:
-                rows = await audit.read_part(connection, head, seq)
+                rows = await audit.read_part(connection, head, last_seq)
             if not rows:
                 break  # retention has deleted these rows meanwhile: the next export begins at a higher `seq`
             yield b"".join(encoded(audit.as_answer(row)) + b"\n" for row in rows)
-            seq = rows[-1]["seq"]
+            last_seq = rows[-1]["seq"]

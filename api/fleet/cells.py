@@ -1,4 +1,5 @@
-"""/v1/cells: an operator of one cell sees the load of all cells, and finds the cell of a job or a tenant.
+"""/v1/cells: an operator of one cell sees the load of all cells, and finds the cell of a job or a tenant. A cell is one
+of several installations that share the tenants.
 
 `/v1/cells/own` and `/v1/cells/own/find` answer for this cell alone. `/v1/cells` and `/v1/cells/find` call these two
 endpoints of the other cells.
@@ -168,10 +169,10 @@ def cells_of(services: Services) -> OtherCells:
 
 
 async def all_cells(request: Request) -> list[Cell]:
-    """Ask all cells of the map. Returns them by name."""
+    """Ask all cells of the map, which places each tenant in a cell. Returns the cells, sorted by name."""
     services = services_of(request)
     others = cells_of(services)
-    own, answers = await asyncio.gather(_own_answer(request, others), others.status())
+    own_answer, answers = await asyncio.gather(_own_answer(request, others), others.status())
     cell_of_each_tenant = list(others.map.tenants.values())
     return [
         Cell(
@@ -185,23 +186,23 @@ async def all_cells(request: Request) -> list[Cell]:
             tenants_placed=cell_of_each_tenant.count(answer.cell),
             load=answer.load,
         )
-        for answer in sorted((own, *answers), key=lambda answer: answer.cell)
+        for answer in sorted((own_answer, *answers), key=lambda answer: answer.cell)
     ]
 
 
 async def _own_answer(request: Request, others: OtherCells) -> CellAnswer:
     """What this cell would answer to another cell that asks for its status."""
-    began = monotonic()
+    began_at = monotonic()
     checks = await readiness_of(request).checks()
     state: State = "ready" if all(check.ok for check in checks if check.required) else "not_ready"
     load = await _own_load(services_of(request), others.own)
-    return CellAnswer(others.own, others.map.addresses[others.own], state, load, None, round(monotonic() - began, 3))
+    return CellAnswer(others.own, others.map.addresses[others.own], state, load, None, round(monotonic() - began_at, 3))
 
 
-async def _own_load(services: Services, own: str) -> CellLoad:
+async def _own_load(services: Services, own_cell: str) -> CellLoad:
     async with services.pool.acquire() as connection:
         load = await cell_reads.load(connection)
-    return answer_of_own(dict(load), own, version("leasehold"), services.settings.console_path)
+    return answer_of_own(dict(load), own_cell, version("leasehold"), services.settings.console_path)
 
 
 async def _find_here(services: Services, job: UUID | None, tenant: str | None) -> CellHolding:
@@ -226,44 +227,46 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
     """
     services = services_of(request)
     others = cells_of(services)
-    here = await _find_here(services, job, tenant)
+    own_holding = await _find_here(services, job, tenant)
     own_address = others.map.addresses[others.own]
-    found = [Found(others.own, own_address, here.tenant, here.moved_to, here.console)] if here.found else []
-    silent: list[str] = []
-    if not here.found or here.moved_to is not None:
-        elsewhere, silent = await others.find(job_id=job, tenant=tenant)
-        found = [*elsewhere, *found]
+    holders: list[Found] = []
+    if own_holding.found:
+        holders = [Found(others.own, own_address, own_holding.tenant, own_holding.moved_to, own_holding.console)]
+    silent_cells: list[str] = []
+    if not own_holding.found or own_holding.moved_to is not None:
+        other_holders, silent_cells = await others.find(job_id=job, tenant=tenant)
+        holders = [*other_holders, *holders]
     if tenant is not None:
-        found = _home_first(others, tenant, found)
-    return FoundInCells(found=[_with_link(others, holder, job) for holder in found], silent=silent)
+        holders = _home_first(others, tenant, holders)
+    return FoundInCells(found=[_with_link(others, holder, job) for holder in holders], silent=silent_cells)
 
 
-def _home_first(others: OtherCells, tenant: str, found: Sequence[Found]) -> list[Found]:
-    """`found`, beginning with the home of the tenant: the cell in which the map places the tenant. The home is added if
-    it did not answer, or has no row of the tenant yet.
+def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> list[Found]:
+    """`holders`, beginning with the home of the tenant: the cell in which the map places the tenant. The home is added
+    if it did not answer, or has no row of the tenant yet.
     """
     home = others.map.tenants.get(tenant)
     if home is None:
-        return list(found)
-    at_home = [holder for holder in found if holder.cell == home]
-    elsewhere = [holder for holder in found if holder.cell != home]
-    return [*(at_home or [Found(home, others.map.addresses[home], tenant, None, None)]), *elsewhere]
+        return list(holders)
+    home_holders = [holder for holder in holders if holder.cell == home]
+    other_holders = [holder for holder in holders if holder.cell != home]
+    return [*(home_holders or [Found(home, others.map.addresses[home], tenant, None, None)]), *other_holders]
 
 
-def _with_link(others: OtherCells, found: Found, job: UUID | None) -> FoundInCell:
+def _with_link(others: OtherCells, holder: Found, job: UUID | None) -> FoundInCell:
     if job is not None:
         path = f"/jobs/{job}"
-    elif _FILTERABLE.fullmatch(found.tenant or ""):
-        path = f"/jobs?q={quote(f'tenant:{found.tenant}', safe='')}"
+    elif _FILTERABLE.fullmatch(holder.tenant or ""):
+        path = f"/jobs?q={quote(f'tenant:{holder.tenant}', safe='')}"
     else:  # no filter can have this name: link to the first page
         path = "/"
-    console = _console_address(found.address, found.console)
+    console = _console_address(holder.address, holder.console)
     return FoundInCell(
-        cell=found.cell,
-        address=found.address,
-        own=found.cell == others.own,
-        tenant=found.tenant,
-        moved_to=found.moved_to,
+        cell=holder.cell,
+        address=holder.address,
+        own=holder.cell == others.own,
+        tenant=holder.tenant,
+        moved_to=holder.moved_to,
         link=None if console is None else console + path,
     )
 

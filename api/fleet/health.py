@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _require_operator = Require(OPERATE)
 
+#: What a shared run returns: the checks, or the findings of the self-check.
 _Result = TypeVar("_Result")
 
 #: Seconds for which all probes share one run of the checks, because anybody may call the probes, and one check writes.
@@ -138,8 +139,8 @@ class Readiness:
             states = {schema.name: await state_of(connection, schema) for schema in self._schemas}
         for name, state in states.items():
             if state.behind:
-                raise _NotReady(f"{_prefix(name)}at {state.revision}, but {state.head} is needed")
-        return ", ".join(f"{_prefix(name)}at {state.revision}" for name, state in states.items())
+                raise _NotReady(f"{_prefix_of(name)}at {state.revision}, but {state.head} is needed")
+        return ", ".join(f"{_prefix_of(name)}at {state.revision}" for name, state in states.items())
 
     async def _broker(self) -> str:
         if not self._services.broker.connected:
@@ -159,7 +160,7 @@ class Readiness:
         return "answers"
 
 
-def _prefix(schema: str) -> str:
+def _prefix_of(schema: str) -> str:
     """The name of the schema before its revision. The platform's own schema is not named."""
     return "" if schema == CORE.name else f"{schema} "
 

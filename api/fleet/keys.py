@@ -32,6 +32,7 @@ router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
 Prefix = Annotated[str, Path(pattern=r"^[a-z0-9]{12}$", description="The 12 characters of the key before its secret.")]
 _DAY = 86_400
+#: The longest time that a request may name: a hundred years.
 _MAX_SECONDS = 36_500 * _DAY
 _MAX_LISTED = 500
 _MISSING = {HTTPStatus.NOT_FOUND: "`key_not_found`"}
@@ -86,12 +87,12 @@ def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Iterable[
     """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes`: may contain roles, each with
     the prefix PREFIX.
     """
-    missing = services.keyring.expanded(scopes) - caller.scopes
+    missing_scopes = services.keyring.expanded(scopes) - caller.scopes
     # A role that this release does not know has no scopes that could be missing.
     unknown_roles = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
-    if missing or unknown_roles:
-        lacking = ", ".join(sorted([*missing, *unknown_roles]))
-        raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {lacking}.")
+    if missing_scopes or unknown_roles:
+        names = ", ".join(sorted([*missing_scopes, *unknown_roles]))
+        raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {names}.")
 
 
 @router.get(
@@ -109,9 +110,9 @@ async def list_all_keys(
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
 ) -> Response:
     """The order is by tenant, client and age."""
-    tenant_id, after = listed_tenant(caller, tenant), id_at(cursor)
+    tenant_id, last_id = listed_tenant(caller, tenant), id_at(cursor)
     async with services_of(request).pool.acquire() as connection:
-        rows = await list_keys(connection, tenant_id, ended=ended, at_most=limit + 1, after=after)
+        rows = await list_keys(connection, tenant_id, ended=ended, at_most=limit + 1, after=last_id)
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
     return json_response({"keys": [_key_answer(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
@@ -151,7 +152,8 @@ async def make_key(
         key = await keys.make(
             connection, caller.actor, services.settings.keys_per_tenant,
             tenant_id=tenant_id, client_id=body.client_id, scopes=scopes, expires_at=expires_at,
-            cell=services.settings.cell, seed=seed,
+            cell=services.settings.cell,  # a key names its cell, if several installations (cells) share the tenants
+            seed=seed,
         )  # fmt: skip
     return {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": expires_at}
 

@@ -106,7 +106,7 @@ async def pause_queue(request: Request, queue: QueueName, caller: Operator, body
 async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
-        hints = await fleet.resume(connection, queue)
+        hints = await fleet.resume(connection, queue)  # messages that tell workers of the queue's tasks
         await record(connection, caller, "queue.resumed", queue, tenant_id=EVERYBODY)
     services.announcer.announce(hints)
     return json_response({"queue": queue, "paused": False})
@@ -160,8 +160,8 @@ async def list_limits(
             key,
             limit + 1,
         )
-    last = rows[limit - 1] if len(rows) > limit else None
-    next_cursor = None if last is None else cursor_of_texts(last["tenant_id"], last["key"])
+    last_row = rows[limit - 1] if len(rows) > limit else None
+    next_cursor = None if last_row is None else cursor_of_texts(last_row["tenant_id"], last_row["key"])
     return json_response({"limits": [dict(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
@@ -178,9 +178,11 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
         if not await limits.is_declared(connection, body.tenant_id, body.key):
+            # Raises Conflict `too_many_limits`.
             await check_room(connection, "gate", body.tenant_id, services.settings.limits_per_tenant)
         limit = ConcurrencyLimit(body.tenant_id, body.key, body.at_most, body.per_minute)
         kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
+        # The pipelines tell whether any job could count in the limit.
         await limits.declare(connection, (*services.templates.pipelines, *kind_pipelines), limit)
         bounds = {"at_most": body.at_most, "per_minute": body.per_minute}
         await record(connection, caller, "limit.set", body.key, tenant_id=body.tenant_id, **bounds)

@@ -123,10 +123,10 @@ async def change_person(request: Request, person_id: UUID, body: PersonChange, c
         row = await people.find(connection, person_id, tenant_of(caller))
         people.refuse_own_person(caller.person_id, row)
         await people.change(connection, caller.actor, row, people.Change(body.role, body.disabled))
-        changed = await people.find(connection, person_id, tenant_of(caller))
+        changed_row = await people.find(connection, person_id, tenant_of(caller))
         if body.role is not None or body.disabled is False:  # the error rolls the change back
-            refuse_scopes_not_held(services, caller, changed["scopes"])
-    return json_response(_json_of(changed))
+            refuse_scopes_not_held(services, caller, changed_row["scopes"])
+    return json_response(_json_of(changed_row))
 
 
 @router.post(

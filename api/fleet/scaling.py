@@ -1,7 +1,8 @@
 """/v1/scaling/{pool}: how much a pool of workers has to do, and how many workers it should have.
 
 An autoscaler (KEDA, the autoscaler of a cloud, a cron job) calls this endpoint. A worker names its pool by
-`LEASEHOLD_WORKER_POOL`, and the API's setting `LEASEHOLD_POOLS` declares the pools.
+`LEASEHOLD_WORKER_POOL`, and the API's setting `LEASEHOLD_POOLS` declares the pools. A worker has slots: each is room
+for one attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from leasehold.domain.scaling import QueueLoad, served_queues, wanted_workers
 from leasehold.settings import POOL_NAME, WorkerPool
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
-#: A worker that has not renewed for this many of its renewal intervals does not count.
+#: A worker without a heartbeat for this many of its heartbeat intervals does not count.
 _SILENT_INTERVALS = 3
 
 
@@ -87,10 +88,10 @@ async def get_scaling(
     queues = sorted(served_queues(frozenset(worker_pool.queues) or _all_queues(services), worker_pool.labels))
     silent_seconds = _SILENT_INTERVALS * services.settings.renew_seconds
     async with services.pool.acquire() as connection:
-        due = await scaling_reads.due_tasks(connection, queues)
-        running = await scaling_reads.running_attempts(connection, queues)
+        due_rows = await scaling_reads.due_tasks(connection, queues)
+        running_rows = await scaling_reads.running_attempts(connection, queues)
         workers = await scaling_reads.workers(connection, pool, silent_seconds)
-    return json_response(_answer(pool, worker_pool, queues, due, running, workers))
+    return json_response(_answer(pool, worker_pool, queues, due_rows, running_rows, workers))
 
 
 def _all_queues(services: Services) -> frozenset[str]:
@@ -103,22 +104,22 @@ def _answer(
     pool: str,
     worker_pool: WorkerPool,
     queues: Sequence[str],
-    due: Sequence[Row],
-    running: Sequence[Row],
+    due_rows: Sequence[Row],
+    running_rows: Sequence[Row],
     workers: Sequence[Row],
 ) -> dict[str, Any]:
-    """Build the answer. `due`, `running`: a row for each queue, and for `running` each version. `workers`: a row for
-    each worker, the worker that started last first.
+    """Build the answer. `due_rows`: a row for each queue. `running_rows`: a row for each queue and each version of the
+    workers. `workers`: a row for each worker; the worker that started last is the first.
     """
     active_workers = [row for row in workers if not row["draining"]]
-    loads = _loads(queues, due, running, active_workers)
+    loads = _loads(queues, due_rows, running_rows, active_workers)
     # The newest version is the version of the worker that started last.
     newest_version = active_workers[0]["version"] if active_workers else None
     newest_workers = sum(row["version"] == newest_version for row in active_workers)
     bounds = {"least": worker_pool.least, "most": worker_pool.most}
     wanted = wanted_workers(loads, target_wait=worker_pool.target_wait_seconds, present=newest_workers, **bounds)
-    total_running = sum(row["running"] for row in running)
-    total_seconds = sum(row["running"] * row["attempt_seconds"] for row in running)
+    total_running = sum(row["running"] for row in running_rows)
+    total_seconds = sum(row["running"] * row["attempt_seconds"] for row in running_rows)
     versions = {row["version"]: None for row in workers}  # the newest first
     return {
         "pool": pool,
@@ -136,7 +137,7 @@ def _answer(
                 "version": version,
                 "workers": sum(row["version"] == version for row in active_workers),
                 "draining": sum(row["version"] == version and row["draining"] for row in workers),
-                "running": sum(row["running"] for row in running if row["version"] == version),
+                "running": sum(row["running"] for row in running_rows if row["version"] == version),
                 "wanted": wanted if version == newest_version else 0,
             }
             for version in versions
@@ -145,23 +146,25 @@ def _answer(
 
 
 def _loads(
-    queues: Sequence[str], due: Sequence[Row], running: Sequence[Row], workers: Sequence[Row]
+    queues: Sequence[str], due_rows: Sequence[Row], running_rows: Sequence[Row], workers: Sequence[Row]
 ) -> Mapping[str, QueueLoad]:
     """The load of each queue. Its `slots` are the slots of the worker that has the most for this queue."""
-    due_by_queue = {row["queue"]: row for row in due}
+    due_by_queue = {row["queue"]: row for row in due_rows}
     slots: dict[str, int] = {}
     for row in workers:
-        for queue, number in zip(row["queues"], row["slots"] or [], strict=False):
-            slots[queue] = max(slots.get(queue, 0), number)
+        for queue, slot_count in zip(row["queues"], row["slots"] or [], strict=False):
+            slots[queue] = max(slots.get(queue, 0), slot_count)
     loads = {}
     for queue in queues:
-        leases = [row for row in running if row["queue"] == queue]
-        count = sum(row["running"] for row in leases)
+        queue_rows = [row for row in running_rows if row["queue"] == queue]
+        count = sum(row["running"] for row in queue_rows)
         loads[queue] = QueueLoad(
             due=due_by_queue[queue]["due"] if queue in due_by_queue else 0,
             running=count,
             oldest=due_by_queue[queue]["oldest"] if queue in due_by_queue else 0.0,
-            attempt_seconds=sum(row["running"] * row["attempt_seconds"] for row in leases) / count if count else None,
+            attempt_seconds=sum(row["running"] * row["attempt_seconds"] for row in queue_rows) / count
+            if count
+            else None,
             slots=slots.get(queue),
         )
     return loads

@@ -49,7 +49,7 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
             if row is None or row["status"] in JOB_TERMINAL:  # the job needs no poll any more
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
-        if hints:  # the poll was snoozing
+        if hints:  # the poll was snoozing, and the hints (messages to workers) tell that it is due
             services.announcer.announce(hints)
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if monotonic() > deadline:
