@@ -57,15 +57,15 @@ async def stream_video_events(
 
 async def _stream(request: Request, caller: Caller, kind: Kind, task_id: str, last_event_id: str | None) -> Response:
     services = services_of(request)
-    after = event_number(last_event_id)
+    last_number = event_number(last_event_id)
     async with services.pool.acquire() as connection:
         row = await generations.find(connection, caller.tenant_id, task_id, kind)
     if row is None:
         raise NotFound("task_not_found", "There is no such generation.")
-    if is_finished(row) and row["event_seq"] <= after:
+    if is_finished(row) and row["event_seq"] <= last_number:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, row["job_id"], after, _status_fields),
+        stream(services, caller.tenant_id, row["job_id"], last_number, _status_fields),
         media_type="text/event-stream",
         headers=HEADERS,
     )

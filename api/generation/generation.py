@@ -114,9 +114,9 @@ async def _create(
     services = services_of(request)
     services.store.require()  # checked first: without a store, the provider would charge for files that cannot be kept
     check_callback_url(services.settings, order.callback_url)
-    terms = _terms(services.opened["generation"], order, credential)
-    sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
-    params = _params(services.settings, kind, order, terms, sealed)
+    terms = _terms_of(services.opened["generation"], order, credential)  # the catalogue of providers
+    sealed_credential = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
+    params = _params_of(services.settings, kind, order, terms, sealed_credential)
     request_hash = fingerprint(kind.encode(), json_of_request(order))
     new_generation = _new_generation(
         services.settings, caller, order, params, request_hash, terms, identity_of(request).trace
@@ -134,8 +134,10 @@ async def _create(
                 job_id = new_generation.job.id
             else:  # another request has written the same order since the first look
                 job_id = await generations.existing_order(connection, new_generation)
-        accepted = GenerationAccepted(created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id))
-        return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
+        answer_body = GenerationAccepted(
+            created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id)
+        )
+        return Answer(HTTPStatus.ACCEPTED, answer_body.model_dump_json().encode())
 
     stored_answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, write_job)
     for submitted in submissions:
@@ -160,7 +162,7 @@ async def _submit(
     return submitted, charge.fields
 
 
-def _terms(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
+def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
     """The terms of the order's provider in this installation. Raises Invalid if it cannot serve the order."""
     name = order.provider or catalogue.default
     if not name:
@@ -179,9 +181,10 @@ _COPIED_FIELDS = {
 }  # fmt: skip
 
 
-def _params(
-    settings: Settings, kind: Kind, order: GenerationRequest, terms: ProviderTerms, sealed: str | None
+def _params_of(
+    settings: Settings, kind: Kind, order: GenerationRequest, terms: ProviderTerms, sealed_credential: str | None
 ) -> GenerationParams:
+    """The parameters of the job. `sealed_credential`: the client's own credential, encrypted."""
     is_image = kind == "image"
     return GenerationParams(
         kind=kind,
@@ -191,7 +194,7 @@ def _params(
         images=tuple(Source(url=image.url, width=image.width, height=image.height) for image in order.images),
         extra=order.extra,
         resubmit=order.allow_resubmit,
-        credential=sealed,
+        credential=sealed_credential,
         **order.model_dump(include=_COPIED_FIELDS),
     )
 
@@ -206,7 +209,7 @@ def _new_generation(
     trace: dict[str, str],
 ) -> NewGeneration:
     job_id = new_id()
-    server = order.server_id or settings.generation_default_server
+    server_id = order.server_id or settings.generation_default_server
     job = NewJob(
         pipeline=generation,
         tenant_id=caller.tenant_id,
@@ -216,11 +219,11 @@ def _new_generation(
         trace=trace,
         id=job_id,
         limits=own_limits(settings, caller.tenant_id, order.server_id, terms),
-        pin=order.server_id,
+        pin=order.server_id,  # only workers with this label run the job
         tags=order.tags,
         callback_url=order.callback_url,
     )
-    return NewGeneration(job, order.task_id or str(job_id), params.kind, server, request_hash)
+    return NewGeneration(job, order.task_id or str(job_id), params.kind, server_id, request_hash)
 
 
 #: The common parts of the two routes that cancel.
@@ -258,11 +261,11 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
             cancellation = await _cancel_and_withdraw(connection, services, caller, row["job_id"], body)
         if cancellation is None:
             raise Conflict("resource_invalid_state", "The generation has ended, or is being cancelled.")
-        current = await find()
-    hints, ended = cancellation
-    count_ended_jobs(ended)
+        current_row = await find()
+    hints, ended_jobs = cancellation
+    count_ended_jobs(ended_jobs)
     await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
-    return answer(services, current or row)  # `row`: if retention has just deleted the generation
+    return answer(services, current_row or row)  # `row`: if retention has just deleted the generation
 
 
 async def _cancel_and_withdraw(
@@ -270,11 +273,12 @@ async def _cancel_and_withdraw(
 ) -> tuple[list[Announcement], list[JobEnded]] | None:
     """Cancel the job. The same transaction writes a withdrawal: a job that cancels the order at the provider.
 
-    Returns the hints of the withdrawal, and the jobs that ended. None: the job cannot be cancelled.
+    Returns the hints (messages that tell workers of the withdrawal), and the jobs that ended. None: the job cannot be
+    cancelled.
     """
-    by = f"client {caller.client_id}"
+    client = f"client {caller.client_id}"
     async with connection.transaction():
-        cancellation = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=body.reason, by=by)
+        cancellation = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=body.reason, by=client)
         if not cancellation.states:
             return None
         await record(connection, caller, "job.cancelled", job_id, kind="generation", reason=body.reason or None)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from leasehold.api.auth.security import GENERATION_READ, Require
 from leasehold.api.generation.schemas import SERVER_ID, TASK_ID, GenerationAnswer, GenerationStatistics, TaskQuery
-from leasehold.api.generation.view import answer, etag, is_finished, statistics, unknown
+from leasehold.api.generation.view import answer, etag, is_finished, statistics, unknown_answer
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
 from leasehold.api.http.may_read_standby import may_read_standby
@@ -98,15 +98,15 @@ async def _query(
         await services.watch.changed(row["job_id"], row["event_seq"], wait)
         row = await _find(request, caller, kind, task_id)
     if row is None:
-        return unknown(task_id)
+        return unknown_answer(task_id)
     headers = {"ETag": etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
     if matches(if_none_match, headers["ETag"]) and not consume:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     generation_answer = answer(services, row)
     if consume and is_finished(row):
         async with services.pool.acquire() as connection:
-            if not await generations.consume(connection, caller.tenant_id, row["job_id"]):
-                return unknown(task_id)
+            if not await generations.consume(connection, caller.tenant_id, row["job_id"]):  # another query was faster
+                return unknown_answer(task_id)
     response.headers.update(headers)
     return generation_answer
 

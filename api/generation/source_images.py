@@ -32,6 +32,7 @@ Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
 PATH = "/v1/upload/images"
 #: The largest number of images in one request.
 MAX_IMAGES = 10
+#: Seconds that the whole request may take.
 _UPLOAD_SECONDS = 300.0
 _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 
@@ -55,12 +56,12 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 )  # fmt: skip
 async def upload_images(request: Request, caller: Writer) -> Response:
     services = services_of(request)
-    services.store.require()
-    lifetime = services.settings.generation_keep_seconds
+    services.store.require()  # raises StoreAbsent if the installation has no store
+    lifetime_seconds = services.settings.generation_keep_seconds
     try:
         # One image is in memory at a time, and has a second copy while it is being stored.
-        memory = 2 * services.settings.generation_source_max_bytes
-        async with services.bodies.room(caller.tenant_id, memory), asyncio.timeout(_UPLOAD_SECONDS) as time_limit:
+        memory_bytes = 2 * services.settings.generation_source_max_bytes
+        async with services.bodies.room(caller.tenant_id, memory_bytes), asyncio.timeout(_UPLOAD_SECONDS) as time_limit:
             await refuse_early(services, caller, {}, charged_as="uploads")  # {}: an upload waits in no queue
             form = _Form(services, caller)
             keys = await form.read(request)
@@ -70,11 +71,11 @@ async def upload_images(request: Request, caller: Writer) -> Response:
         raise form_too_slow() from None
     except StoreError as error:
         raise BadGateway("store_unavailable", "The image could not be stored. Try again soon.") from error
-    urls = [services.store.sign_get(key, seconds=lifetime) for key in keys]
+    urls = [services.store.sign_get(key, seconds=lifetime_seconds) for key in keys]
     answer: dict[str, Any] = {
         "created": int(time()),
         "data": [{"url": url} for url in urls],
-        "expires_at": int(time()) + lifetime,
+        "expires_at": int(time()) + lifetime_seconds,
     }
     return json_response(answer, HTTPStatus.OK, form.limit_fields)
 
@@ -90,7 +91,7 @@ class _Form:
         self._caller = caller
         self._max_bytes = services.settings.generation_source_max_bytes
         self._buffer = bytearray()
-        self._is_file = False
+        self._is_file = False  # whether the part that is arriving is a file
         self._keys: list[str] = []
         self._new_keys: dict[str, datetime] = {}  # the keys of images that were not stored before, and when they expire
         self._error: RequestError | StoreError | None = None
@@ -104,8 +105,8 @@ class _Form:
             raise
 
     async def _expire_new_keys(self) -> None:
-        """Expire the new images of a refused form, so that the next housekeeping deletes them. If PostgreSQL is away,
-        they expire at the end of their normal lifetime.
+        """Expire the new images of a refused form, so that the next housekeeping (a maintenance loop of the workers)
+        deletes them. If PostgreSQL is away, they expire at the end of their normal lifetime.
         """
         if self._new_keys:
             with best_effort("deletions of refused forms"):
@@ -148,14 +149,14 @@ class _Form:
         file_name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
         tenant_id = self._caller.tenant_id
         # A hash, because a tenant's name may have characters that a key may not have.
-        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]
-        key = f"sources/{owner}/{file_name}"
+        tenant_hash = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]
+        key = f"sources/{tenant_hash}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer)
             # The row is written before the object, because housekeeping never deletes an object without a row.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds)
             expires_at = await generations.keep_source(connection, tenant_id, key, lifetime)
-        if expires_at is not None:
+        if expires_at is not None:  # None: the same image was stored before
             self._new_keys[key] = expires_at
         await self._services.store.put(key, image, content_type=kind, metadata={})
         return key

@@ -42,9 +42,9 @@ def status_text(row: Row) -> StatusText:
     return "processing" if submit_status in ("running", "retry", "waiting") else "pending"
 
 
-def unknown(task_id: str) -> GenerationAnswer:
-    """The answer for an unknown task. It is no problem document (RFC 9457), because
-    clients of the API that this one imitates do not expect one.
+def unknown_answer(task_id: str) -> GenerationAnswer:
+    """The answer for an unknown task. It is no problem document (RFC 9457), because this API imitates another API,
+    whose clients do not expect a problem.
     """
     return GenerationAnswer(
         created=int(time()),
@@ -54,7 +54,7 @@ def unknown(task_id: str) -> GenerationAnswer:
 
 def answer(services: Services, row: Row) -> GenerationAnswer:
     text = status_text(row)
-    urls = [_url(services, row, key) for key in row["keys"] or []] if text == "completed" else []
+    urls = [_url_of(services, row, key) for key in row["keys"] or []] if text == "completed" else []
     return GenerationAnswer(
         created=int(time()),
         data=GenerationState(
@@ -64,8 +64,8 @@ def answer(services: Services, row: Row) -> GenerationAnswer:
             status=STATUS_NUMBERS.get(text, 0),
             status_text=text,
             urls=urls,
-            error=_error(row) if text == "failed" else None,
-            metadata=_metadata(row) if is_finished(row) else None,
+            error=_error_of(row) if text == "failed" else None,
+            metadata=_metadata_of(row) if is_finished(row) else None,
             expires_at=int(row["expires_at"].timestamp()) if is_finished(row) else None,
         ),
     )
@@ -82,7 +82,7 @@ def etag(row: Row) -> str:
     return weak_etag(version + (f".{int(time() // (_MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))
 
 
-def _url(services: Services, row: Row, key: str) -> str:
+def _url_of(services: Services, row: Row, key: str) -> str:
     base = services.settings.cdn_base_url
     if base is not None:
         return f"{base.rstrip('/')}/{key}"
@@ -90,7 +90,7 @@ def _url(services: Services, row: Row, key: str) -> str:
     return services.store.sign_get(key, seconds=max(1, min(int(seconds_left), _MAX_URL_SECONDS)))
 
 
-def _error(row: Row) -> GenerationError:
+def _error_of(row: Row) -> GenerationError:
     error: dict[str, Any] | None = row["error"]
     if error is None:
         code, message = _DEFAULT_ERRORS[JobState(row["status"])]
@@ -103,20 +103,20 @@ def _error(row: Row) -> GenerationError:
     )
 
 
-def _metadata(row: Row) -> dict[str, Any]:
+def _metadata_of(row: Row) -> dict[str, Any]:
     """The metadata of a result. The provider's own links are left out."""
-    stored: dict[str, Any] | None = row["stored"]
-    if stored is not None:
-        return {name: value for name, value in stored.items() if name != "original_urls"}
-    return {"total_files": 0, "successful_uploads": 0, "fail_reason": _error(row).message}
+    metadata: dict[str, Any] | None = row["stored"]
+    if metadata is not None:
+        return {name: value for name, value in metadata.items() if name != "original_urls"}
+    return {"total_files": 0, "successful_uploads": 0, "fail_reason": _error_of(row).message}
 
 
 def statistics(rows: Sequence[Row]) -> GenerationStatistics:
     tasks: dict[str, dict[str, int]] = {}
     servers: dict[str, int] = {}
     for row in rows:
-        by_status = tasks.setdefault(row["kind"], {})
-        by_status[row["status"]] = by_status.get(row["status"], 0) + row["n"]
+        counts_by_status = tasks.setdefault(row["kind"], {})
+        counts_by_status[row["status"]] = counts_by_status.get(row["status"], 0) + row["n"]
         if row["status"] in UNDER_WAY:
             servers[row["server_id"]] = servers.get(row["server_id"], 0) + row["n"]
     return GenerationStatistics(tasks=tasks, servers=servers)

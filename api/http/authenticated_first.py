@@ -25,7 +25,7 @@ class AuthenticatedFirst(APIRoute):
     the memory that the process has for bodies (`Bodies`).
 
     FastAPI's own routes read the body before they call any dependency. If an endpoint declares no body, this class
-    does not read it: the endpoint itself may read a form from the request.
+    reads none, because the endpoint may itself read a form from the request.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -41,14 +41,14 @@ class AuthenticatedFirst(APIRoute):
                 return await handler(request)
             services = services_of(request)
             try:
-                async with services.bodies.received(request, tenant_id) as complete:
-                    body = await complete.body()
+                async with services.bodies.received(request, tenant_id) as received_request:
+                    body = await received_request.body()
                     if body and not is_json(request.headers.get("content-type", "")):
                         raise wrong_type(JSON)
                     problem = refusal(body, services.settings.json_max_depth)
                     if problem is not None:  # no strict JSON, or nested too deep
                         return problem.response(identity_of(request).request_id)
-                    return await handler(complete)
+                    return await handler(received_request)
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has disconnected: nobody reads this
 

@@ -271,22 +271,24 @@ class Guarded(HttpToolsProtocol):
 
 def guarded(settings: Settings) -> type[Guarded]:
     """Make the protocol class of one server. All connections of the server share these limits and sets."""
-    shared = {
+    class_variables = {
         "at_most": settings.api_connections,
         "head_seconds": settings.api_header_seconds,
         "open": set(),
         "quiet": OrderedDict(),
         "refusing": set(),
     }
-    return type("Connection", (Guarded,), shared)
+    return type("Connection", (Guarded,), class_variables)
 
 
 def allow_files(settings: Settings) -> None:
     """Raise the process's limit of open files to the number that its connections need, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.api_connections + _MAX_REFUSING + _OTHER_FILES
-    if soft < needed:
-        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < needed:
-            log.warning("the limit of open files is below the limit of connections", allowed=allowed, needed=needed)
+    needed_files = settings.api_connections + _MAX_REFUSING + _OTHER_FILES
+    if soft < needed_files:
+        allowed_files = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed_files, hard))
+        if allowed_files < needed_files:
+            log.warning(
+                "the limit of open files is below the limit of connections", allowed=allowed_files, needed=needed_files
+            )

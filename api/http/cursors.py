@@ -64,9 +64,9 @@ def texts_at(cursor: str | None) -> tuple[str, str] | None:
     """The two texts of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
-    packed = _unpacked(cursor)
+    packed = _unpack(cursor)
     if not packed:
-        raise _malformed()
+        raise _malformed_cursor()
     first, _, second = packed.decode("utf-8", "ignore").partition("\x00")
     return first, second.replace("\x00", "")
 
@@ -81,9 +81,9 @@ def version_at(cursor: str | None) -> tuple[str, int] | None:
     """The name and the version of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
-    packed = _unpacked(cursor)
+    packed = _unpack(cursor)
     if len(packed) != _VERSION_BYTES + _NAME_BYTES:
-        raise _malformed()
+        raise _malformed_cursor()
     # Drops the NULs at the end, and what only an invented cursor has.
     name = "".join(letter for letter in packed[_VERSION_BYTES:].decode("ascii", "ignore") if letter.isprintable())
     return name, int.from_bytes(packed[:_VERSION_BYTES], "big")
@@ -91,24 +91,24 @@ def version_at(cursor: str | None) -> tuple[str, int] | None:
 
 def cursor_of(*parts: UUID | datetime) -> str:
     """The cursor of a list that is sorted by ids, or by instants and then ids."""
-    packed = b"".join(_packed(part) for part in parts)
+    packed = b"".join(_pack(part) for part in parts)
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
-def _packed(part: UUID | datetime) -> bytes:
+def _pack(part: UUID | datetime) -> bytes:
     if isinstance(part, datetime):
         return ((part - _EPOCH) // _MICROSECOND).to_bytes(_INSTANT_BYTES, "big", signed=True)
     return UUID(str(part)).bytes  # asyncpg has a UUID type of its own
 
 
-def _unpacked(cursor: str) -> bytes:
+def _unpack(cursor: str) -> bytes:
     try:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise _malformed() from None
+        raise _malformed_cursor() from None
 
 
-def _malformed() -> Invalid:
+def _malformed_cursor() -> Invalid:
     return Invalid("invalid_cursor", "The cursor is malformed. Send the next_cursor of the page before.")
 
 
@@ -116,7 +116,7 @@ def id_at(cursor: str | None) -> UUID | None:
     """The id of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
-    packed = _unpacked(cursor)
+    packed = _unpack(cursor)
     if len(packed) == _ID_BYTES:
         return UUID(bytes=packed)
     return _id_from_text(packed)
@@ -126,17 +126,17 @@ def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
     """The instant and the id of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
-    packed = _unpacked(cursor)
+    packed = _unpack(cursor)
     if len(packed) == _INSTANT_BYTES + _ID_BYTES:
         microseconds = int.from_bytes(packed[:_INSTANT_BYTES], "big", signed=True)
-        return _instant(microseconds), UUID(bytes=packed[_INSTANT_BYTES:])
+        return _bounded_instant(microseconds), UUID(bytes=packed[_INSTANT_BYTES:])
     instant_text, _, id_text = packed.partition(b"\n")
     try:  # the format of earlier releases
         instant, row_id = datetime.fromisoformat(instant_text.decode()), _id_from_text(id_text)
     except ValueError:
-        raise _malformed() from None
+        raise _malformed_cursor() from None
     if instant.tzinfo is None or not FIRST <= instant <= LAST:
-        raise _malformed()
+        raise _malformed_cursor()
     return instant, row_id
 
 
@@ -144,10 +144,10 @@ def _id_from_text(packed: bytes) -> UUID:
     try:  # the format of earlier releases
         return UUID(packed.decode())
     except ValueError:
-        raise _malformed() from None
+        raise _malformed_cursor() from None
 
 
-def _instant(microseconds: int) -> datetime:
+def _bounded_instant(microseconds: int) -> datetime:
     """The instant, or the nearest one between FIRST and LAST, in which all instants of rows lie."""
     try:
         return min(max(_EPOCH + timedelta(microseconds=microseconds), FIRST), LAST)

@@ -79,8 +79,8 @@ def _client_span(headers: Headers) -> dict[str, str] | None:
 
 
 class Edge:
-    """The middleware. `database_seconds`: how long a request may wait for PostgreSQL until its answer begins,
-    in all.
+    """The middleware. `database_seconds`: how long all waits of a request for PostgreSQL may take together, until its
+    answer begins.
     """
 
     def __init__(self, app: ASGIApp, database_seconds: float) -> None:
@@ -102,12 +102,12 @@ class Edge:
     async def _serve(self, identity: Identity, span: traces.Span, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["identity"] = identity
         answer = _Answer(send, identity, deadline.begin(self._database_seconds))
-        started = perf_counter()
+        started_at = perf_counter()
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(
             request_id=identity.request_id, trace_id=traces.trace_id_of(identity.trace)
         )
-        # A failpoint after a commit has the name of the request's endpoint.
+        # A failpoint (a place where a test stops the process) after a commit has the name of the request's endpoint.
         name_commits(lambda: getattr(scope.get("route"), "operation_id", None))
         IN_FLIGHT.inc()
         try:
@@ -117,11 +117,13 @@ class Edge:
             await _answer_error(error, identity, scope, receive, answer)
         finally:
             IN_FLIGHT.dec()
-            _record(scope, answer.status, perf_counter() - started, span, identity)
+            _record_request(scope, answer.status, perf_counter() - started_at, span, identity)
 
 
 class _Answer:
-    """Sends the answer: adds headers, remembers the status, and lifts the request's deadline when the answer begins."""
+    """Sends the answer: adds headers, remembers the status, and lifts the request's deadline when the answer begins,
+    because a stream may last longer.
+    """
 
     def __init__(self, send: Send, identity: Identity, database_deadline: Deadline) -> None:
         self._send = send
@@ -134,8 +136,8 @@ class _Answer:
             self.status = int(message["status"])
             self._deadline.lift()
             headers = list(message.get("headers", ()))
-            present = {name for name, _ in headers}
-            headers += [header for header in _HEADERS if header[0] not in present]
+            present_names = {name for name, _ in headers}
+            headers += [header for header in _HEADERS if header[0] not in present_names]
             headers.append((b"x-request-id", self._identity.request_id.encode()))
             message["headers"] = headers
         await self._send(message)
@@ -155,7 +157,7 @@ async def _answer_error(error: Exception, identity: Identity, scope: Scope, rece
         await response(scope, receive, answer.send)
 
 
-def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span, identity: Identity) -> None:
+def _record_request(scope: Scope, status: int | None, seconds: float, span: traces.Span, identity: Identity) -> None:
     """Write the metrics, the span and the log line of a request. `status` None: no answer has begun."""
     route = getattr(scope.get("route"), "path", "unmatched")
     method = method_label(scope["method"])

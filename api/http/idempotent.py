@@ -49,8 +49,8 @@ async def once(
 ) -> Answer:
     """Run `work` inside a transaction and return its answer. If `key` was used before, return the first answer instead.
 
-    The reservation of the key commits first, so a second request meanwhile is refused. `hold` keeps the reservation
-    valid until the transaction ends.
+    The reservation of the key commits first, so a second request meanwhile is refused. The reservation by itself counts
+    for one second only; `hold` keeps it valid until the transaction ends.
 
     Raises Invalid and Conflict as `leasehold.db.idempotency.reserve` does, and any error of `work`. After an error of
     `work` nothing is stored, and the key may be used again.
@@ -59,20 +59,20 @@ async def once(
         if key is None:
             async with connection.transaction():
                 return await work(connection)
-        reserved = await reserve(connection, tenant_id, key, request_hash)
-        if isinstance(reserved, StoredAnswer):
-            return Answer(reserved.status_code, reserved.body, reserved.age)
+        reservation = await reserve(connection, tenant_id, key, request_hash)
+        if isinstance(reservation, StoredAnswer):
+            return Answer(reservation.status_code, reservation.body, reservation.age)
         try:
             async with connection.transaction():
-                await hold(connection, reserved)
+                await hold(connection, reservation)
                 answer = await work(connection)
                 if answer.is_stored:
-                    await store(connection, reserved, answer.status_code, answer.body)
+                    await store(connection, reservation, answer.status_code, answer.body)
         except BaseException:
-            await _release(connection, reserved)
+            await _release(connection, reservation)
             raise
         if not answer.is_stored:
-            await _release(connection, reserved)
+            await _release(connection, reservation)
         return answer
 
 
@@ -93,26 +93,26 @@ async def once_over_transactions(
         return await work()
     async with pool.acquire() as connection:
         # Not held: no transaction of this request calls `hold` while the work runs.
-        reserved = await reserve(connection, tenant_id, key, request_hash, is_held=False)
-    if isinstance(reserved, StoredAnswer):
-        return Answer(reserved.status_code, reserved.body, reserved.age)
+        reservation = await reserve(connection, tenant_id, key, request_hash, is_held=False)
+    if isinstance(reservation, StoredAnswer):
+        return Answer(reservation.status_code, reservation.body, reservation.age)
     try:
         answer = await work()
         if answer.is_stored:
             async with pool.acquire() as connection:
-                await store(connection, reserved, answer.status_code, answer.body)
+                await store(connection, reservation, answer.status_code, answer.body)
     except BaseException:
-        await _release_on_new_connection(pool, reserved)
+        await _release_on_new_connection(pool, reservation)
         raise
     if not answer.is_stored:
-        await _release_on_new_connection(pool, reserved)
+        await _release_on_new_connection(pool, reservation)
     return answer
 
 
-async def _release_on_new_connection(pool: ConnectionSource, reserved: Reservation) -> None:
+async def _release_on_new_connection(pool: ConnectionSource, reservation: Reservation) -> None:
     with best_effort("the release of an idempotency key, which stays reserved for a minute"):
         async with pool.acquire() as connection:
-            await release(connection, reserved)
+            await release(connection, reservation)
 
 
 async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -> bool:
@@ -125,6 +125,6 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
         return await is_answered(connection, tenant_id, key)
 
 
-async def _release(connection: Connection, reserved: Reservation) -> None:
+async def _release(connection: Connection, reservation: Reservation) -> None:
     with best_effort("the release of an idempotency key, which stays reserved for a second"):
-        await release(connection, reserved)
+        await release(connection, reservation)

@@ -24,22 +24,23 @@ LAG_HEADER = "Leasehold-Read-Lag"
 #: pages from the primary.
 FRESH_COOKIE = "leasehold_fresh"
 
+#: The function of an endpoint, which the decorator returns unchanged.
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-_marked: set[Callable[..., Any]] = set()
+_marked_endpoints: set[Callable[..., Any]] = set()
 
 
 def may_read_standby(endpoint: _Endpoint) -> _Endpoint:
     """Mark an endpoint that writes nothing, and whose answer may be some seconds old. This decorator must stand below
     the route's.
     """
-    _marked.add(endpoint)
+    _marked_endpoints.add(endpoint)
     return endpoint
 
 
 def is_marked(endpoint: Callable[..., Any] | None) -> bool:
     """Whether the endpoint is marked."""
-    return endpoint in _marked
+    return endpoint in _marked_endpoints
 
 
 def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
@@ -81,7 +82,7 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
             return None
         except STANDBY_FAILED as error:
             if not reading.is_over:  # `is_over`: the request has used up its time there; the standby may be only slow
-                reads.replica.leave(error)
+                reads.replica.leave(error)  # read from the primary for some seconds
             return None
         except asyncpg.PostgresError:  # the standby may lack a migration; any other error occurs again on the primary
             return None

@@ -20,30 +20,30 @@ class Methods:
     """
 
     def __init__(self, routes: Iterable[APIRoute]) -> None:
-        self._literal: defaultdict[str, set[str]] = defaultdict(set)
+        self._by_literal_path: defaultdict[str, set[str]] = defaultdict(set)
         by_pattern: defaultdict[Pattern[str], set[str]] = defaultdict(set)
         for route in routes:
             if "{" in route.path:
                 by_pattern[route.path_regex] |= route.methods or set()
             else:
-                self._literal[route.path] |= route.methods or set()
+                self._by_literal_path[route.path] |= route.methods or set()
         self._by_pattern = list(by_pattern.items())
 
     def of(self, path: str) -> set[str]:
         """The methods of the address. Empty: no route has this address. A literal path counts before a pattern that
         matches it: `/v1/runs/batch` is not the run with the id `batch`.
         """
-        if path in self._literal:
-            return self._literal[path]
-        allowed: set[str] = set()
+        if path in self._by_literal_path:
+            return self._by_literal_path[path]
+        allowed_methods: set[str] = set()
         for pattern, methods in self._by_pattern:
             if pattern.match(path):
-                allowed |= methods
-        return allowed
+                allowed_methods |= methods
+        return allowed_methods
 
     def corrected(self, problem: Problem, path: str) -> Problem:
         """The problem with the right `Allow` header. A 404 becomes a 405 if a route has this literal path."""
-        if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and path in self._literal:
+        if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and path in self._by_literal_path:
             problem = problem_of_status(HTTPStatus.METHOD_NOT_ALLOWED)
         if problem.status is not HTTPStatus.METHOD_NOT_ALLOWED:
             return problem

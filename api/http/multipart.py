@@ -19,7 +19,7 @@ from leasehold.domain.errors import BodyTooSlow, Invalid
 
 _MAX_HEADERS_BYTES = 8 * 1024
 #: The longest name of a field or of a file, in bytes.
-_MAX_NAME = 4096
+_MAX_NAME_BYTES = 4096
 #: A client that sends nothing for this many seconds counts as gone.
 MAX_SILENT_SECONDS = 60.0
 
@@ -34,6 +34,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Data:
+    """A piece of the part's content."""
+
     piece: bytes
 
 
@@ -49,9 +51,9 @@ class _Events:
     """The parser's callbacks. They collect the events of the piece that the parser is reading."""
 
     def __init__(self) -> None:
-        self.collected: list[Event] = []
+        self.collected_events: list[Event] = []
         self.is_complete = False
-        self._field = self._value = b""
+        self._field = self._value = b""  # the header that is arriving
         self._disposition = b""
         self._header_bytes = 0
 
@@ -73,15 +75,15 @@ class _Events:
     def on_headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
         name, file_name = options.get(b"name"), options.get(b"filename")
-        if name is None or max(len(name), len(file_name or b"")) > _MAX_NAME:
+        if name is None or max(len(name), len(file_name or b"")) > _MAX_NAME_BYTES:
             raise _malformed_form()
-        self.collected.append(Begin(_text(name), None if file_name is None else _unescaped(_text(file_name))))
+        self.collected_events.append(Begin(_decode(name), None if file_name is None else _unescape(_decode(file_name))))
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.collected.append(Data(data[start:end]))
+        self.collected_events.append(Data(data[start:end]))
 
     def on_part_end(self) -> None:
-        self.collected.append(End())
+        self.collected_events.append(End())
 
     def on_end(self) -> None:
         self.is_complete = True
@@ -93,11 +95,11 @@ class _Events:
         return piece
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def _unescaped(name: str) -> str:
+def _unescape(name: str) -> str:
     """The name as the user wrote it. Browsers escape three characters (HTML, multipart/form-data encoding)."""
     for escaped, plain in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
         name = name.replace(escaped, plain)
@@ -130,12 +132,12 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     """Parse the request's form, event by event.
 
     Raises Unsupported for another media type; HTTPException(400) for a malformed or truncated form; BodyTooSlow for a
-    silent client; Invalid("too_large") beyond `max_bytes`. The size is the number of bytes that arrive: the
-    Content-Length does not count.
+    silent client; Invalid("too_large") beyond `max_bytes`. The size is the number of bytes that arrive. The
+    Content-Length does not count, because a client may name any.
     """
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    media_type, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
-    if kind != FORM.encode():
+    if media_type != FORM.encode():
         raise wrong_type(FORM)
     if not boundary:
         raise _malformed_form()
@@ -144,16 +146,16 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
         "part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end",
     )  # fmt: skip
     parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in names})  # type: ignore[arg-type]  # its callbacks are a TypedDict
-    received = 0
+    received_bytes = 0
     try:
         async for piece in _pieces(request):
-            received += len(piece)
-            if received > max_bytes:
+            received_bytes += len(piece)
+            if received_bytes > max_bytes:
                 raise Invalid("too_large", f"A form has at most {max_bytes} bytes.")
             parser.write(piece)
-            for event in callbacks.collected:
+            for event in callbacks.collected_events:
                 yield event
-            callbacks.collected.clear()
+            callbacks.collected_events.clear()
     except (MultipartParseError, ClientDisconnect) as error:
         raise _malformed_form() from error
     if not callbacks.is_complete:

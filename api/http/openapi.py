@@ -23,7 +23,7 @@ router = APIRouter(include_in_schema=False)
 _REFERENCE = "#/components/schemas/ProblemAnswer"
 
 #: The problems of every operation that needs a key.
-_ALWAYS = {
+_COMMON_CODES = {
     HTTPStatus.UNAUTHORIZED: "`missing_api_key`, `invalid_api_key`",
     HTTPStatus.FORBIDDEN: "`insufficient_scope`",
     HTTPStatus.MISDIRECTED_REQUEST: "`wrong_cell`: the header Leasehold-Cell-Address names the cell of the tenant",
@@ -42,7 +42,7 @@ def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
     """The value of a route's `responses`: the route's own `codes` by status, and the codes that every operation has."""
     return {
         int(status): {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE}}}}
-        for status, text in sorted((_ALWAYS | codes).items())
+        for status, text in sorted((_COMMON_CODES | codes).items())
     }
 
 
@@ -55,7 +55,7 @@ def multipart(properties: dict[str, Any], required: list[str]) -> dict[str, Any]
 def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document of the app. The first call builds the document; later calls return the same."""
     if app.openapi_schema is None:
-        built = get_openapi(
+        content = get_openapi(
             title=app.title,
             version=app.version,
             summary=app.summary,
@@ -64,20 +64,20 @@ def document(app: FastAPI) -> dict[str, Any]:
             servers=app.servers,
         )
         problem_schema = ProblemAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas = built.setdefault("components", {}).setdefault("schemas", {})
+        schemas = content.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(problem_schema.pop("$defs", {}))
         schemas["ProblemAnswer"] = problem_schema
-        complete_document(built, app.state.scopes)
-        _describe_lags(built, app)
-        app.openapi_schema = built
+        complete_document(content, app.state.scopes)
+        _describe_lags(content, app)
+        app.openapi_schema = content
     return app.openapi_schema
 
 
-def _describe_lags(built: dict[str, Any], app: FastAPI) -> None:
+def _describe_lags(content: dict[str, Any], app: FastAPI) -> None:
     """Describe the header of answers that may come from a standby: those of marked endpoints (may_read_standby)."""
     for route in app.routes:
-        if isinstance(route, APIRoute) and is_marked(route.endpoint) and route.path in built["paths"]:
-            built["paths"][route.path]["get"]["responses"]["200"].setdefault("headers", {})[LAG_HEADER] = {
+        if isinstance(route, APIRoute) and is_marked(route.endpoint) and route.path in content["paths"]:
+            content["paths"][route.path]["get"]["responses"]["200"].setdefault("headers", {})[LAG_HEADER] = {
                 "description": "The answer is at most this many seconds old, because it is from a standby of the "
                 "database. An answer without this header is from the primary. A request with `Cache-Control: no-cache` "
                 "gets such an answer.",

@@ -64,7 +64,8 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
 #: Seconds after which a client may try again during an outage of the database or the store.
 RETRY_AFTER = 2
 
-#: PostgreSQL's error code while a tenant moves to another cell: triggers refuse its changes (migration 0040).
+#: PostgreSQL's error code while a tenant moves to another cell (installation): triggers refuse the tenant's changes
+#: (migration 0040).
 MOVING = "LHMOV"
 
 #: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
@@ -83,7 +84,7 @@ _CODE_AND_DETAIL = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as the client sees it."""
+    """An error as the client sees it. `errors`: the wrong values of the request, each by its place and the reason."""
 
     status: HTTPStatus
     code: str

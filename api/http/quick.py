@@ -31,7 +31,7 @@ class QuickRoute(AuthenticatedFirst):
     """
 
     def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint = _Endpoint.declared(self.dependant)
+        endpoint = _Endpoint.read_from(self.dependant)
 
         async def handle(request: Request) -> Response:
             return await endpoint.call(**await endpoint.arguments(request))
@@ -56,7 +56,7 @@ class _Endpoint:
     headers: tuple[tuple[str, str], ...]
 
     @classmethod
-    def declared(cls, dependant: Dependant) -> _Endpoint:
+    def read_from(cls, dependant: Dependant) -> _Endpoint:
         """Read FastAPI's own description of the endpoint. Raises DeclarationError."""
         match dependant:
             case Dependant(

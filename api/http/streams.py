@@ -37,7 +37,7 @@ LastEventId: TypeAlias = Annotated[
     Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^[0-9]{0,20}$"})] | None, Header()
 ]
 #: The fields of an event's data that the job's owner may see.
-_SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "operation", "parts", "forced")
+_SHOWN_FIELDS = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "operation", "parts", "forced")
 
 
 def event_number(last_event_id: str | None) -> int:
@@ -71,7 +71,7 @@ async def stream(
         was_deleted = has_changed and not batch  # deleting a job is a change without an event
         if has_ended or was_deleted:
             return
-        has_changed = await services.watch.changed(job_id, after, KEEP_ALIVE)
+        has_changed = await services.watch.changed(job_id, after, KEEP_ALIVE)  # waits at most KEEP_ALIVE seconds
         if not has_changed:
             yield KEEPALIVE_COMMENT
 
@@ -79,7 +79,7 @@ async def stream(
 def content_of(event: EventView, fields: dict[str, Any]) -> dict[str, Any]:
     """The event as its job's owner may see it, with the endpoint's own `fields`."""
     content: dict[str, Any] = {"seq": event.seq, "at": event.at, "kind": event.kind, "step": event.step} | fields
-    content |= {name: event.data[name] for name in _SHOWN if event.data and event.data.get(name) is not None}
+    content |= {name: event.data[name] for name in _SHOWN_FIELDS if event.data and event.data.get(name) is not None}
     return {name: value for name, value in content.items() if value is not None}
 
 

@@ -30,8 +30,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 #: Turns an opening bracket into the byte 1, and a closing bracket into the byte -1.
 _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")
 #: The range of 64-bit integers, signed and unsigned together.
-_MIN, _MAX = -(2**63), 2**64 - 1
-#: More digits are certainly beyond 64 bits. They are not converted, because this takes quadratic time.
+_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
+#: An integer with more digits is certainly beyond 64 bits. It is not converted, because that takes quadratic time.
 _MAX_DIGITS = 20
 #: Every body that is not strict JSON, but that Python's parser accepts, contains one of these: a name such as NaN, an
 #: escaped surrogate, a large exponent, many digits, or the NUL bytes of UTF-16. A strict body may contain them, too.
@@ -43,10 +43,10 @@ def refusal(body: bytes, max_depth: int) -> Problem | None:
     """The problem of a body that is not strict JSON, is nested deeper than `max_depth`, or has an integer beyond 64
     bits. None: a parser may read the body. The parser refuses all other errors.
     """
-    return _too_deep_or_large(body, max_depth) or _not_strict(body)
+    return _problem_of_size(body, max_depth) or _problem_of_syntax(body)
 
 
-def _not_strict(body: bytes) -> Problem | None:
+def _problem_of_syntax(body: bytes) -> Problem | None:
     if _MAYBE_NOT_STRICT.search(body) is None:
         return None
     try:
@@ -57,7 +57,8 @@ def _not_strict(body: bytes) -> Problem | None:
     return None
 
 
-def _too_deep_or_large(body: bytes, max_depth: int) -> Problem | None:
+def _problem_of_size(body: bytes, max_depth: int) -> Problem | None:
+    """The problem of a body that is nested too deep, or has an integer that is too large."""
     may_be_deep = body.count(b"[") + body.count(b"{") > max_depth
     has_long_number = _LONG_DIGITS.search(body) is not None
     if not may_be_deep and not has_long_number:
@@ -82,6 +83,6 @@ def _has_huge_integer(without_strings: bytes) -> bool:
     for match in _LONG_INTEGER.finditer(without_strings):
         if match.start() and without_strings[match.start() - 1] in _PART_OF_NUMBER:
             continue  # these digits are part of a fraction or of an exponent
-        if len(match[1].lstrip(b"-")) > _MAX_DIGITS or not _MIN <= int(match[1]) <= _MAX:
+        if len(match[1].lstrip(b"-")) > _MAX_DIGITS or not _MIN_INTEGER <= int(match[1]) <= _MAX_INTEGER:
             return True
     return False

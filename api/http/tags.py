@@ -15,7 +15,7 @@ from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, ch
 _LATER_MEMBERS = ("tags", "callback_url", "dry_run")
 
 
-def _checked(tags: dict[str, str]) -> dict[str, str]:
+def _check(tags: dict[str, str]) -> dict[str, str]:
     try:
         check_tags(tags)
     except Invalid as error:
@@ -30,7 +30,7 @@ Tags: TypeAlias = Annotated[
         description="Your own words about the job; `GET /v1/jobs?q=tag.NAME:VALUE` finds it by them.",
         json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}},
     ),
-    AfterValidator(_checked),
+    AfterValidator(_check),
 ]
 
 
@@ -39,5 +39,5 @@ def json_of_request(body: BaseModel) -> bytes:
     left out. So the request has the same fingerprint as in earlier releases: the API recognises a repetition even after
     an upgrade.
     """
-    unused = {name for name in _LATER_MEMBERS if not getattr(body, name, None)}
-    return body.model_dump_json(exclude=unused).encode()
+    unused_members = {name for name in _LATER_MEMBERS if not getattr(body, name, None)}
+    return body.model_dump_json(exclude=unused_members).encode()
