@@ -1,4 +1,5 @@
-"""Decides which jobs a request may name: jobs of the caller's tenant, of the kinds for which the caller has a scope.
+"""Decides which jobs a request may name: jobs of the caller's tenant, of the kinds of work (such as runs or media) for
+which the caller has a scope.
 
 A caller with `fleet:operate` may name jobs of all tenants. Such a caller acts for the job's tenant, and the request is
 charged to that tenant.
@@ -29,8 +30,8 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, with its kind. `caller`: the caller of the request, acting for the job's tenant,
-    which may be another tenant than the caller's own (`own_tenant`).
+    """A job that the caller may name, with its kind. `caller`: the caller of the request, with the job's tenant as its
+    tenant. The caller's own tenant may be another (`own_tenant`).
     """
 
     row: Row
@@ -46,7 +47,7 @@ class JobAccess:
     def target(self) -> Target:
         """The job, for the functions of `leasehold.actions`."""
         steps = self.row["steps"]
-        return Target(self.row, self.kind, steps[0]["queue"] if steps else "")  # the first step's
+        return Target(self.row, self.kind, steps[0]["queue"] if steps else "")  # the queue of the first step
 
 
 def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
@@ -78,8 +79,8 @@ def may_retry(access: JobAccess) -> bool:
     """Whether the caller may retry the job. To retry a bulk delete, the caller needs the scope of a delete, because the
     retried operation deletes further jobs.
     """
-    deletes = access.row["pipeline"] == bulk_operation.name and access.row["params"].get("action") == "delete"
-    return not deletes or JOBS_DELETE in access.caller.scopes
+    is_bulk_delete = access.row["pipeline"] == bulk_operation.name and access.row["params"].get("action") == "delete"
+    return not is_bulk_delete or JOBS_DELETE in access.caller.scopes
 
 
 def check_retry(access: JobAccess) -> None:
@@ -95,12 +96,12 @@ def permitted_jobs_of(
     return services.job_kinds.permitted_jobs(tenant_of(caller), caller.scopes, write=write, kind=kind)
 
 
-def gone(tombstone: Row) -> Gone:
-    """The error for a job that was deleted, or that has expired, and has left this tombstone."""
-    at = to_the_second(tombstone["at"])
+def gone_error(tombstone: Row) -> Gone:
+    """The error for a job that was deleted, or that has expired. `tombstone`: what the job has left for a day."""
+    deleted_at = to_the_second(tombstone["at"])
     if tombstone["because"] == "deleted":
-        return Gone("job_deleted", f"The job was deleted at {at}.")
-    return Gone("job_expired", f"The job was kept until {at}, and is deleted.")
+        return Gone("job_deleted", f"The job was deleted at {deleted_at}.")
+    return Gone("job_expired", f"The job was kept until {deleted_at}, and is deleted.")
 
 
 async def state_now(connection: Connection, access: JobAccess) -> JobState:
@@ -109,7 +110,7 @@ async def state_now(connection: Connection, access: JobAccess) -> JobState:
     if row is not None:
         return JobState(row["status"])
     tombstone = await job_reads.find_tombstone(connection, access.caller.tenant_id, access.id)
-    raise gone(tombstone) if tombstone is not None else NotFound("job_not_found", "There is no such job.")
+    raise gone_error(tombstone) if tombstone is not None else NotFound("job_not_found", "There is no such job.")
 
 
 async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool = False) -> JobAccess:
@@ -117,7 +118,7 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
     Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller may only read the job but wants to change
-    it, or the reverse, and for an operation on other tenants' jobs (see `check_targets`).
+    it, or may only change it but wants to read it; also for an operation on other tenants' jobs (see `check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:
@@ -130,7 +131,7 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     if scopes is None or not {scopes.read, scopes.write} & caller.scopes:
         raise NotFound("job_not_found", "There is no such job.")
     if tombstone is not None:
-        raise gone(tombstone)
+        raise gone_error(tombstone)
     scope = scopes.write if write else scopes.read
     if scope not in caller.scopes:
         raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")

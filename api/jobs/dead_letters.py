@@ -1,5 +1,5 @@
 """/v1/dead-letters: the steps of jobs of every kind that failed for good. A client lists them, groups them by cause,
-and replays them.
+and replays them (retries their jobs).
 
 A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs, `runs:read` or `runs:write` is enough,
 because earlier releases had dead letters only of runs.
@@ -142,6 +142,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
     letter_filter = dead_letter_filter(services, caller, body.kind, body.template, body.code, write=True)
+    # `bulk` bounds how many bulk writes run at once.
     async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
         rows = await job_reads.dead_letters(
             connection,
@@ -200,7 +201,8 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     access = access_of(services, caller, row)
     check_retry(access)
     template_version = await template_of(services.actions, connection, access.target)
-    # {} and 0: the request was charged for this job already, and the retry may begin at a step of any queue.
+    # 0: the request was charged for this job already. {}: the retry may begin at a step of any queue, so
+    # `add_queues_of` tells the queues.
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
         effects = await revive(services.actions, connection, access.target, template_version)
         if effects is not None:

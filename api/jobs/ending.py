@@ -34,7 +34,7 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
     async with services.pool.acquire() as connection:
         limit_names = await concurrency.limits_of(connection, [access.id])
         async with connection.transaction():
-            effects = await ending.cancel(services.actions, connection, [access.target], reason, _by(access))
+            effects = await ending.cancel(services.actions, connection, [access.target], reason, _client_name(access))
             status = effects.states.get(access.id)
             if status is not None:
                 await record(connection, access, "job.cancelled", reason=reason or None, status=status)
@@ -45,11 +45,12 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
             if status is not JobState.CANCEL_REQUESTED:
                 raise Conflict("cancel_not_supported", "The template of this job does not support cancelling.")
     count_ended_jobs(effects.ended)
+    # `hints`: messages to workers. Only an ended job makes room at its concurrency limits.
     await publish_and_admit(services, effects.hints, limit_names if effects.ended else (), [access.id])
     return status
 
 
-def _by(access: JobAccess) -> str:
+def _client_name(access: JobAccess) -> str:
     """The caller's name in the events of the job."""
     return f"client {access.caller.client_id}"
 
@@ -62,18 +63,19 @@ async def record(connection: Connection, access: JobAccess, action: str, **detai
 async def delete(services: Services, access: JobAccess) -> JobState | None:
     """Delete the job. A job that has not ended is cancelled first.
 
-    Returns None if the job is deleted. Returns its status if a worker still has the lease of a step: then retention
-    deletes the job after its end.
+    Returns None if the job is deleted. Returns its status if a worker still has the lease of a step: then retention (a
+    maintenance loop of the workers) deletes the job after its end.
 
-    The transaction writes the tombstone: after it, no reader finds the job. After the commit, this function deletes the
-    objects (without holding a connection) and then the rows. If the store is away, retention deletes both later.
+    The transaction writes the tombstone, by which readers learn that the job is gone: after it, no reader finds the
+    job. After the commit, this function deletes the objects (without holding a connection) and then the rows. If the
+    store is away, retention deletes both later.
     """
     effects = Effects()  # `ending.delete` fills it
     async with services.pool.acquire() as connection:
         limit_names = await concurrency.limits_of(connection, [access.id])
         async with connection.transaction():
             # The prefix of the job's objects. None: a worker still has the lease of a step.
-            prefix = await ending.delete(services.actions, connection, access.target, _by(access), effects)
+            prefix = await ending.delete(services.actions, connection, access.target, _client_name(access), effects)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, limit_names, [access.id])

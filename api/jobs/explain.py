@@ -40,7 +40,7 @@ _MAX_NEAREST = 3
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Which workers serve the waiting steps. A place is a queue and a handler.
+    """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
     `nearest`: for a place whose handler no worker of its queue has, the most similar names of handlers in that queue.
     """
@@ -96,7 +96,7 @@ def explanation(
         "id": job["id"],
         "status": job["status"],
         "reasons": _reasons(job, waiting_steps, full_limits, serving),
-        "ledger": [_entry(row) for row in ledger],
+        "ledger": [_ledger_entry(row) for row in ledger],
     }
 
 
@@ -156,7 +156,7 @@ def _reasons_of_step(row: Row, serving: Serving) -> list[dict[str, Any]]:
 def _is_handler_missing(row: Row, serving: Serving) -> bool:
     """Whether workers serve the step's queue, and none of them has its handler."""
     served = serving.places.get((row["queue"], row["handler"]))
-    return served is not None and served.workers > 0 and served.able == 0
+    return served is not None and served.workers > 0 and served.able == 0  # `able`: how many have the handler
 
 
 def _reason_of_step(row: Row, serving: Serving) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:
     if served.elsewhere:
         message += f" Workers that have the code of {task} serve other queues."
     else:
-        message += f" {_last_seen(task, served)}"
+        message += f" {_last_seen_sentence(task, served)}"
     return _reason("no_worker", message, step=step, queue=queue, task=task, last_seen=served.seen_at)
 
 
@@ -207,7 +207,9 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
     place = (queue, row["handler"])
     served = serving.places[place]
     nearest = [_task_of(name) for name in serving.nearest.get(place, ())]
-    message = f"No worker serves {task}: no worker of the queue {queue} has its code. {_last_seen(task, served)}"
+    message = (
+        f"No worker serves {task}: no worker of the queue {queue} has its code. {_last_seen_sentence(task, served)}"
+    )
     if nearest:
         message += f" They have {', '.join(nearest)}."
     return _reason(
@@ -215,7 +217,7 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
     )
 
 
-def _last_seen(task: str, served: Served) -> str:
+def _last_seen_sentence(task: str, served: Served) -> str:
     if served.seen_at is None:
         return f"No worker with the code of {task} has been seen."
     return f"A worker with the code of {task} was last seen at {to_the_second(served.seen_at)}."
@@ -230,20 +232,23 @@ def _task_of(handler: str) -> str:
 
 
 def _reason_of_later_step(row: Row) -> dict[str, Any]:
-    at: datetime | None = row["available_at"]
+    due_at: datetime | None = row["available_at"]
     if row["signals"]:
         names = " or ".join(row["signals"])
-        message = f"{row['step']} waits for the signal {names}{'' if at is None else f', until {to_the_second(at)}'}."
-        return _reason("waiting_for_signal", message, step=row["step"], signals=row["signals"], until=at)
-    if at is None:
+        until = "" if due_at is None else f", until {to_the_second(due_at)}"
+        message = f"{row['step']} waits for the signal {names}{until}."
+        return _reason("waiting_for_signal", message, step=row["step"], signals=row["signals"], until=due_at)
+    if due_at is None:
         return _reason("waiting_for_steps", f"{row['step']} waits for steps that it started.", step=row["step"])
     if row["status"] == "retry":
-        message = f"{row['step']} failed and is tried again at {to_the_second(at)}."
-        return _reason("retry_later", message, step=row["step"], until=at, error=row["failure"])
-    return _reason("waiting_until", f"{row['step']} waits until {to_the_second(at)}.", step=row["step"], until=at)
+        message = f"{row['step']} failed and is tried again at {to_the_second(due_at)}."
+        return _reason("retry_later", message, step=row["step"], until=due_at, error=row["failure"])
+    return _reason(
+        "waiting_until", f"{row['step']} waits until {to_the_second(due_at)}.", step=row["step"], until=due_at
+    )
 
 
-def _entry(row: Row) -> dict[str, Any]:
+def _ledger_entry(row: Row) -> dict[str, Any]:
     entry = {name: row[name] for name in ("seq", "at", "kind", "step", "epoch", "outputs") if row[name] is not None}
     worker = (row["data"] or {}).get("worker")
     return entry | ({"worker": worker} if worker is not None else {})

@@ -110,20 +110,20 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     """Send the items as they are written. Ends when the job has ended, when the process stops, or after MAX_SECONDS."""
     ends_at = monotonic() + MAX_SECONDS
-    after = query.after
+    last_sent = query.after
     while not services.draining and monotonic() < ends_at:
         async with services.pool.acquire() as connection:
             # The number is read before the page. If it were read after it, an item that is written between the two
             # queries would count as sent.
             last_number = (await source.read_last_numbers(connection, [job_id])).get(job_id, ENDED)
-            page = await source.read_page(connection, tenant_id, job_id, after, query.filter, _BATCH)
+            page = await source.read_page(connection, tenant_id, job_id, last_sent, query.filter, _BATCH)
         for item in page:
             yield source.encode_events(item)
-            after = item["n"]
+            last_sent = item["n"]
         if len(page) == _BATCH:
             continue
         if last_number == ENDED:
             return
         # The last item may be one that the query's filter leaves out.
-        if not await watch.changed(job_id, max(after, last_number), KEEP_ALIVE):
+        if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -118,16 +118,16 @@ async def stream_job_events(
     accept: Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     services = services_of(request)
-    last_seen = event_number(last_event_id) or after
+    last_number = event_number(last_event_id) or after
     access = await find(services, caller, job_id)
     tenant_id = access.caller.tenant_id
     if _EVENT_STREAM in (accept or ""):
-        if access.row["status"] in JOB_TERMINAL and access.row["event_seq"] <= last_seen:
+        if access.row["status"] in JOB_TERMINAL and access.row["event_seq"] <= last_number:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        events = stream(services, tenant_id, job_id, last_seen, _status_fields)
+        events = stream(services, tenant_id, job_id, last_number, _status_fields)
         return StreamingResponse(events, media_type=_EVENT_STREAM, headers=HEADERS)
     async with services.pool.acquire() as connection:
-        rows = await event_reads.events_after(connection, tenant_id, job_id, last_seen, limit + 1)
+        rows = await event_reads.events_after(connection, tenant_id, job_id, last_number, limit + 1)
     page = [content_of(event, _status_fields(event)) for event in rows[:limit]]
     return json_response({"events": page, "next_after": rows[limit - 1].seq if len(rows) > limit else None})
 

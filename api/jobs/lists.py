@@ -78,17 +78,18 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
     kinds = services.job_kinds
     if job_filter.kind is not None and kinds.named(job_filter.kind) is None:
         raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
-    permitted = permitted_jobs_of(services, caller, kind=job_filter.kind)
-    tenant_id = permitted.tenant_id if permitted.tenant_id is not None else job_filter.tenant
-    if permitted.is_empty or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
+    permitted_jobs = permitted_jobs_of(services, caller, kind=job_filter.kind)
+    tenant_id = permitted_jobs.tenant_id if permitted_jobs.tenant_id is not None else job_filter.tenant
+    if permitted_jobs.is_empty or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
-    return Scope(tenant_id, permitted.pipelines, permitted.runs, kinds.unowned, kinds.owned)
+    return Scope(tenant_id, permitted_jobs.pipelines, permitted_jobs.runs, kinds.unowned, kinds.owned)
 
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:
     items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
     if page.ended_at is None:  # the page ended before the bound on the rows that it reads
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
+    # `positions`: the terms of the filter, and where they stand in its text.
     if not job_filter.positions.keys().isdisjoint(_SEARCH_TERMS):
         # The job at which the page ended was not searched. The next page begins with it: with the first id below this.
         next_cursor = cursor_of(UUID(int=page.ended_at["id"].int + 1))

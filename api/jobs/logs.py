@@ -1,4 +1,4 @@
-"""GET /v1/jobs/{job_id}/logs and /stream: reads or follows the log lines and the chunks of a job."""
+"""GET /v1/jobs/{job_id}/logs and /stream: reads or follows a job's log lines, and the chunks that its steps emit."""
 
 from __future__ import annotations
 

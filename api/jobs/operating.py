@@ -62,14 +62,14 @@ def _filter_and_scope(
     except InvalidFilter as error:
         error.pointer = "#/filter"
         raise
-    permitted = permitted_jobs_of(services, caller, write=True, kind=job_filter.kind)
+    permitted_jobs = permitted_jobs_of(services, caller, write=True, kind=job_filter.kind)
     operation_pipelines = {pipeline.name for pipeline in OPERATION.pipelines}
-    pipelines = tuple(name for name in permitted.pipelines if name not in operation_pipelines)
-    if not permitted.runs and not pipelines:
+    pipelines = tuple(name for name in permitted_jobs.pipelines if name not in operation_pipelines)
+    if not permitted_jobs.runs and not pipelines:
         raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
-    of_tenant = permitted.tenant_id if permitted.tenant_id is not None else job_filter.tenant
+    of_tenant = permitted_jobs.tenant_id if permitted_jobs.tenant_id is not None else job_filter.tenant
     kinds = services.job_kinds
-    return job_filter, Scope(of_tenant, pipelines, permitted.runs, kinds.unowned, kinds.owned)
+    return job_filter, Scope(of_tenant, pipelines, permitted_jobs.runs, kinds.unowned, kinds.owned)
 
 
 def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> None:
@@ -111,8 +111,8 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
 async def submit(
     services: Services, caller: Caller, request: NewOperation, idempotency_key: str | None = None, trace: Any = None
 ) -> Submitted:
-    """Write the operation. Raises Forbidden `insufficient_scope`, InvalidFilter, Conflict `too_many_operations`, and
-    the errors of every submission.
+    """Write the operation. `trace`: the ids of the request, for its log lines. Raises Forbidden `insufficient_scope`,
+    InvalidFilter, Conflict `too_many_operations`, and the errors of every submission.
     """
     # Both stay empty if an earlier request with the same idempotency key has submitted the operation.
     hints: list[Announcement] = []
@@ -161,7 +161,7 @@ def _operation_of(services: Services, caller: Caller, request: NewOperation, sco
         pipelines=tuple(scope.pipelines),
         runs=scope.runs,
         client_id=caller.client_id,
-        payer_key=caller.quota_key,
+        payer_key=caller.quota_key,  # retries are charged to the quota of this key
         canary=request.canary,
         rate=rate_of(request.action, request.rate, services.settings),
         reason=request.reason,
@@ -171,7 +171,7 @@ def _operation_of(services: Services, caller: Caller, request: NewOperation, sco
 def view(row: Row) -> dict[str, Any]:
     """The JSON of an operation."""
     operation = Operation.model_validate(row["params"])
-    progress = progress_of(row["note"] or {})
+    progress = progress_of(row["note"] or {})  # the note in which the worker stores its progress
     has_succeeded = row["status"] == JobState.SUCCEEDED
     members = {
         "id": row["id"],
