@@ -91,8 +91,8 @@ def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Iterable[
     # A role that this release does not know has no scopes that could be missing.
     unknown_roles = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
     if missing_scopes or unknown_roles:
-        names = ", ".join(sorted([*missing_scopes, *unknown_roles]))
-        raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {names}.")
+        lacking_scopes = ", ".join(sorted([*missing_scopes, *unknown_roles]))
+        raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {lacking_scopes}.")
 
 
 @router.get(

@@ -98,10 +98,10 @@ def permitted_jobs_of(
 
 def gone_error(tombstone: Row) -> Gone:
     """The error for a job that was deleted, or that has expired. `tombstone`: what the job has left for a day."""
-    deleted_at = to_the_second(tombstone["at"])
+    instant = to_the_second(tombstone["at"])
     if tombstone["because"] == "deleted":
-        return Gone("job_deleted", f"The job was deleted at {deleted_at}.")
-    return Gone("job_expired", f"The job was kept until {deleted_at}, and is deleted.")
+        return Gone("job_deleted", f"The job was deleted at {instant}.")
+    return Gone("job_expired", f"The job was kept until {instant}, and is deleted.")
 
 
 async def state_now(connection: Connection, access: JobAccess) -> JobState:

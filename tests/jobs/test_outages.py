@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message
 
 from leasehold.api.auth import security
-from leasehold.api.conversion.result import _end_download, _Streamed
+from leasehold.api.conversion.result import _ArtifactStream, _end_download
 from leasehold.api.http.responses import publish_and_admit
 from leasehold.api.process import deadline
 from leasehold.api.process.keyring import Caller
@@ -85,5 +85,5 @@ async def test_a_download_that_is_cut_at_its_time_limit_is_no_outage(monkeypatch
     async def send(_message: Message) -> None:
         return
 
-    await _Streamed(pieces(), b"x", 3, record_end)({}, receive, send)
+    await _ArtifactStream(pieces(), b"x", 3, record_end)({}, receive, send)
     assert ends == [(2, "aborted")]
