@@ -75,15 +75,16 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
     return Server(config, app)
 
 
-def _sockets(host: str, port: int) -> list[socket.socket] | None:
+def _open_sockets(host: str, port: int) -> list[socket.socket] | None:
     """If `host` is `ALL` (`::`): one socket for all addresses of IPv4 and IPv6, because uvicorn's own socket for `::`
     would be for IPv6 alone. None for any other `host`: uvicorn opens the socket.
     """
     if host != ALL:
         return None
-    opened = listening_at(host, port)
-    log.info("listening", url=f"http://[::]:{opened.getsockname()[1]}")  # uvicorn logs this only for its own sockets
-    return [opened]
+    listening_socket = listening_at(host, port)
+    port = listening_socket.getsockname()[1]
+    log.info("listening", url=f"http://[::]:{port}")  # uvicorn logs this only for its own sockets
+    return [listening_socket]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,14 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     configure_logs(settings)
     refuse_bad_urls(settings)
-    failpoints.arm(settings.failpoints)
+    failpoints.arm(settings.failpoints)  # places at which a test stops the process
     expose(settings, "api")
     if settings.traces:
         begin_traces("api")
     allow_files(settings)  # as many open files as the connections need
     try:
         with suppress(*TRY_AGAIN):  # the API also starts while its database is away
-            uvloop.run(check_pooler(settings))  # raises BadSetting
+            uvloop.run(check_pooler(settings))  # raises BadSetting if the settings do not suit a pooler
         server = make_server(settings, host=options.host, port=options.port)
     except CodeBroken as error:
         log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - the traceback of the app's code alone
@@ -111,4 +112,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
         raise SystemExit(1) from error
     freeze_loaded()  # the collector no longer looks at what is loaded by now
-    server.run(_sockets(options.host, options.port))
+    server.run(_open_sockets(options.host, options.port))

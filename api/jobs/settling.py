@@ -1,5 +1,5 @@
-"""Settles a failed job whose order has an unknown outcome: adopts the order, orders again, or gives the order up. The
-endpoints in `unsettled` and the console call it.
+"""Settles a failed job whose order (what a step asked of a provider) has an unknown outcome: adopts the order, orders
+again, or gives the order up. The endpoints in `unsettled` and the console call `settle`.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
 """
@@ -68,8 +68,8 @@ async def _write_settlement(
     if settlement is None:
         raise _nothing_to_settle(access)
     decision = _DECISIONS[settlement["action"]].format(ref=settlement["ref"])
-    actor, at = settlement["actor"], to_the_second(settlement["at"])
-    raise Conflict("already_settled", f"{actor} {decision} at {at}.")
+    actor, settled_at = settlement["actor"], to_the_second(settlement["at"])
+    raise Conflict("already_settled", f"{actor} {decision} at {settled_at}.")
 
 
 def _system_of_adopted_order(services: Services, access: JobAccess, orders: UnknownOrders, step: Unresolved) -> str:
@@ -80,6 +80,7 @@ def _system_of_adopted_order(services: Services, access: JobAccess, orders: Unkn
     """
     if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
         raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
+    # `note`: what the step wrote down before it sent the order.
     return orders.sent(access.row["params"], step.note, access.id).system
 
 

@@ -71,10 +71,12 @@ async def read_unsettled(
     before: UUID | None,
     limit: int,
 ) -> _ItemsAndNext:
-    """At most `limit` items of the kinds that the caller may read."""
+    """At most `limit` cases of one sort (`what`), of the kinds of work that the caller may read. `before`: the id at
+    which the page before ended.
+    """
     read_items = {
-        "orders": _orders, "approvals": _approvals, "external": _external, "webhooks": _webhooks,
-        "schedules": _schedules,
+        "orders": _read_orders, "approvals": _read_approvals, "external": _read_external_steps,
+        "webhooks": _read_webhooks, "schedules": _read_schedules,
     }[what]  # fmt: skip
     return await read_items(connection, services, caller, tenant_id, before, limit)
 
@@ -92,7 +94,7 @@ def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> lis
     ]
 
 
-async def _orders(
+async def _read_orders(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     kinds = services.job_kinds
@@ -105,15 +107,16 @@ async def _orders(
         kind = kinds.of(row["pipeline"], is_run=False)
         assert kind.operations.unknown_orders is not None
         # `note`: what the step wrote down before it sent the order.
-        sent = kind.operations.unknown_orders.sent(row["params"], row["note"] or {}, row["job_id"])
+        sent_order = kind.operations.unknown_orders.sent(row["params"], row["note"] or {}, row["job_id"])
         items.append({
             "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": kind.name, "since": row["since"],
-            "because": row["error"]["message"], "system": sent.system, "sent_at": sent.at, "sent": sent.what,
+            "because": row["error"]["message"], "system": sent_order.system,
+            "sent_at": sent_order.at, "sent": sent_order.what,
         })  # fmt: skip
     return items, next_id
 
 
-async def _approvals(
+async def _read_approvals(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:
@@ -130,7 +133,7 @@ async def _approvals(
     return items, next_id
 
 
-async def _external(
+async def _read_external_steps(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:
@@ -148,7 +151,7 @@ async def _external(
     return items, rows[limit - 1]["task_id"] if len(rows) > limit else None
 
 
-async def _webhooks(
+async def _read_webhooks(
     connection: Connection, _services: Services, _caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     rows = await unsettled.disabled_webhooks(connection, tenant_id, before, limit + 1)
@@ -162,7 +165,7 @@ async def _webhooks(
     return items, rows[limit - 1]["webhook_id"] if len(rows) > limit else None
 
 
-async def _schedules(
+async def _read_schedules(
     connection: Connection, _services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     if RUNS_READ not in caller.scopes:
@@ -216,20 +219,20 @@ async def settle_job(request: Request, job_id: UUID, body: SettleRequest, caller
 )  # fmt: skip
 async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operator) -> Response:
     services = services_of(request)
-    settled: list[UUID] = []
-    refused: list[dict[str, Any]] = []
+    settled_ids: list[UUID] = []
+    refusals: list[dict[str, Any]] = []
     limit_headers: dict[str, str] = {}
-    async with services.bulk.turn(caller.tenant_id):
+    async with services.bulk.turn(caller.tenant_id):  # bounds how many bulk writes run at once
         for item in body.settlements:
             try:
                 access = await find(services, caller, item.job_id, write=True)
                 limit_headers = await settle(services, access, item)
             except (TooMany, Unavailable) as error:  # not about this job: if nothing is settled, refuse the request
-                if not settled:
+                if not settled_ids:
                     raise
-                refused.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
+                refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
             except RequestError as error:  # this job cannot be settled; the others can
-                refused.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
+                refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
             else:
-                settled.append(item.job_id)
-    return json_response({"settled": settled, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
+                settled_ids.append(item.job_id)
+    return json_response({"settled": settled_ids, "refused": refusals}, HTTPStatus.ACCEPTED, limit_headers)

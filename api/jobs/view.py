@@ -22,7 +22,7 @@ _WAITING = (TaskState.PENDING, TaskState.RETRY, TaskState.WAITING)
 
 
 def summary(row: Row, kind: JobKind) -> dict[str, Any]:
-    """The job as an item of a list. Absent members are left out."""
+    """The job as an item of a list. Members without a value are left out."""
     item = {
         "id": row["id"],
         "kind": kind.name,
@@ -41,13 +41,13 @@ def summary(row: Row, kind: JobKind) -> dict[str, Any]:
         "error": row["error"],
         "cancel": row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"},
         "cancel_requested_at": row["cancel_requested_at"],
-        "run": _run(row) if row["is_run"] else None,
+        "run": _run_part(row) if row["is_run"] else None,
         "schedule": row["schedule_id"] and _without_none(id=row["schedule_id"], tick=row["tick"]),
     }
     return _without_none(**item)
 
 
-def _run(row: Row) -> dict[str, Any]:
+def _run_part(row: Row) -> dict[str, Any]:
     return _without_none(
         version=row["version"],
         scope=row["scope"],
@@ -70,21 +70,21 @@ def answer(access: JobAccess) -> dict[str, Any]:
         updated_at=row["updated_at"],
         parameters={name: value for name, value in params.items() if name not in kind.redacted},
         redacted=sorted(name for name in kind.redacted if params.get(name) is not None),
-        steps=[_step(step) for step in steps],
+        steps=[_step_answer(step) for step in steps],
         outputs=row["outputs"] or [],
         result={step["id"]: step["result"] for step in steps if step["result"] is not None},
         waits_for=[] if row["status"] in JOB_TERMINAL else _waits_for(row, steps),
-        parent=_parent(row, kind),
-        callback=_callback(row["callback"]),
+        parent=_parent_of(row, kind),
+        callback=_callback_answer(row["callback"]),
     )
 
 
-def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
     return _without_none(**step) | {"queue": client_queue(step["queue"]), "attempts": step["attempts"] or []}
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    if row["held"]:  # the job waits at concurrency limits; `limits` leaves out those of its scope
+    if row["held"]:  # the job waits at concurrency limits; `limits` leaves out the limit of its scope
         return [{"limit": key} for key in row["limits"] or ["scope"]]
     now = datetime.now(UTC)
     return [
@@ -106,7 +106,7 @@ def _if_future(text: str | None, now: datetime) -> str | None:
     return text if text is not None and datetime.fromisoformat(text) > now else None
 
 
-def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _callback_answer(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The callback. Of its URL it has only the host, because the rest may contain a secret."""
     if callback is None:
         return None
@@ -114,7 +114,7 @@ def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return _without_none(host=urlsplit(callback["url"]).hostname, delivery=delivery)
 
 
-def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
+def _parent_of(row: Row, kind: JobKind) -> dict[str, Any] | None:
     """The job that this job repeats, or the job for which it was made. `kind.parents`: a JSON Pointer to the second
     job's id in the parameters.
     """
@@ -140,12 +140,12 @@ def with_links(services: Services, access: JobAccess, body: dict[str, Any]) -> d
         return body
     outputs = []
     for number, output in enumerate(body["outputs"]):
-        url = _url(services, output) if number < MAX_LINKS else None
+        url = _url_of(services, output) if number < MAX_LINKS else None
         outputs.append(output | _without_none(url=url))
     return body | {"outputs": outputs}
 
 
-def _url(services: Services, output: Mapping[str, Any]) -> str | None:
+def _url_of(services: Services, output: Mapping[str, Any]) -> str | None:
     seconds, name = services.settings.download_url_seconds, output["name"].rpartition("/")[2]
     try:
         return services.store.sign_get(output["key"], seconds=seconds, download_name=name)

@@ -51,14 +51,14 @@ async def stream_media_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
-    after = event_number(last_event_id)
+    last_number = event_number(last_event_id)
     media = await find_media(services, caller, media_id)
     if media.job_id is None:
         raise Conflict("not_submitted", "This media has no job yet: complete its upload first.")
-    if media.job_status in JOB_TERMINAL and media.job_seq <= after:  # the client has the last event
+    if media.job_status in JOB_TERMINAL and media.job_seq <= last_number:  # the client has the last event
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, media.job_id, after, _status_fields),
+        stream(services, caller.tenant_id, media.job_id, last_number, _status_fields),
         media_type="text/event-stream",
         headers=HEADERS,
     )

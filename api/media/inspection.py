@@ -22,8 +22,9 @@ class Refusal:
     size: int
 
 
-async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: PictureLimits) -> int | Refusal:
-    """The object's size in bytes, or the reason of its refusal. `declared`: the content type that the client named.
+async def inspect_upload(store: ObjectStore, key: str, declared_type: str, limits: PictureLimits) -> int | Refusal:
+    """The object's size in bytes, or the reason of its refusal. `declared_type`: the content type that the client
+    named.
 
     Raises Conflict if there is no object yet, StoreUnavailable if the store does not answer.
     """
@@ -33,7 +34,7 @@ async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: Pi
         raise Conflict("upload_missing", "Nothing was uploaded for this media yet.") from None
     try:
         _check_size(size, limits)
-        _check_kind(head, declared)
+        _check_type(head, declared_type)
     except Permanent as error:
         return Refusal(error.code, error.message, size)
     return size
@@ -46,9 +47,9 @@ def _check_size(size: int, limits: PictureLimits) -> None:
         raise refusals.too_large(size, limits.max_bytes)
 
 
-def _check_kind(head: bytes, declared: str) -> None:
-    actual = sniff(head)
-    if actual is None:
+def _check_type(head: bytes, declared_type: str) -> None:
+    actual_type = sniff(head)
+    if actual_type is None:
         raise refusals.unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are accepted")
-    if not is_as_declared(declared, actual):
-        raise refusals.mislabelled(declared, actual)
+    if not is_as_declared(declared_type, actual_type):
+        raise refusals.mislabelled(declared_type, actual_type)

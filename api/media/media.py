@@ -84,20 +84,20 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
     services = services_of(request)
     structlog.contextvars.bind_contextvars(media_id=str(media_id))
     async with services.pool.acquire() as connection, connection.transaction():
-        deleted = await transitions.delete(connection, media_id, caller.tenant_id, f"client {caller.client_id}")
-        if deleted is None:
+        deletion = await transitions.delete(connection, media_id, caller.tenant_id, f"client {caller.client_id}")
+        if deletion is None:
             raise NotFound("media_not_found", "There is no such media.")
-        limit_names = await concurrency.limits_of(connection, [deleted.job_id]) if deleted.job_id else []
-        await record(connection, caller, "media.deleted", media_id, job_id=deleted.job_id)
-    count_ended_jobs(deleted.ended)
-    if deleted.ended and deleted.job_id is not None:
-        await publish_and_admit(services, [], limit_names, [deleted.job_id])
-    log.info("media deleted", job_id=str(deleted.job_id))
+        limit_names = await concurrency.limits_of(connection, [deletion.job_id]) if deletion.job_id else []
+        await record(connection, caller, "media.deleted", media_id, job_id=deletion.job_id)
+    count_ended_jobs(deletion.ended)
+    if deletion.ended and deletion.job_id is not None:  # the job has left its concurrency limits: admit others
+        await publish_and_admit(services, [], limit_names, [deletion.job_id])
+    log.info("media deleted", job_id=str(deletion.job_id))
     try:
-        await services.store.delete(deleted.original_key)
-        if deleted.prefix is not None:
-            await uploads.remove_below(services.store, f"{deleted.prefix}/")
-    except StoreError as error:
+        await services.store.delete(deletion.original_key)
+        if deletion.prefix is not None:  # None: a worker still writes them, or there are none
+            await uploads.remove_below(services.store, f"{deletion.prefix}/")
+    except StoreError as error:  # housekeeping, a maintenance loop of the workers, deletes them later
         log.warning("objects of a deleted media are left for the housekeeping", error=type(error).__name__)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 

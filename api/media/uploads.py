@@ -64,12 +64,12 @@ async def create_upload_url(
 ) -> Response:
     services = services_of(request)
     services.store.require()
-    _check_requested(upload, services.settings)
+    _check_request(upload, services.settings)
     rate_limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         rate_limit_headers.update(await services.admission.charge_upload(connection, caller.payer))
-        return await _register(services, connection, caller, upload)
+        return await _register_upload(services, connection, caller, upload)
 
     request_hash = fingerprint(b"POST /upload-url", upload.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
@@ -77,7 +77,7 @@ async def create_upload_url(
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket):
         # More than half of the first URL's time has passed, so the same media gets a new URL. A repetition before this
         # time gets the first answer unchanged.
-        ticket = _ticket(services, ticket.media_id, ticket.original_key, upload)
+        ticket = _make_ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
@@ -92,17 +92,17 @@ async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicke
         )
 
 
-def _check_requested(upload: UploadRequest, settings: Settings) -> None:
-    accepted = ALLOWED.keys() if settings.picture_heic else ALLOWED.keys() - HEIC
-    if upload.content_type not in accepted:
-        raise Invalid("unsupported_content_type", f"Accepted types: {', '.join(sorted(accepted))}.")
+def _check_request(upload: UploadRequest, settings: Settings) -> None:
+    accepted_types = ALLOWED.keys() if settings.picture_heic else ALLOWED.keys() - HEIC
+    if upload.content_type not in accepted_types:
+        raise Invalid("unsupported_content_type", f"Accepted types: {', '.join(sorted(accepted_types))}.")
     if upload.content_length is None and settings.upload_require_length:
         raise Invalid("content_length_required", "Send content_length: the upload URL admits exactly this many bytes.")
     if upload.content_length is not None and upload.content_length > settings.picture_max_bytes:
         raise Invalid("too_large", f"A picture has at most {settings.picture_max_bytes} bytes.")
 
 
-async def _register(services: Services, connection: Connection, caller: Caller, upload: UploadRequest) -> Answer:
+async def _register_upload(services: Services, connection: Connection, caller: Caller, upload: UploadRequest) -> Answer:
     media_id = new_id()
     key = f"media/{media_id}/original.{ALLOWED[upload.content_type]}"
     at_most = services.settings.picture_max_bytes
@@ -114,7 +114,7 @@ async def _register(services: Services, connection: Connection, caller: Caller, 
         counted_bytes=upload.content_length or at_most,
         at_most=at_most,
         seconds=services.settings.upload_url_seconds,
-        exact=upload.content_length is not None,
+        exact=upload.content_length is not None,  # the URL admits exactly `counted_bytes`
         room=services.admission.upload_room,
     )
     await transitions.register(
@@ -127,11 +127,11 @@ async def _register(services: Services, connection: Connection, caller: Caller, 
         lifetime=timedelta(seconds=services.settings.upload_unfinished_seconds),
     )
     log.info("upload registered", media_id=str(media_id))
-    ticket = _ticket(services, media_id, key, upload)
+    ticket = _make_ticket(services, media_id, key, upload)
     return Answer(HTTPStatus.CREATED, ticket.model_dump_json().encode())
 
 
-def _ticket(services: Services, media_id: UUID, key: str, upload: UploadRequest) -> UploadTicket:
+def _make_ticket(services: Services, media_id: UUID, key: str, upload: UploadRequest) -> UploadTicket:
     seconds = services.settings.upload_url_seconds
     url = services.store.sign_put(
         key, content_type=upload.content_type, seconds=seconds, content_length=upload.content_length
@@ -189,7 +189,7 @@ async def _check_and_submit(
     """
     check_callback_url(services.settings, body.callback_url)
     await refuse_early(services, caller, queues_of(caller.tenant_id, media))
-    limits = _limits(services.settings)
+    limits = _picture_limits(services.settings)
     try:
         size_or_refusal = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
@@ -200,7 +200,7 @@ async def _check_and_submit(
     if isinstance(size_or_refusal, Refusal):
         return await _refuse(services, caller, picture, size_or_refusal), {}
     size = size_or_refusal
-    job = _job(services.settings, caller, picture, body, trace)
+    job = _new_job(services.settings, caller, picture, body, trace)
     submitted, rate_limit_headers = await _write_job(services, caller, picture, job, size)
     if submitted is None:
         return await _outcome_of_other_request(services, caller, picture.id), {}
@@ -210,18 +210,20 @@ async def _check_and_submit(
     return job.id, rate_limit_headers
 
 
-def _job(
+def _new_job(
     settings: Settings, caller: Caller, picture: MediaView, body: CompleteRequest, trace: dict[str, str]
 ) -> NewJob:
-    params = MediaParams(variants=tuple(body.variants), content_type=picture.content_type, limits=_limits(settings))
+    params = MediaParams(
+        variants=tuple(body.variants), content_type=picture.content_type, limits=_picture_limits(settings)
+    )
     return NewJob(
         pipeline=media,
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
         inputs={"original": picture.original_key},
         output_prefix=f"media/{picture.id}",
-        priority=BANDS.index(body.priority),
-        step_priority={step: BANDS.index(band) for step, band in body.step_priority.items()},
+        priority=BANDS.index(body.priority),  # BANDS: the priorities, the most urgent first
+        step_priority={step: BANDS.index(priority) for step, priority in body.step_priority.items()},
         keep_seconds=_keep_seconds(settings),
         trace=trace | {"media_id": str(picture.id)},
         tags=body.tags,
@@ -248,6 +250,7 @@ async def _write_job(
             await services.admission.refund(connection, caller.payer)
         else:
             at_most = services.settings.picture_max_bytes
+            # If the client sends a larger object later, housekeeping (a maintenance loop of the workers) deletes it.
             await uploads.close(connection, caller.tenant_id, picture.original_key, keep=at_most)
     return submitted, charge.fields
 
@@ -293,7 +296,7 @@ def _keep_seconds(settings: Settings) -> int | None:
     return None if days is None else days * 24 * 3600
 
 
-def _limits(settings: Settings) -> PictureLimits:
+def _picture_limits(settings: Settings) -> PictureLimits:
     return PictureLimits(
         max_bytes=settings.picture_max_bytes,
         max_pixels=settings.picture_max_pixels,

@@ -82,17 +82,17 @@ def media_answer(services: Services, media: MediaView) -> MediaAnswer:
         media_id=media.id,
         status=status,
         job_id=media.job_id,
-        final_url=_url(services, media, _FINAL) if is_ready else None,
-        variants=(_variants(services, media) or None) if is_ready else None,
-        original=_original(media),
-        steps=[_step(step) for step in media.steps],
-        error=_error(media),
+        final_url=_url_of(services, media, _FINAL) if is_ready else None,
+        variants=(_variants_of(services, media) or None) if is_ready else None,
+        original=_original_of(media),
+        steps=[_step_answer(step) for step in media.steps],
+        error=_error_of(media),
         created_at=media.created_at,
         updated_at=media.changed_at,
     )
 
 
-def _url(services: Services, media: MediaView, name: str | None) -> str | None:
+def _url_of(services: Services, media: MediaView, name: str | None) -> str | None:
     """The URL of an output. None: the job has no such output."""
     key = f"{media.output_prefix}/{name}"
     if key not in media.outputs:
@@ -103,30 +103,30 @@ def _url(services: Services, media: MediaView, name: str | None) -> str | None:
     return services.store.sign_get(key, seconds=services.settings.download_url_seconds)
 
 
-def _variants(services: Services, media: MediaView) -> dict[str, VariantAnswer]:
+def _variants_of(services: Services, media: MediaView) -> dict[str, VariantAnswer]:
     variants: dict[str, VariantAnswer] = {}
     for name, variant in VARIANTS.items():
-        url = _url(services, media, variant.output)
+        url = _url_of(services, media, variant.output)
         if url is not None:
             row = media.outputs[f"{media.output_prefix}/{variant.output}"]
             variants[name] = VariantAnswer(url=url, bytes=row.size, content_type=row.content_type)
     return variants
 
 
-def _original(media: MediaView) -> Original | None:
+def _original_of(media: MediaView) -> Original | None:
     if media.job_id is None or media.size is None:
         return None
     values = [step.value for step in media.steps if step.name == _MEASURING_STEP and step.value is not None]
-    measured: Mapping[str, Any] = values[0].get("original", {}) if values else {}
+    measures: Mapping[str, Any] = values[0].get("original", {}) if values else {}
     return Original(
-        width=measured.get("width"),
-        height=measured.get("height"),
+        width=measures.get("width"),
+        height=measures.get("height"),
         bytes=media.size,
         content_type=media.content_type,
     )
 
 
-def _step(step: StepView) -> StepAnswer:
+def _step_answer(step: StepView) -> StepAnswer:
     status = step_word(step.status)
     finished_at = step.finished_at if status in {"SUCCEEDED", "FAILED"} else None
     return StepAnswer(
@@ -146,7 +146,7 @@ def _utc(instant: datetime | None) -> datetime | None:
     return instant.astimezone(UTC) if instant is not None else None
 
 
-def _error(media: MediaView) -> Failure | None:
+def _error_of(media: MediaView) -> Failure | None:
     if media.error is not None:
         return Failure.model_validate(media.error)
     if media.job_status is None or media_status(media) != "FAILED":

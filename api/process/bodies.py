@@ -1,7 +1,7 @@
 """Reads request bodies into memory. Each body is bounded in bytes and time, and all bodies of the process share one
 budget.
 
-The bounds apply to the bytes that arrive, whatever the Content-Length names. `AuthenticatedFirst` calls
+The bounds apply to the bytes that arrive, because the Content-Length may be wrong. `AuthenticatedFirst` calls
 `Bodies.received` after it has checked the key, so the API reads no byte of an unknown caller.
 """
 
@@ -23,7 +23,7 @@ from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 MAX_BYTES = 64 * 1024
 #: The bound under /v1/, where bodies contain payloads and schemas (leasehold.domain.template bounds these).
 MAX_BYTES_OF_RUNS = 512 * 1024
-_RUNS = "/v1/"
+_RUNS_PREFIX = "/v1/"
 #: If a body is too large, the API reads and discards up to this many bytes of it before it answers. If the API closed
 #: the connection while the client still sends, TCP would reset the connection, and the client would never see the
 #: answer.
@@ -44,8 +44,8 @@ class Bodies:
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._tenant_budget = budget // 2
-        self._used = 0
-        self._used_by: Counter[str] = Counter()
+        self._used_bytes = 0
+        self._used_bytes_by_tenant: Counter[str] = Counter()
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
@@ -66,7 +66,7 @@ class Bodies:
         """Read the whole body. Yields a request whose body is in memory. The room in the budget stays reserved for the
         block. Raises BodyTooLarge, BodyTooSlow, Unavailable, ClientDisconnect.
         """
-        max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS) else MAX_BYTES
+        max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS_PREFIX) else MAX_BYTES
         content_length = request.headers.get("content-length", "")
         if content_length.isdecimal() and int(content_length) > _DISCARDED_BYTES:  # too much to read and discard
             raise _too_large(max_bytes)
@@ -84,17 +84,17 @@ class Bodies:
         if not self._waiting and self._fits(tenant_id, size):
             self._grant(tenant_id, size)
             return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (tenant_id, size, granted)
+        grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (tenant_id, size, grant)
         self._waiting.append(waiter)
         self._serve()
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await granted
+                await grant
         except BaseException as error:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            elif granted.done() and not granted.cancelled():  # `_serve` has granted the room just before
+            elif grant.done() and not grant.cancelled():  # `_serve` has granted the room just before
                 self._release(tenant_id, size)
             if isinstance(error, TimeoutError):
                 message = "The server is reading too many request bodies. Try again soon."
@@ -102,30 +102,33 @@ class Bodies:
             raise
 
     def _fits(self, tenant_id: str, size: int) -> bool:
-        return self._used + size <= self._budget and self._used_by[tenant_id] + size <= self._tenant_budget
+        return (
+            self._used_bytes + size <= self._budget
+            and self._used_bytes_by_tenant[tenant_id] + size <= self._tenant_budget
+        )
 
     def _grant(self, tenant_id: str, size: int) -> None:
-        self._used += size
-        self._used_by[tenant_id] += size
-        BODY_BYTES.set(self._used)
+        self._used_bytes += size
+        self._used_bytes_by_tenant[tenant_id] += size
+        BODY_BYTES.set(self._used_bytes)
 
     def _release(self, tenant_id: str, size: int) -> None:
-        self._used -= size
-        self._used_by[tenant_id] -= size
-        if not self._used_by[tenant_id]:
-            del self._used_by[tenant_id]
-        BODY_BYTES.set(self._used)
+        self._used_bytes -= size
+        self._used_bytes_by_tenant[tenant_id] -= size
+        if not self._used_bytes_by_tenant[tenant_id]:
+            del self._used_bytes_by_tenant[tenant_id]
+        BODY_BYTES.set(self._used_bytes)
         self._serve()
 
     def _serve(self) -> None:
         """Grant room in the order of arrival. A body that does not fit now does not delay later, smaller bodies."""
         for waiter in list(self._waiting):
-            tenant_id, size, granted = waiter
+            tenant_id, size, grant = waiter
             if self._fits(tenant_id, size):
                 self._waiting.remove(waiter)
-                if not granted.done():
+                if not grant.done():
                     self._grant(tenant_id, size)
-                    granted.set_result(None)
+                    grant.set_result(None)
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
@@ -136,17 +139,17 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 async def _read(receive: Receive, max_bytes: int) -> bytes:
     """Read the whole body. If the body is too large, read and discard a part of the rest, and raise BodyTooLarge."""
     body = bytearray()
-    received = 0
-    while received <= _DISCARDED_BYTES:
+    received_bytes = 0
+    while received_bytes <= _DISCARDED_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         piece = message.get("body", b"")
-        received += len(piece)
-        if received <= max_bytes:
+        received_bytes += len(piece)
+        if received_bytes <= max_bytes:
             body += piece
         if not message.get("more_body", False):
-            if received > max_bytes:
+            if received_bytes > max_bytes:
                 break
             return bytes(body)
     raise _too_large(max_bytes)

@@ -41,36 +41,36 @@ class Deadline:
             yield
             return
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began_at = loop.time()
         try:
             async with asyncio.timeout(self._seconds_left):
                 yield
         finally:
-            self._count(loop.time() - began)
+            self._count(loop.time() - began_at)
 
     @asynccontextmanager
     async def using(self, connection: Connection) -> AsyncIterator[None]:
         """Count the time of the block, which uses `connection`. When no time is left, break the connection. Then the
         statement in the block ends immediately, and so does the rollback after it: the block raises one of TRY_AGAIN
-        (runtime/transient.py).
+        (runtime/transient.py: the errors after which a request may be repeated).
         """
         if self._seconds_left is None:
             yield
             return
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        breaking = loop.call_later(max(0.0, self._seconds_left), self._break, connection)
+        began_at = loop.time()
+        break_timer = loop.call_later(max(0.0, self._seconds_left), self._break, connection)
         try:
             yield
         except AttributeError as error:
             # asyncpg sends a statement in several steps. If the connection breaks between two steps, asyncpg raises
-            # this.
+            # AttributeError.
             if self._has_broken:
                 raise TimeoutError("the request's time for PostgreSQL is over") from error
             raise
         finally:
-            breaking.cancel()
-            self._count(loop.time() - began)
+            break_timer.cancel()
+            self._count(loop.time() - began_at)
 
     def _break(self, connection: Connection) -> None:
         if self._seconds_left is not None:
@@ -83,14 +83,14 @@ class Deadline:
 
 
 @asynccontextmanager
-async def acquired_in_time(acquiring: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
+async def acquired_in_time(acquisition: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
     """Acquire a connection for the block. Acquiring and the block count for the deadline of the current request. Raises
     one of TRY_AGAIN (runtime/transient.py) when no time is left.
     """
     request_deadline = current()
     async with AsyncExitStack() as stack:
         async with request_deadline.waiting():
-            connection = await stack.enter_async_context(acquiring)
+            connection = await stack.enter_async_context(acquisition)
         await stack.enter_async_context(request_deadline.using(connection))
         yield connection
 

@@ -23,6 +23,7 @@ from leasehold.security.credentials import PresentedKey, StoredKey, find_key, ma
 from leasehold.security.roles import expanded
 from leasehold.telemetry.outages import DATABASE
 
+#: The process keeps the rows of at most this many keys, to bound its memory.
 _CACHED_KEYS = 10_000
 
 
@@ -54,6 +55,7 @@ class Caller:
 
     @property
     def payer(self) -> Payer:
+        """Whose rates and quotas a submission of this caller is charged to."""
         return Payer(self.tenant_id, self.quota_key)
 
 
@@ -67,7 +69,7 @@ class Keyring:
     work in this process for this long.
 
     `roles`: role -> its scopes. `issuer`: the OpenID provider; sessions that people began at another provider end.
-    `cells`: None if the installation is not one of several cells.
+    `cells`: None if the installation is not one of several cells (installations that share the tenants).
     """
 
     def __init__(
@@ -88,32 +90,32 @@ class Keyring:
 
     async def identify(self, text: str) -> Caller:
         """Find the caller whose key is `text`. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN."""
-        presented = parse_key(text)
-        if presented is None:
+        presented_key = parse_key(text)
+        if presented_key is None:
             raise _invalid_key()
         if self._cells is not None:
-            self._cells.refuse_key_of(presented.cell)  # the key names its cell: no query is needed
-        stored = self._cached_key(presented.prefix)
-        if stored is None:
-            stored = await self._read_key(presented.prefix, presented)
-        elif not matches(presented, stored):
-            self._refuse_elsewhere(None, presented)  # a wrong secret: perhaps a key of another cell
+            self._cells.refuse_key_of(presented_key.cell)  # the key names its cell: no query is needed
+        stored_key = self._cached_key(presented_key.prefix)
+        if stored_key is None:
+            stored_key = await self._read_key(presented_key.prefix, presented_key)
+        elif not matches(presented_key, stored_key):
+            self._refuse_elsewhere(None, presented_key)  # a wrong secret: perhaps a key of another cell
             raise _invalid_key()
         else:  # the tenant may have moved to another cell since the row was read
-            self._refuse_elsewhere(stored.tenant_id, presented)
-        return self._caller_of(stored)
+            self._refuse_elsewhere(stored_key.tenant_id, presented_key)
+        return self._caller_of(stored_key)
 
     async def caller_of_session(self, prefix: str) -> Caller:
         """Find the caller of a session that began with a key. `prefix`: the key's public prefix.
 
         Raises Unauthenticated if the key was revoked or has expired, WrongCell, or one of TRY_AGAIN.
         """
-        stored = self._cached_key(prefix)
-        if stored is None:
-            stored = await self._read_key(prefix, None)
+        stored_key = self._cached_key(prefix)
+        if stored_key is None:
+            stored_key = await self._read_key(prefix, None)
         else:
-            self._refuse_elsewhere(stored.tenant_id)
-        return self._caller_of(stored)
+            self._refuse_elsewhere(stored_key.tenant_id)
+        return self._caller_of(stored_key)
 
     async def caller_of_person_session(self, person_id: UUID, generation: int) -> Caller:
         """Find the caller of a session that a person began at the OpenID provider.
@@ -135,54 +137,53 @@ class Keyring:
         scopes, quota_key = self.expanded(row["scopes"]), f"person {row['id']}"
         return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
 
-    def _refuse_elsewhere(self, tenant_id: str | None, presented: PresentedKey | None = None) -> None:
+    def _refuse_elsewhere(self, tenant_id: str | None, presented_key: PresentedKey | None = None) -> None:
         """Raises WrongCell if the tenant belongs to another cell. `tenant_id` None: this cell has no row of the key, so
-        the cell that the `presented` key names decides.
+        the cell that `presented_key` names decides.
         """
         if self._cells is not None:
-            self._cells.refuse_elsewhere(tenant_id, None if presented is None else presented.cell)
+            self._cells.refuse_elsewhere(tenant_id, None if presented_key is None else presented_key.cell)
 
     def expanded(self, scopes: Iterable[str]) -> frozenset[str]:
         """The scopes, with the scopes of each role in place of the role."""
         return expanded(scopes, self._roles)
 
-    def _caller_of(self, stored: StoredKey) -> Caller:
-        scopes = self.expanded(stored.scopes)
-        return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, scopes)
+    def _caller_of(self, key: StoredKey) -> Caller:
+        return Caller(key.tenant_id, key.client_id, key.prefix, key.quota_key, self.expanded(key.scopes))
 
     def _cached_key(self, prefix: str) -> StoredKey | None:
-        stored, valid_until = self._cache.get(prefix, (None, 0.0))
-        return stored if monotonic() < valid_until else None
+        stored_key, valid_until = self._cache.get(prefix, (None, 0.0))
+        return stored_key if monotonic() < valid_until else None
 
-    async def _read_key(self, prefix: str, presented: PresentedKey | None) -> StoredKey:
-        """Read the key's row, and check the secret of the `presented` key. None: there is no secret to check, because
-        the key belongs to a session.
+    async def _read_key(self, prefix: str, presented_key: PresentedKey | None) -> StoredKey:
+        """Read the key's row, and check the secret of `presented_key`. None: there is no secret to check, because the
+        key belongs to a session.
         """
-        started = monotonic()
+        started_at = monotonic()
         async with deadline.acquired_in_time(self._pool.acquire()) as connection:
-            stored = await find_key(connection, prefix)
-            is_secret_right = presented is None or matches(presented, stored)
-            if not is_secret_right or stored is None or not stored.usable:
+            stored_key = await find_key(connection, prefix)
+            is_secret_right = presented_key is None or matches(presented_key, stored_key)
+            if not is_secret_right or stored_key is None or not stored_key.usable:
                 self._cache.pop(prefix, None)
                 if not is_secret_right:
-                    self._refuse_elsewhere(None, presented)
+                    self._refuse_elsewhere(None, presented_key)
                 raise _invalid_key()
-            self._refuse_elsewhere(stored.tenant_id, presented)  # before `_mark_used` writes to the row
-            if not stored.used_lately:
-                await _mark_used(connection, stored)
-        self._remember(stored, started + self._cache_seconds)
-        return stored
+            self._refuse_elsewhere(stored_key.tenant_id, presented_key)  # before `_mark_used` writes to the row
+            if not stored_key.used_lately:
+                await _mark_used(connection, stored_key)
+        self._remember(stored_key, started_at + self._cache_seconds)
+        return stored_key
 
-    def _remember(self, stored: StoredKey, valid_until: float) -> None:
-        self._cache[stored.prefix] = (stored, valid_until)
-        self._cache.move_to_end(stored.prefix)
+    def _remember(self, key: StoredKey, valid_until: float) -> None:
+        self._cache[key.prefix] = (key, valid_until)
+        self._cache.move_to_end(key.prefix)
         while len(self._cache) > _CACHED_KEYS:
             self._cache.popitem(last=False)
 
 
-async def _mark_used(connection: Connection, stored: StoredKey) -> None:
+async def _mark_used(connection: Connection, key: StoredKey) -> None:
     try:
-        await mark_used(connection, stored.id)
+        await mark_used(connection, key.id)
     except TRY_AGAIN as error:
         # The request goes on: the time of the last use is only a statistic, and a read-only database cannot store it.
         DATABASE.record_error(error, "the use of API keys")

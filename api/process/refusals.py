@@ -20,6 +20,7 @@ from leasehold.domain.audit import SHARED_CHAIN, Actor
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.periodic import Periodic
 
+#: Seconds between two writes to the audit.
 _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
 #: The code of a refusal, and the actor without the id of the request. Refusals with the same group share a row.
@@ -102,5 +103,7 @@ class Refusals:
 
 
 def _chain_of(group: _Group) -> str:
-    """The audit chain that gets the row: the chain of the caller's tenant, or SHARED_CHAIN for an unknown caller."""
+    """The chain of audit rows (each has the hash of the row before) that gets the row: the chain of the caller's
+    tenant, or SHARED_CHAIN for an unknown caller.
+    """
     return group[1].tenant_id or SHARED_CHAIN

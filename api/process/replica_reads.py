@@ -93,7 +93,9 @@ def current_lag() -> float | None:
 
 
 class ReplicaReads:
-    """The standby, for requests. Each request gets a `Reading` of its own."""
+    """The standby, for requests. Each request gets a `Reading` of its own. `size`: the number of connections to the
+    standby. `patience`: the seconds for which a request waits for its turn at them.
+    """
 
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica

@@ -64,13 +64,13 @@ class Services:
     pool: TenantPool
     store: ObjectStore
     broker: Broker
-    announcer: Announcer
-    submissions: Submissions
+    announcer: Announcer  # publishes hints (messages that tell workers of tasks) after commits
+    submissions: Submissions  # writes runs of several requests together
     keyring: Keyring
     refusals: Refusals
     bodies: Bodies
-    bulk: BulkWrites
-    watch: JobWatch
+    bulk: BulkWrites  # bounds how many bulk writes run at once
+    watch: JobWatch  # long polls for events of jobs; the next three: for work in queues, log lines, and chunks
     queues: QueueWatch
     log_watch: LogWatch
     stream_watch: StreamWatch

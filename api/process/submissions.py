@@ -27,22 +27,25 @@ class Submissions:
     def __init__(self, settings: Settings, announcer: Announcer) -> None:
         self._announcer = announcer
         self._batcher = Batcher(
-            partial(connect, settings, "api submissions"), self._create, name="submissions", patience=0.0
+            partial(connect, settings, "api submissions"),
+            self._create,
+            name="submissions",
+            patience=0.0,  # one try
         )
 
-    async def create(self, new: NewRun) -> bool:
-        """Write the run as pending, commit, and publish its hint. False: a concurrency limit applies to the run, and
-        nothing is written.
+    async def create(self, new_run: NewRun) -> bool:
+        """Write the run as pending, commit, and publish its hint (the message that tells workers of it). False: a
+        concurrency limit applies to the run, and nothing is written.
 
-        Raises Invalid; an error of TRY_AGAIN (runtime/transient.py) if PostgreSQL does not answer.
+        Raises Invalid, or one of TRY_AGAIN (runtime/transient.py) if PostgreSQL does not answer.
         """
         async with deadline.current().waiting():
-            return await self._batcher.ask(new)
+            return await self._batcher.ask(new_run)
 
-    async def _create(self, connection: Connection, new: Sequence[NewRun], _repeated: bool) -> Sequence[bool]:  # noqa: FBT001 - as Batcher calls it
-        written, hints = await runs.create_unlimited(connection, new)
+    async def _create(self, connection: Connection, new_runs: Sequence[NewRun], _repeated: bool) -> Sequence[bool]:  # noqa: FBT001 - as Batcher calls it
+        are_written, hints = await runs.create_unlimited(connection, new_runs)
         self._announcer.announce(hints)
-        return written
+        return are_written
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Submissions]:

@@ -1,5 +1,5 @@
-"""Lends connections to requests. One tenant can hold all connections but one. Tenants that wait get connections in
-turn. Also bounds bulk writes.
+"""Lends connections to requests. One tenant can hold all connections but one, so that others find a connection. Tenants
+that wait get connections in turn. Also bounds bulk writes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from leasehold.db.pool_sizes import pool_of_api
 from leasehold.domain.errors import TooMany, Unavailable
 from leasehold.settings import Settings
 
+#: The Retry-After of a refused request.
 _RETRY_SECONDS = 1.0
 #: The tenant of the current request. Empty for a request without a key.
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
@@ -26,7 +27,9 @@ def set_tenant(tenant_id: str) -> None:
 
 
 class TenantPool:
-    """Lends the connections of `pool` to requests. `size`: how many connections the pool has."""
+    """Lends the connections of `pool` to requests. `size`: how many connections the pool has. `patience`: the seconds
+    for which a request waits for one.
+    """
 
     def __init__(self, pool: Pool, size: int, patience: float) -> None:
         self._pool = pool

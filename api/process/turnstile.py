@@ -32,6 +32,7 @@ class Turnstile:
 
     @property
     def inside(self) -> int:
+        """How many requests hold a place."""
         return self._inside.total()
 
     @asynccontextmanager
@@ -49,16 +50,16 @@ class Turnstile:
             return
         if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
             raise self._refusal()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant_id, deque()).append(turn)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant_id, deque()).append(waiter)
         try:
             async with asyncio.timeout(self._patience):
-                await turn
+                await waiter
         except BaseException as error:
-            if turn.done() and not turn.cancelled():  # `_serve` has admitted this request just before
+            if waiter.done() and not waiter.cancelled():  # `_serve` has admitted this request just before
                 self._leave(tenant_id)
             else:
-                self._forget(tenant_id, turn)
+                self._forget(tenant_id, waiter)
             if isinstance(error, TimeoutError):
                 raise self._refusal() from None
             raise
@@ -72,12 +73,12 @@ class Turnstile:
         """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
             queue = self._waiting.pop(tenant_id)
-            turn = queue.popleft()
+            waiter = queue.popleft()
             if queue:
                 self._waiting[tenant_id] = queue
-            if not turn.done():
+            if not waiter.done():
                 self._inside[tenant_id] += 1
-                turn.set_result(None)
+                waiter.set_result(None)
 
     def _leave(self, tenant_id: str) -> None:
         self._inside[tenant_id] -= 1
@@ -85,9 +86,9 @@ class Turnstile:
             del self._inside[tenant_id]
         self._serve()
 
-    def _forget(self, tenant_id: str, turn: asyncio.Future[None]) -> None:
+    def _forget(self, tenant_id: str, waiter: asyncio.Future[None]) -> None:
         queue = self._waiting.get(tenant_id)
-        if queue is not None and turn in queue:
-            queue.remove(turn)
+        if queue is not None and waiter in queue:
+            queue.remove(waiter)
             if not queue:
                 del self._waiting[tenant_id]

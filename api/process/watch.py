@@ -1,4 +1,5 @@
-"""Long polls: requests wait here until a job changes, a job has new lines or chunks, or a queue has work.
+"""Long polls: requests wait here until a job changes, a job has new log lines or chunks of its stream, or a queue has
+work.
 
 One query every INTERVAL serves all waiting requests of the process.
 """
@@ -23,6 +24,7 @@ from leasehold.telemetry.outages import DATABASE
 INTERVAL = 0.15
 #: The loop spends at most this share of its time in queries, so that a slow database gets fewer queries.
 _QUERY_SHARE = 0.2
+#: The id of a job, or the name of a queue.
 _Key = TypeVar("_Key", UUID, str)
 
 
@@ -98,7 +100,7 @@ class _Watch(ABC, Generic[_Key]):
     async def _watch(self) -> None:
         """The loop. It ends when no request waits, and the next request starts it again."""
         while self._waiters:
-            started = monotonic()
+            started_at = monotonic()
             try:
                 numbers = await self._read_numbers()
             except TRY_AGAIN as error:
@@ -108,7 +110,7 @@ class _Watch(ABC, Generic[_Key]):
                 for key, waiters in self._waiters.items():
                     for waiter in self._ready(waiters, numbers.get(key)):
                         _resolve(waiter, changed=True)
-            query_seconds = monotonic() - started
+            query_seconds = monotonic() - started_at
             await asyncio.sleep(max(self._interval, query_seconds / _QUERY_SHARE))
 
 
@@ -164,9 +166,9 @@ class QueueWatch(_Watch[str]):
         return await self._wait(queues, 0, seconds)
 
     async def _read_numbers(self) -> Mapping[str, int]:
-        waiting = {queue: len(waiters) for queue, waiters in self._waiters.items()}
+        waiter_counts = {queue: len(waiters) for queue, waiters in self._waiters.items()}
         async with self._pool.acquire() as connection:
-            return await run_reads.count_runnable(connection, waiting)
+            return await run_reads.count_runnable(connection, waiter_counts)
 
     def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # Only as many requests go on as the queue has tasks, because further requests would claim nothing.

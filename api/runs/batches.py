@@ -57,29 +57,29 @@ async def create_runs(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
-    created: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and its effects; empty: none
+    written: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and its effects; empty: none
     limit_headers: dict[str, str] = {}
-    await refuse_early(services, caller, {}, idempotency_key)
-    new_runs = await _checked_runs(services, caller, body, identity_of(request).trace)
+    await refuse_early(services, caller, {}, idempotency_key)  # {}: the queues are not known yet
+    new_runs = await _check_runs(services, caller, body, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
         if isinstance(new_runs, RequestError):
             raise new_runs
         template_version = new_runs[0].template_version
-        existing, runs_to_write = await _without_existing(connection, new_runs)
+        existing_ids, runs_to_write = await _split_by_existing(connection, new_runs)
         if runs_to_write:
             queues = queues_of(caller.tenant_id, template_version.pipeline)
             async with services.admission.submitting(connection, caller.payer, queues, len(runs_to_write)) as charge:
-                created.append((len(runs_to_write), await runs.create_together(connection, runs_to_write)))
+                written.append((len(runs_to_write), await runs.create_together(connection, runs_to_write)))
             limit_headers.update(charge.fields)
-        id_of_key = existing | {run.dedupe_key: run.id for run in runs_to_write if run.dedupe_key is not None}
-        accepted = BatchAccepted(
+        id_of_key = existing_ids | {run.dedupe_key: run.id for run in runs_to_write if run.dedupe_key is not None}
+        answer_body = BatchAccepted(
             ids=[run.id if run.dedupe_key is None else id_of_key[run.dedupe_key] for run in new_runs],
-            existing=list(existing.values()),
+            existing=list(existing_ids.values()),
             template=template_version.template.type,
             version=template_version.template.version,
         )
-        return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
+        return Answer(HTTPStatus.ACCEPTED, answer_body.model_dump_json().encode())
 
     raw_body = await request.body() if idempotency_key else b""
     request_hash = fingerprint(b"POST /v1/runs/batch", raw_body)
@@ -87,14 +87,16 @@ async def create_runs(
         answer = await retry_duplicates(
             lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
         )
-    for count, effects in created:
+    for count, effects in written:
         await publish_and_admit(services, effects.hints, effects.limits)
         SUBMITTED.labels(body.template).inc(count)
         log.info("runs submitted", runs=count)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
-async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
+async def _split_by_existing(
+    connection: Connection, new_runs: Sequence[NewRun]
+) -> tuple[dict[str, UUID], list[NewRun]]:
     """Look up the dedupe keys. Returns the ids of unfinished runs that have one of the keys already (key -> id), and
     those of `new_runs` that must be written.
 
@@ -106,18 +108,18 @@ async def _without_existing(connection: Connection, new_runs: Sequence[NewRun]) 
     rows = await runs.unfinished_by_key(
         connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys
     )
-    existing = {key: UUID(str(row["id"])) for key, row in rows.items()}
-    first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing}
+    existing_ids = {key: UUID(str(row["id"])) for key, row in rows.items()}
+    first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing_ids}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
     # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.
-    return existing, sorted(runs_to_write, key=lambda run: run.dedupe_key or "")
+    return existing_ids, sorted(runs_to_write, key=lambda run: run.dedupe_key or "")
 
 
-async def _checked_runs(
+async def _check_runs(
     services: Services, caller: Caller, body: BatchRequest, trace: dict[str, str]
 ) -> list[NewRun] | RequestError:
-    """Check the payloads, and build the runs. Returns (and does not raise) the error that refuses the batch, for the
-    reason that `creating._checked_run` gives.
+    """Check the payloads, and build the runs. Returns (and does not raise) the error that refuses the batch, because a
+    repeated request gets its first answer even if the template has changed since.
     """
     try:
         async with services.pool.acquire() as connection:
@@ -145,7 +147,7 @@ async def _checked_runs(
             params=item_params,
             scope=body.scope,
             scope_id=item.scope_id,
-            priority=BANDS.index(body.priority),
+            priority=BANDS.index(body.priority),  # BANDS: the priorities, the most urgent first
             scheduled_at=body.scheduled_at,
             trace=trace,
             keep_seconds=services.settings.retention_days * 86_400,

@@ -34,10 +34,10 @@ router = APIRouter(tags=["webhooks"], prefix="/v1/callbacks", route_class=Authen
 async def rotate_callback_secret(request: Request, caller: Owner, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
     sealing = Sealing(services.settings)
-    sealed = sealing.seal(new_secret())
+    sealed_secret = sealing.seal(new_secret())
 
     async def work(connection: Connection) -> Answer:
-        row = await callbacks.rotate(connection, caller.tenant_id, sealed)
+        row = await callbacks.rotate(connection, caller.tenant_id, sealed_secret)
         await record(connection, caller, "callback.rotated", caller.tenant_id)
         return Answer(HTTPStatus.OK, encoded({"created_at": row["created_at"]}))
 

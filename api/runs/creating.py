@@ -1,7 +1,7 @@
 """POST /v1/runs: starts a run of a template.
 
-If no limit applies to the run, `Submissions` writes it together with the runs of other clients. Every other run gets a
-transaction of its own. `batches` and `replays` use the helpers below, too.
+If no concurrency limit applies to the run, `Submissions` writes it together with the runs of other clients. Every other
+run gets a transaction of its own. `batches` and `replays` use the helpers below, too.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ async def create_run(
     check_callback_url(services.settings, body.callback_url)
     if body.dedupe is not None and not idempotency_key:
         async with services.pool.acquire() as connection:
-            existing = await _existing_run(connection, caller.tenant_id, body)
-        if existing is not None:  # before the payload is checked and the submission charged
-            return accepted_response(existing)
+            existing_run = await _existing_run(connection, caller.tenant_id, body)
+        if existing_run is not None:  # before the payload is checked and the submission charged
+            return accepted_response(existing_run)
+    # `is_reserved`: the run has its place among the tenant's unfinished jobs, and no rate or queue depth is set.
     is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
     if not is_reserved:
         queued_tasks: dict[str, int] = {}  # no queues to check yet: the template names them, and is read later
         await refuse_early(services, caller, queued_tasks, idempotency_key)
-    new_run = await _checked_run(services, caller, body, identity_of(request).trace)
+    new_run = await _check_run(services, caller, body, identity_of(request).trace)
     if is_reserved and idempotency_key is None:  # the run may be written together with others
         if isinstance(new_run, RequestError):
             raise new_run
@@ -96,28 +97,28 @@ async def _create_alone(
     services: Services, caller: Caller, body: RunRequest, idempotency_key: str | None, new_run: NewRun | RequestError
 ) -> Response:
     """Write the run in a transaction of its own, with its idempotency key and its charges. For a repeated request
-    `work` does not run, and so nothing is created. A refusal (`new_run` is an error) is raised inside of it.
+    `work` does not run, and so nothing is created. If `new_run` is an error, `work` raises it.
     """
-    created: list[tuple[NewRun, CreatedRun]] = []
+    written: list[tuple[NewRun, CreatedRun]] = []
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         if isinstance(new_run, RequestError):
             raise new_run
-        existing = await _existing_run(connection, caller.tenant_id, body)
-        if existing is not None:
-            return existing
+        existing_run = await _existing_run(connection, caller.tenant_id, body)
+        if existing_run is not None:
+            return existing_run
         queues = queues_of(caller.tenant_id, new_run.template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             effects = await runs.create(connection, new_run)
-            created.append((new_run, effects))
+            written.append((new_run, effects))
         limit_headers.update(charge.fields)
         status = runs.first_state(new_run, is_limited=bool(effects.limits))
         return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, status))
 
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
-    for run, effects in created:
+    for run, effects in written:
         await publish_run_effects(services, effects)
         _record_submission(run)
     return accepted_response(answer, limit_headers)
@@ -145,11 +146,11 @@ async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest
     row = (await runs.unfinished_by_key(connection, tenant_id, body.template, [key])).get(key)
     if row is None:
         return None
-    accepted = {"id": row["id"], "status": row["status"], "template": body.template, "version": row["version"]}
-    return Answer(HTTPStatus.OK, encoded(accepted))
+    content = {"id": row["id"], "status": row["status"], "template": body.template, "version": row["version"]}
+    return Answer(HTTPStatus.OK, encoded(content))
 
 
-async def _checked_run(
+async def _check_run(
     services: Services, caller: Caller, body: RunRequest, trace: dict[str, str]
 ) -> NewRun | RequestError:
     """Check the payload, and build the run. Returns (and does not raise) the error that refuses the run, because a
@@ -159,14 +160,14 @@ async def _checked_run(
     No connection is held while the payload is checked, because the check may wait for other payloads of the tenant.
     """
     try:
-        template_version = await _template_version(services, caller, body)
+        template_version = await _find_template_version(services, caller, body)
         return NewRun(
             template_version=template_version,
             tenant_id=caller.tenant_id,
             params=await services.templates.params(caller.tenant_id, template_version, body.payload),
             scope=body.scope,
             scope_id=body.scope_id,
-            priority=BANDS.index(body.priority),
+            priority=BANDS.index(body.priority),  # BANDS: the priorities, the most urgent first
             scheduled_at=body.scheduled_at,
             trace=trace,
             keep_seconds=services.settings.retention_days * 86_400,
@@ -183,7 +184,7 @@ def seconds_or_none(number: int | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-async def _template_version(services: Services, caller: Caller, body: RunRequest) -> TemplateVersion:
+async def _find_template_version(services: Services, caller: Caller, body: RunRequest) -> TemplateVersion:
     """The version of the template that the request names. A template that is declared in code needs no query."""
     template_version = services.templates.declared_in_code(body.template, body.version)
     if template_version is not None:

@@ -1,4 +1,4 @@
-"""GET /v1/runs/{run_id}/events: a run's events as they happen, as server-sent events that a client can resume."""
+"""GET /v1/runs/{run_id}/events: streams a run's events as they happen. A client can resume the stream."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ async def stream_run_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
-    after = event_number(last_event_id)
+    last_number = event_number(last_event_id)
     run = await find_listed_run(services, caller, run_id)
-    if run["status"] in JOB_TERMINAL and run["event_seq"] <= after:
+    if run["status"] in JOB_TERMINAL and run["event_seq"] <= last_number:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, run_id, after, _status_fields),
+        stream(services, caller.tenant_id, run_id, last_number, _status_fields),
         media_type="text/event-stream",
         headers=HEADERS,
     )

@@ -1,4 +1,4 @@
-"""/v1/external: workers in any language claim and settle tasks over HTTP.
+"""/v1/external: workers in any language claim tasks over HTTP, and settle them (report how an attempt ended).
 
 A worker names its lease by its own id and the task's epoch. A call with another epoch changes nothing: the answer is
 409 `lease_lost`.
@@ -40,7 +40,7 @@ Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 #: The UUID namespace for the owners of leases. An owner is made from the tenant and the worker's id, so that workers of
 #: two tenants with the same id have different owners.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-#: A task that has lost this many workers is not given to another worker.
+#: A task that has lost this many workers is not given to another worker, because it may be what ends them.
 _MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
@@ -101,7 +101,7 @@ class Failed(Held):
     )
 
 
-def _owner(caller: Caller, worker_id: str) -> UUID:
+def _owner_of_lease(caller: Caller, worker_id: str) -> UUID:
     return uuid5(_OWNER_NAMESPACE, f"{caller.tenant_id}\n{worker_id}")
 
 
@@ -109,7 +109,7 @@ def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
     """The lease that the request names. Only PostgreSQL decides whether it is valid, so `attempt` and `trusted_until`
     have no meaning here.
     """
-    owner = _owner(caller, held.worker_id)
+    owner = _owner_of_lease(caller, held.worker_id)
     return Lease(task_id, owner, held.epoch, attempt=0, trusted_until=monotonic())
 
 
@@ -123,7 +123,9 @@ def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
 )
 async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Response:
     services = services_of(request)
-    terms = LeaseTerms(_owner(caller, body.worker_id), ttl=body.lease_seconds, margin=0.0, max_losses=_MAX_LOSSES)
+    terms = LeaseTerms(
+        _owner_of_lease(caller, body.worker_id), ttl=body.lease_seconds, margin=0.0, max_losses=_MAX_LOSSES
+    )
     queues = [external_queue(caller.tenant_id, queue) for queue in body.queues]
     deadline = monotonic() + body.wait
     while True:
@@ -141,11 +143,12 @@ async def _claim_tasks(
         claimed_tasks = await claims.claim_due(connection, terms, queues, limit)
         needed_steps = await external.needed_steps(connection, [claimed.lease.task_id for claimed in claimed_tasks])
     return [
-        _task(claimed, terms.ttl) | _inputs(services, needed_steps[claimed.lease.task_id]) for claimed in claimed_tasks
+        _task_answer(claimed, terms.ttl) | _inputs_of(services, needed_steps[claimed.lease.task_id])
+        for claimed in claimed_tasks
     ]
 
 
-def _inputs(services: Services, steps: Sequence[Any]) -> dict[str, Any]:
+def _inputs_of(services: Services, steps: Sequence[Any]) -> dict[str, Any]:
     """The results of the steps that the task needs (by name), and a signed URL for each file of these steps."""
     seconds = services.settings.download_url_seconds
     files = [
@@ -157,7 +160,7 @@ def _inputs(services: Services, steps: Sequence[Any]) -> dict[str, Any]:
     return {"results": {row["step"]: row["value"] for row in steps}, "files": files}
 
 
-def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
+def _task_answer(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
     return {
         "task_id": claimed.lease.task_id,
         "run_id": claimed.job_id,
@@ -222,11 +225,11 @@ def lease_lost() -> Conflict:
 async def report_progress(request: Request, task_id: UUID, body: ProgressReport, caller: Worker) -> Response:
     services = services_of(request)
     lease = lease_of(caller, task_id, body)
-    recorded: Collection[UUID] = ()
+    recorded_ids: Collection[UUID] = ()
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
-            recorded = await progress.report(connection, [progress.Progress(lease, body.percent, body.summary)])
-    if task_id not in recorded:
+            recorded_ids = await progress.report(connection, [progress.Progress(lease, body.percent, body.summary)])
+    if task_id not in recorded_ids:
         raise lease_lost()
     return json_response({"percent": body.percent})
 
@@ -244,8 +247,8 @@ async def report_progress(request: Request, task_id: UUID, body: ProgressReport,
 async def complete(request: Request, task_id: UUID, body: Result, caller: Worker) -> Response:
     services = services_of(request)
     lease = lease_of(caller, task_id, body)
-    by_name = {file.name: UploadedFile(file.name, file.sha256) for file in body.files}
-    outputs = await services.files.check(caller.tenant_id, lease, list(by_name.values()))
+    files_by_name = {file.name: UploadedFile(file.name, file.sha256) for file in body.files}
+    outputs = await services.files.check(caller.tenant_id, lease, list(files_by_name.values()))
     async with services.pool.acquire() as connection:
         async with in_time(services, connection, caller, lease) as is_in_time:
             if is_in_time:
@@ -269,7 +272,7 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
     async with services.pool.acquire() as connection:
         async with in_time(services, connection, caller, lease) as is_in_time:
             if is_in_time:
-                failure = await _failure(services, connection, caller, lease, body)
+                failure = await _failure_of(services, connection, caller, lease, body)
                 outcome = await _settled_or_cancelled(connection, await settlements.fail(connection, [failure]), lease)
         if not is_in_time:
             raise lease_lost()
@@ -281,7 +284,9 @@ async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) ->
     return _settled_response(services, outcome, task_id, "cancelled")
 
 
-async def _failure(services: Services, connection: Connection, caller: Caller, lease: Lease, body: Failed) -> Failure:
+async def _failure_of(
+    services: Services, connection: Connection, caller: Caller, lease: Lease, body: Failed
+) -> Failure:
     """The failure that the worker reports. If the worker names no delay, the template's backoff gives it."""
     delay_seconds = body.retry_after
     if delay_seconds is None:
@@ -295,7 +300,7 @@ async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease:
     """The outcome of a report. If the report changed nothing because the run is to be cancelled, the report
     acknowledges the cancel. Raises Conflict `lease_lost`.
     """
-    if outcome.verdicts[lease.task_id] is Verdict.LOST:
+    if outcome.verdicts[lease.task_id] is Verdict.LOST:  # the lease did not allow this report
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         raise lease_lost()
@@ -341,8 +346,8 @@ async def release(request: Request, task_id: UUID, body: Held, caller: Worker) -
     async with services.pool.acquire() as connection:
         async with in_time(services, connection, caller, lease) as is_in_time:
             if is_in_time:
-                released = await settlements.release(connection, [lease])
-                outcome = await _settled_or_cancelled(connection, released, lease)
+                release_outcome = await settlements.release(connection, [lease])
+                outcome = await _settled_or_cancelled(connection, release_outcome, lease)
         if not is_in_time:
             raise lease_lost()
     return _settled_response(services, outcome, task_id, "cancelled")

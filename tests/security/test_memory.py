@@ -169,7 +169,7 @@ async def test_where_all_connections_are_busy_a_newcomer_is_told_so(settings: Se
             _, writer = await stack.enter_async_context(connected(api.url))
             writer.write(head("/upload-url", f"Authorization: Bearer {key.text}", "Content-Length: 100"))
         async with asyncio.timeout(10):
-            while not api.services.bodies._used_by.total() or api.services.bodies._used < 1000:
+            while not api.services.bodies._used_bytes_by_tenant.total() or api.services.bodies._used_bytes < 1000:
                 await asyncio.sleep(0.01)
         async with connected(api.url) as (reader, writer):
             writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
