@@ -105,7 +105,7 @@ class Require:
         """
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
-        return located(request, await services_of(request).keyring.identify(credentials.credentials))
+        return with_source(request, await services_of(request).keyring.identify(credentials.credentials))
 
     def refuse(self, caller: Caller) -> None:
         """Raises Forbidden if the caller's key lacks the scope."""
@@ -126,7 +126,7 @@ def listed_tenant(caller: Caller, tenant: str | None) -> str | None:
     return tenant if OPERATE in caller.scopes else caller.tenant_id
 
 
-def located(request: Request, caller: Caller) -> Caller:
+def with_source(request: Request, caller: Caller) -> Caller:
     """The caller, with the address and the id of the request for the audit."""
     return replace(caller, source_ip=source_address(request), request_id=request_id_of(request))
 

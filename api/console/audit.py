@@ -75,7 +75,7 @@ async def show_audit(
     )
     answer = content_of(response)
     chain_tenant = tenant if tenant and OPERATE in caller.scopes else caller.tenant_id
-    shared_checks: Shared[CheckedChain] = state_of(request).answers.of("audit", _SHARED_SECONDS)
+    shared_checks: Shared[CheckedChain] = state_of(request).answers.named("audit", _SHARED_SECONDS)
     return page(
         request,
         "audit.html",

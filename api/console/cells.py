@@ -31,7 +31,7 @@ _SHARED_SECONDS = 2.0
 async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Query(max_length=100)] = "") -> Response:
     """`find`: the id of a job, or the name of a tenant."""
     endpoints.cells_of(services_of(request))  # raises NotFound if the installation has no cells
-    shared_cells: Shared[list[endpoints.Cell]] = state_of(request).answers.of("cells", _SHARED_SECONDS)
+    shared_cells: Shared[list[endpoints.Cell]] = state_of(request).answers.named("cells", _SHARED_SECONDS)
     cells = await shared_cells.get("all", lambda: endpoints.all_cells(request))
     searched_name = find.strip()
     found = await _find(request, searched_name) if searched_name else None

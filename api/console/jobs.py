@@ -89,7 +89,7 @@ async def _read_saved_views(request: Request, caller: Caller) -> list[Row]:
         async with services_of(request).pool.acquire() as connection:
             return list(await saved_views.list_views(connection, caller.tenant_id))
 
-    shared_views: Shared[list[Row]] = state_of(request).answers.of("views", _SHARED_SECONDS)
+    shared_views: Shared[list[Row]] = state_of(request).answers.named("views", _SHARED_SECONDS)
     return await shared_views.get(caller.tenant_id, read)
 
 
@@ -234,7 +234,7 @@ async def save_view(request: Request, caller: Operator, form: Fields) -> Respons
     except ValidationError as error:
         raise form_error(error, "The view") from None
     await views.save_view(request, body, caller)
-    state_of(request).answers.of("views", _SHARED_SECONDS).forget()
+    state_of(request).answers.named("views", _SHARED_SECONDS).forget()
     return go_to(request, _address_of_list(caller, q), f"The view {body.name} is saved.")
 
 
@@ -242,7 +242,7 @@ async def save_view(request: Request, caller: Operator, form: Fields) -> Respons
 async def delete_view(request: Request, view_id: UUID, caller: Operator, form: Fields) -> Response:
     async def act() -> Outcome:
         await views.delete_view(request, view_id, caller)
-        state_of(request).answers.of("views", _SHARED_SECONDS).forget()
+        state_of(request).answers.named("views", _SHARED_SECONDS).forget()
         return Outcome(_address_of_list(caller, form.get("filter", "")), "The view is deleted.")
 
     return await act_once(request, caller, form, act)

@@ -15,7 +15,7 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from leasehold.api.auth.audit import record
-from leasehold.api.auth.security import located, request_id_of
+from leasehold.api.auth.security import request_id_of, with_source
 from leasehold.api.auth.source_address import source_address
 from leasehold.api.console import session
 from leasehold.api.console.rendering import HEADERS, page, path_of, redirect_to
@@ -75,7 +75,7 @@ async def return_from_provider(request: Request) -> Response:
         _count_refusal(request, error.code, "")
         raise
     row = await _admit_person(request, services, identity)
-    caller = located(request, services.keyring.caller_of_person(row))
+    caller = with_source(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, caller, "session.began", row["id"], issuer=identity.issuer, subject=identity.subject)
     response = _begin_session(request, services, row, following)
@@ -117,7 +117,7 @@ async def change_tenant(request: Request, caller: session.Anybody, form: Fields)
     row = next((row for row in rows if row["tenant_id"] == form.get("tenant")), None)
     if row is None:
         raise NotFound("tenant_not_found", "You have no role in this tenant.")
-    new_caller = located(request, services.keyring.caller_of_person(row))
+    new_caller = with_source(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, new_caller, "session.began", row["id"], issuer=row["issuer"], subject=row["subject"])
     return _begin_session(request, services, row, "/")

@@ -45,8 +45,8 @@ class State:
 async def show_overview(request: Request, caller: Anybody) -> Response:
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
-    states: Shared[State] = state_of(request).answers.of("state", REFRESH_SECONDS)
-    rates: Shared[Rates] = state_of(request).answers.of("rates", _RATES_SECONDS)
+    states: Shared[State] = state_of(request).answers.named("state", REFRESH_SECONDS)
+    rates: Shared[Rates] = state_of(request).answers.named("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _read_state(request, services, caller))
     last_hour = (
         await rates.get(key, lambda: rates_of(services, caller, datetime.now(UTC)))

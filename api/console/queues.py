@@ -46,7 +46,7 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
             shown_queues = [row["queue"] for row in queues[:_MAX_QUEUES]]
             return queues, list(await overview_reads.limits_of_queues(connection, shown_queues))
 
-    shared_queues: Shared[tuple[list[Row], list[Row]]] = state_of(request).answers.of("queues", _SHARED_SECONDS)
+    shared_queues: Shared[tuple[list[Row], list[Row]]] = state_of(request).answers.named("queues", _SHARED_SECONDS)
     queues, limits = await shared_queues.get("all", read)
     return page(
         request,
@@ -63,14 +63,14 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
 @router.post("/queues/{queue}/pause")
 async def pause(request: Request, queue: endpoints.QueueName, caller: Operator, form: Fields) -> Response:
     await endpoints.pause_queue(request, queue, caller, endpoints.Pause(reason=form.get("reason", "")[:500]))
-    state_of(request).answers.of("queues", _SHARED_SECONDS).forget()
+    state_of(request).answers.named("queues", _SHARED_SECONDS).forget()
     return go_to(request, "/queues", f"The queue {queue} is paused.")
 
 
 @router.post("/queues/{queue}/resume")
 async def resume(request: Request, queue: endpoints.QueueName, caller: Operator) -> Response:
     await endpoints.resume_queue(request, queue, caller)
-    state_of(request).answers.of("queues", _SHARED_SECONDS).forget()
+    state_of(request).answers.named("queues", _SHARED_SECONDS).forget()
     return go_to(request, "/queues", f"The queue {queue} goes on.")
 
 
@@ -83,7 +83,7 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
         async with services.pool.acquire() as connection:
             return [dict(row) | _queues_and_labels(row["queues"]) for row in await run_reads.workers(connection)]
 
-    shared_workers: Shared[list[dict[str, Any]]] = state_of(request).answers.of("workers", _SHARED_SECONDS)
+    shared_workers: Shared[list[dict[str, Any]]] = state_of(request).answers.named("workers", _SHARED_SECONDS)
     workers = await shared_workers.get("all", read)
     return page(request, "workers.html", refresh_seconds=3, refresh_url=request.url.path, workers=workers)
 
@@ -99,7 +99,7 @@ def _queues_and_labels(queue_names: Sequence[str]) -> dict[str, list[str]]:
 @router.post("/workers/{worker_id}/drain")
 async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response:
     await endpoints.drain_worker(request, worker_id, caller)
-    state_of(request).answers.of("workers", _SHARED_SECONDS).forget()
+    state_of(request).answers.named("workers", _SHARED_SECONDS).forget()
     return go_to(request, "/workers", "The worker finishes or releases what it has, and ends.")
 
 

@@ -19,7 +19,7 @@ from uuid import UUID
 from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials
 
-from leasehold.api.auth.security import Require, located
+from leasehold.api.auth.security import Require, with_source
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import Forbidden, Unauthenticated
@@ -88,7 +88,7 @@ class SignedIn(Require):
         session = read(services.settings, request.cookies.get(COOKIE, ""))
         if session is None:
             raise Unauthenticated("missing_api_key", "Sign in with an API key.")
-        caller = located(request, await _caller_of(services, session))
+        caller = with_source(request, await _caller_of(services, session))
         request.state.viewer = Viewer(caller, session, _form_token(services.settings, session))
         return caller
 

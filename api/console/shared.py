@@ -94,5 +94,5 @@ class SharedAnswers:
     def __init__(self) -> None:
         self._by_name: dict[str, Shared[Any]] = {}
 
-    def of(self, name: str, seconds: float) -> Shared[Any]:
+    def named(self, name: str, seconds: float) -> Shared[Any]:
         return self._by_name.setdefault(name, Shared(seconds))

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from leasehold.api.auth.audit import record
-from leasehold.api.auth.security import located, stranger
+from leasehold.api.auth.security import stranger, with_source
 from leasehold.api.console import session, tickets
 from leasehold.api.console.rendering import FLASH, go_to, path_of, redirect_to
 from leasehold.api.console.routes import Fields, sign_in_page
@@ -31,7 +31,7 @@ async def sign_in(request: Request, form: Fields) -> Response:
     services = services_of(request)
     Sealing(services.settings).sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
     try:
-        caller = located(request, await services.keyring.identify(form.get("key", "").strip()))
+        caller = with_source(request, await services.keyring.identify(form.get("key", "").strip()))
     except Unauthenticated as error:
         services.refusals.add(error.code, stranger(request, form.get("key", "").strip()), request.url.path)
         return sign_in_page(request, error)
@@ -47,7 +47,7 @@ async def enter(
     services = services_of(request)
     key_prefix = tickets.prefix_of_ticket(services.settings, ticket)
     caller = await services.keyring.caller_of_session(key_prefix)
-    return await _begin_session(request, located(request, caller), following)
+    return await _begin_session(request, with_source(request, caller), following)
 
 
 async def _begin_session(request: Request, caller: Caller, following: str) -> Response:
