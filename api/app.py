@@ -56,8 +56,8 @@ from leasehold.settings import Settings
 #: public paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
-#: FastAPI tries routes in order: first the busiest routes, then the routes of the shipped kinds of work, then the rest.
-#: The routes of other kinds come last, so that they cannot hide a route of the platform.
+#: FastAPI tries routes in order: first the busiest routes, then the routes of the shipped kinds of work (such as
+#: media), then the rest. The routes of other kinds come last, so that they cannot hide a route of the platform.
 _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,

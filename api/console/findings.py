@@ -24,13 +24,14 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.sentences import counted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: The largest counts: of the tasks of a queue, of the tasks of all queues together, and of dead letters.
+#: The largest counts: of the tasks of a queue, of the tasks of all queues together, and of dead letters (steps that
+#: failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
 #: The largest count of orders (what a step asked of a provider) or steps that only a person can settle (say how they
 #: ended), and how many of the newest orders are searched.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
-#: How much the explanation of a late job reads: entries of its ledger, waiting steps, and tasks ahead of it. This is
-#: little, because the page shows only one reason.
+#: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
+#: ahead of it. This is little, because the page shows only one reason.
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: At most this many late jobs are explained.
 _MAX_EXPLAINED = 5

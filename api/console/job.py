@@ -119,7 +119,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 @dataclass(frozen=True, slots=True)
 class _Details:
     """What the page shows beside the job's row and its explanation. `acts`: what people did with the job. `operations`:
-    the ids of the bulk operations that have a page. `waits`: the signals for which the job's workflow waits.
+    the ids of the bulk operations (each acts on many jobs) that have a page. `waits`: the signals for which the job's
+    workflow waits.
     """
 
     events: Sequence[EventView]

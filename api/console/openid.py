@@ -43,7 +43,7 @@ async def send_to_provider(request: Request, following: Annotated[str, Query(max
     services = services_of(request)
     openid = _openid_of(services)
     sealing = Sealing(services.settings)
-    sealing.sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
+    sealing.sign("console", b"")  # raises Unavailable without sealing keys, which sign the cookie
     flow = Flow.new()
     async with state_of(request).sign_ins.turn(_NO_TENANT):  # bounds the requests to the provider
         address = await openid.sign_in_url(flow, _redirect_uri(request))

@@ -119,7 +119,7 @@ Anybody = Annotated[Caller, Depends(SignedIn())]
 
 
 def begin(services: Services, request: Request, response: Response, owner: str) -> None:
-    """Begin a session on the response. Raises Unavailable without sealing keys, with which it signs."""
+    """Begin a session on the response. Raises Unavailable without sealing keys, which sign the cookie."""
     now = int(time())
     _set_cookie(services, request, response, Session(owner, now, now, secrets.token_urlsafe(16)))
 

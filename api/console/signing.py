@@ -29,7 +29,7 @@ async def show_sign_in(request: Request) -> Response:
 @router.post("/sign-in")
 async def sign_in(request: Request, form: Fields) -> Response:
     services = services_of(request)
-    Sealing(services.settings).sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
+    Sealing(services.settings).sign("console", b"")  # raises Unavailable without sealing keys, which sign the cookie
     try:
         caller = with_source(request, await services.keyring.identify(form.get("key", "").strip()))
     except Unauthenticated as error:

@@ -118,6 +118,6 @@ async def _export_lines(services: Services, heads: list[dict[str, Any]]) -> Asyn
             async with services.pool.acquire() as connection:
                 rows = await audit.read_part(connection, head, last_seq)
             if not rows:
-                break  # retention has deleted these rows meanwhile: the next export begins at a higher `seq`
+                break  # these rows became too old meanwhile, and were deleted: the next export begins at a higher `seq`
             yield b"".join(encoded(audit.as_answer(row)) + b"\n" for row in rows)
             last_seq = rows[-1]["seq"]

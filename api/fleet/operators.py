@@ -1,4 +1,6 @@
-"""/v1/queues, /v1/workers and /v1/limits: operators read and pause queues, read and drain workers, and set limits."""
+"""/v1/queues, /v1/workers and /v1/limits: operators read and pause queues, read and drain workers, and set limits. A
+worker that drains claims nothing more, and exits.
+"""
 
 from __future__ import annotations
 

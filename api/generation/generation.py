@@ -265,7 +265,7 @@ async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Cal
     hints, ended_jobs = cancellation
     count_ended_jobs(ended_jobs)
     await publish_and_admit(services, hints, limit_ids, [row["job_id"]])
-    return answer(services, current_row or row)  # `row`: if retention has just deleted the generation
+    return answer(services, current_row or row)  # `row`: if the generation has just expired, and was deleted
 
 
 async def _cancel_and_withdraw(

@@ -63,8 +63,9 @@ def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
 
 
 def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
-    """Raises Forbidden if a bulk operation acts on jobs of other tenants, and the caller is not an operator. The
-    counts, logs and refusals of such an operation are about those jobs, and a retry would act on them.
+    """Raises Forbidden if a bulk operation (a job that acts on many jobs) acts on jobs of other tenants, and the caller
+    is not an operator. The counts, logs and refusals of such an operation are about those jobs, and a retry would act
+    on them.
 
     `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters. Of these, `of_tenant` is
     the tenant of the jobs; None: all tenants.

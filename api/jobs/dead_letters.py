@@ -142,7 +142,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
     letter_filter = dead_letter_filter(services, caller, body.kind, body.template, body.code, write=True)
-    # `bulk` bounds how many bulk writes run at once.
+    # `bulk` bounds how many bulk writes (requests that write many jobs) run at once.
     async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
         rows = await job_reads.dead_letters(
             connection,

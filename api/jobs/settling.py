@@ -75,8 +75,8 @@ async def _write_settlement(
 def _system_of_adopted_order(services: Services, access: JobAccess, orders: UnknownOrders, step: Unresolved) -> str:
     """The system that got the order, such as a provider. Raises Invalid if the system cannot be asked for an order.
 
-    Call this only if the job has an order to settle: other jobs of the kind, such as a withdrawal of an order, lack the
-    parameters.
+    Call this only if the job has an order to settle: other jobs of the kind, such as a withdrawal (it cancels an
+    order), lack the parameters.
     """
     if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
         raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")

@@ -1,4 +1,6 @@
-"""/v1/unsettled lists the cases that only a person can settle. POST /v1/jobs/{job_id}/settle settles an order."""
+"""/v1/unsettled lists the cases that only a person can settle (say how they go on). POST /v1/jobs/{job_id}/settle
+settles an order: what a step asked of a provider.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +224,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     settled_ids: list[UUID] = []
     refusals: list[dict[str, Any]] = []
     limit_headers: dict[str, str] = {}
-    async with services.bulk.turn(caller.tenant_id):  # bounds how many bulk writes run at once
+    async with services.bulk.turn(caller.tenant_id):  # bounds how many requests write many jobs at once
         for item in body.settlements:
             try:
                 access = await find(services, caller, item.job_id, write=True)

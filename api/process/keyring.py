@@ -89,7 +89,9 @@ class Keyring:
         self._cache: OrderedDict[str, tuple[StoredKey, float]] = OrderedDict()
 
     async def identify(self, text: str) -> Caller:
-        """Find the caller whose key is `text`. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN."""
+        """Find the caller whose key is `text`. Raises Unauthenticated, WrongCell if another installation serves the
+        key's tenant, or one of TRY_AGAIN (runtime/transient.py) if PostgreSQL does not answer.
+        """
         presented_key = parse_key(text)
         if presented_key is None:
             raise _invalid_key()

@@ -69,7 +69,7 @@ class Services:
     keyring: Keyring
     refusals: Refusals
     bodies: Bodies
-    bulk: BulkWrites  # bounds how many bulk writes run at once
+    bulk: BulkWrites  # bounds how many bulk writes (requests that write many jobs) run at once
     watch: JobWatch  # long polls for events of jobs; the next three: for work in queues, log lines, and chunks
     queues: QueueWatch
     log_watch: LogWatch
@@ -83,7 +83,7 @@ class Services:
     actions: Actions  # what leasehold.actions needs of this process to cancel, retry and delete jobs
     openid: OpenId | None  # None: people sign in only with API keys
     replica_reads: ReplicaReads | None  # None: all requests read from the primary
-    other_cells: OtherCells | None  # None: the installation is not one of several cells
+    other_cells: OtherCells | None  # None: no other installations (cells) share the tenants
     draining: bool = False
 
     def drain(self) -> None:
