@@ -74,10 +74,10 @@ class Require:
         request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
     ) -> Caller:
-        admitted: dict[Require, Caller] = request.scope.setdefault("state", {}).setdefault("admitted", {})
-        if self not in admitted:
-            admitted[self] = await self.admit(request, credentials)
-        return admitted[self]
+        admitted_callers: dict[Require, Caller] = request.scope.setdefault("state", {}).setdefault("admitted", {})
+        if self not in admitted_callers:
+            admitted_callers[self] = await self.admit(request, credentials)
+        return admitted_callers[self]
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
         """Identify the caller and check its scope. `__call__` calls this once for each request, even if several

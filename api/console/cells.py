@@ -34,7 +34,7 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
     shared_cells: Shared[list[endpoints.Cell]] = state_of(request).answers.named("cells", _SHARED_SECONDS)
     cells = await shared_cells.get("all", lambda: endpoints.all_cells(request))
     searched_name = find.strip()
-    found = await _find(request, searched_name) if searched_name else None
+    search_result = await _find(request, searched_name) if searched_name else None
     return page(
         request,
         "cells.html",
@@ -42,7 +42,7 @@ async def show_cells(request: Request, _caller: Operator, find: Annotated[str, Q
         refresh_url=request.url.path,
         cells=cells,
         searched=searched_name,
-        found=found,
+        found=search_result,
         max_counted=MAX_COUNTED,
     )
 

@@ -91,11 +91,13 @@ async def replay_group(request: Request, caller: Writer, fingerprint: str, form:
 
     async def act() -> Outcome:
         answer = content_of(await endpoints.replay_many(request, body, caller))
-        replayed, refused = answer["replayed"], answer["refused"]
-        if canary and replayed:
-            return Outcome(f"/jobs/{replayed[0]}", "This job runs again, as a trial of its group.")
-        sentence = f"{counted(len(replayed), 'job runs', 'jobs run')} again."
-        return Outcome("/dead-letters", with_refusals(sentence, refused), good=not refused, has_acted=bool(replayed))
+        replayed_ids, refusals = answer["replayed"], answer["refused"]
+        if canary and replayed_ids:
+            return Outcome(f"/jobs/{replayed_ids[0]}", "This job runs again, as a trial of its group.")
+        sentence = f"{counted(len(replayed_ids), 'job runs', 'jobs run')} again."
+        return Outcome(
+            "/dead-letters", with_refusals(sentence, refusals), good=not refusals, has_acted=bool(replayed_ids)
+        )
 
     return await act_once(request, caller, form, act)
 

@@ -232,11 +232,11 @@ def _disabled(row: Row) -> Finding:
     return Finding("warn", sentence, f"/webhooks/{row['id']}", "The webhook")
 
 
-async def _findings_about_oldest(services: Services, caller: Caller, late: Sequence[UUID]) -> list[Finding]:
-    """Of the late jobs that do not wait on purpose, explain why the oldest waits. `late`: ids, the oldest first."""
+async def _findings_about_oldest(services: Services, caller: Caller, late_ids: Sequence[UUID]) -> list[Finding]:
+    """Of the late jobs that do not wait on purpose, explain why the oldest waits. `late_ids`: the oldest first."""
     async with services.pool.acquire() as connection:
-        rows = {row["id"]: row for row in await job_reads.find_listed(connection, caller.tenant_id, late)}
-    jobs = [rows[job_id] for job_id in late if job_id in rows and _may_read(services, caller, rows[job_id])]
+        rows = {row["id"]: row for row in await job_reads.find_listed(connection, caller.tenant_id, late_ids)}
+    jobs = [rows[job_id] for job_id in late_ids if job_id in rows and _may_read(services, caller, rows[job_id])]
     for job in jobs[:_MAX_EXPLAINED]:
         explanation = await explain(services, caller.tenant_id, job, _DEPTH)
         reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN_REASONS]

@@ -66,9 +66,9 @@ def needs_of(tasks: Sequence[Row]) -> dict[str, list[str]]:
         if task["parent_id"] is not None:
             needs[task["step"]] += [names[task["parent_id"]]] if task["parent_id"] in names else []
             continue
-        for following in task["unblocks"]:
-            if following in names:
-                needs[names[following]].append(task["step"])
+        for unblocked_id in task["unblocks"]:
+            if unblocked_id in names:
+                needs[names[unblocked_id]].append(task["step"])
     return needs
 
 

@@ -154,14 +154,14 @@ async def _existing_operations(connection: Connection, caller: Caller, acts: Seq
     operation_ids = {UUID(act.details["operation"]) for act in acts if "operation" in act.details}
     if not operation_ids:
         return set()
-    existing = await operation_reads.existing(connection, tenant_of(caller), [*operation_ids])
-    return {str(operation_id) for operation_id in existing}
+    existing_ids = await operation_reads.existing(connection, tenant_of(caller), [*operation_ids])
+    return {str(operation_id) for operation_id in existing_ids}
 
 
 async def _latest_events(connection: Connection, access: JobAccess) -> list[EventView]:
     """The last _MAX_EVENTS events of the job, the oldest first."""
-    after = max(0, access.row["event_seq"] - _MAX_EVENTS)
-    return await event_reads.events_after(connection, access.caller.tenant_id, access.id, after, _MAX_EVENTS)
+    last_skipped = max(0, access.row["event_seq"] - _MAX_EVENTS)
+    return await event_reads.events_after(connection, access.caller.tenant_id, access.id, last_skipped, _MAX_EVENTS)
 
 
 def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -188,8 +188,8 @@ def _emitted_texts(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]
         is_text = isinstance(value, str)
         text = str(value) if is_text else f"{'(cut)' if 'cut' in chunk else orjson.dumps(value).decode()}\n"
         if texts and texts[-1][0] == chunk["step"]:
-            before = texts.pop()[1]
-            text = before + ("" if is_text or before.endswith("\n") else "\n") + text
+            earlier_text = texts.pop()[1]
+            text = earlier_text + ("" if is_text or earlier_text.endswith("\n") else "\n") + text
         texts.append((chunk["step"], text))
     return [(step, text[-_MAX_EMITTED:]) for step, text in texts]
 
@@ -288,9 +288,9 @@ async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) 
     return go_to(request, f"/jobs/{job_id}", done_sentence)
 
 
-def _check_seen(access: JobAccess, seen: str | None) -> None:
-    """Raises Conflict if the job has had an event after the event `seen`."""
-    if seen is not None and seen != str(access.row["event_seq"]):
+def _check_seen(access: JobAccess, seen_event: str | None) -> None:
+    """Raises Conflict if the job has had an event after the event with the number `seen_event`."""
+    if seen_event is not None and seen_event != str(access.row["event_seq"]):
         status = str(access.row["status"]).replace("_", " ")
         raise Conflict("resource_invalid_state", f"The job has changed since you opened its page: it is {status}.")
 

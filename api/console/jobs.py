@@ -214,13 +214,13 @@ async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Res
                 await act_on_job(job_id)
             except RequestError as error:
                 refusals[error.message] += 1
-        done = len(ids) - refusals.total()
+        done_count = len(ids) - refusals.total()
         word = "retried" if action == "retry" else "asked to stop"
         sentences = [
-            f"{done} of {counted(len(ids), 'job', 'jobs')} {word}.",
+            f"{done_count} of {counted(len(ids), 'job', 'jobs')} {word}.",
             *(f"{n} refused: {reason}" for reason, n in refusals.items()),
         ]
-        return Outcome(form.get("back", "/jobs"), " ".join(sentences), good=not refusals, has_acted=done > 0)
+        return Outcome(form.get("back", "/jobs"), " ".join(sentences), good=not refusals, has_acted=done_count > 0)
 
     return await act_once(request, caller, form, act)
 

@@ -39,12 +39,12 @@ class Outcome:
     has_acted: bool = True
 
 
-def with_refusals(sentence: str, refused: Sequence[Mapping[str, Any]]) -> str:
+def with_refusals(sentence: str, refusals: Sequence[Mapping[str, Any]]) -> str:
     """The sentence of an act on several jobs. If some were refused, it also says how many, and why the first was."""
-    if not refused:
+    if not refusals:
         return sentence
-    were_refused = counted(len(refused), "was refused, because", "were refused, the first because")
-    return f"{sentence} {were_refused}: {refused[0]['detail']}"
+    were_refused = counted(len(refusals), "was refused, because", "were refused, the first because")
+    return f"{sentence} {were_refused}: {refusals[0]['detail']}"
 
 
 def new_form_token() -> str:

@@ -132,7 +132,7 @@ async def show_jobs_at_limit(
 ) -> Response:
     """Show which jobs fill a limit, and which wait at it."""
     async with services_of(request).pool.acquire() as connection:
-        inside, waiting = [
+        inside_jobs, waiting_jobs = [
             await overview_reads.jobs_at_limit(connection, tenant, key, _MAX_JOBS + 1, admitted=is_inside)
             for is_inside in (True, False)
         ]
@@ -143,7 +143,7 @@ async def show_jobs_at_limit(
         refresh_url=f"{request.url.path}?{request.url.query}",
         tenant=tenant,
         key=key,
-        groups=[("Inside", inside[:_MAX_JOBS]), ("Waiting", waiting[:_MAX_JOBS])],
+        groups=[("Inside", inside_jobs[:_MAX_JOBS]), ("Waiting", waiting_jobs[:_MAX_JOBS])],
         max_jobs=_MAX_JOBS,
     )
 

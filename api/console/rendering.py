@@ -111,7 +111,7 @@ def page(
             lag=current_lag(),
             has_cells=services.other_cells is not None,
             asset=lambda name: f"{prefix}/assets/{assets.version(name)}/{name}",
-            url=lambda to, **query: _url(prefix + to, query),
+            url=lambda path, **query: _url(prefix + path, query),
             **values,
         )
     )
@@ -137,9 +137,9 @@ def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:
         return None
-    last = _last_pages(request).get((viewer.session.nonce, str(request.url)))
+    last_page = _last_pages(request).get((viewer.session.nonce, str(request.url)))
     # The comparison of tuples compares equal objects by identity first. Requests share most objects (shared.py).
-    if last is None or last != (request.headers.get(MARK), made_of):
+    if last_page is None or last_page != (request.headers.get(MARK), made_of):
         return None
     return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
 
@@ -237,10 +237,10 @@ def ago(value: datetime | str | None) -> Markup:
     """The time from now to an instant; on hover, the exact instant."""
     if value is None:
         return Markup("")
-    at = _as_datetime(value)
-    seconds = (datetime.now(UTC) - at).total_seconds()
+    moment = _as_datetime(value)
+    seconds = (datetime.now(UTC) - moment).total_seconds()
     words = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso(at), instant(at), words)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso(moment), instant(moment), words)
 
 
 def between(start: datetime | str | None, end: datetime | str | None) -> float | None:

@@ -59,16 +59,16 @@ class Form(Mapping[str, str]):
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._pairs = pairs
-        self._last = dict(pairs)
+        self._last_values = dict(pairs)
 
     def __getitem__(self, name: str) -> str:
-        return self._last[name]
+        return self._last_values[name]
 
     def __iter__(self) -> Any:
-        return iter(self._last)
+        return iter(self._last_values)
 
     def __len__(self) -> int:
-        return len(self._last)
+        return len(self._last_values)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

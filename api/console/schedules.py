@@ -135,10 +135,12 @@ async def backfill(request: Request, schedule_id: UUID, caller: Writer, form: Fi
 
 def _range_of(start: str, end: str, *, dry_run: bool = False) -> endpoints.Backfill:
     """The request for a backfill of this range. `dry_run`: it starts no run. Raises Invalid."""
-    first, last = typed_instant(start), typed_instant(end)
-    if first is None:
+    first_instant, last_instant = typed_instant(start), typed_instant(end)
+    if first_instant is None:
         raise Invalid("invalid_request", "The range needs a start: 2026-11-22, or 2026-11-22T14:30.")
-    return endpoints.Backfill(start=first, end=last or datetime.now(UTC) - _FIRED_AFTER, dry_run=dry_run)
+    return endpoints.Backfill(
+        start=first_instant, end=last_instant or datetime.now(UTC) - _FIRED_AFTER, dry_run=dry_run
+    )
 
 
 @router.post("/schedules/{schedule_id}/change")

@@ -186,10 +186,10 @@ def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
         return _reason_of_unserved_queue(row, served)
     if _is_handler_missing(row, serving):
         return _reason_of_missing_handler(row, serving)
-    others = counted(ahead, "other", "others")
+    others_text = counted(ahead, "other", "others")
     if ahead >= row["most_ahead"]:  # the count ended there
-        others = f"at least {others}"
-    return _reason("behind_others", f"{step} is runnable, behind {others}.", step=step, queue=queue, ahead=ahead)
+        others_text = f"at least {others_text}"
+    return _reason("behind_others", f"{step} is runnable, behind {others_text}.", step=step, queue=queue, ahead=ahead)
 
 
 def _reason_of_unserved_queue(row: Row, served: Served) -> dict[str, Any]:

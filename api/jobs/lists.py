@@ -61,7 +61,9 @@ async def list_jobs(
 async def list_page(
     services: Services, caller: Caller, job_filter: JobFilter, before: UUID | None, limit: int, *, count: bool
 ) -> dict[str, Any]:
-    """A page of the list. Raises InvalidFilter, also for a filter that would read too much."""
+    """A page of the list. `before`: the last job of the page before; None: this is the first page. Raises
+    InvalidFilter, also for a filter that would read too much.
+    """
     scope = scope_of(services, caller, job_filter)
     if scope is None:
         return {"jobs": [], "next_cursor": None} | ({"count": {"n": 0, "exact": True}} if count else {})

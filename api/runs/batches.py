@@ -57,7 +57,7 @@ async def create_runs(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
-    written: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and its effects; empty: none
+    written_runs: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and its effects; empty: none
     limit_headers: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)  # {}: the queues are not known yet
     new_runs = await _check_runs(services, caller, body, identity_of(request).trace)
@@ -70,7 +70,7 @@ async def create_runs(
         if runs_to_write:
             queues = queues_of(caller.tenant_id, template_version.pipeline)
             async with services.admission.submitting(connection, caller.payer, queues, len(runs_to_write)) as charge:
-                written.append((len(runs_to_write), await runs.create_together(connection, runs_to_write)))
+                written_runs.append((len(runs_to_write), await runs.create_together(connection, runs_to_write)))
             limit_headers.update(charge.fields)
         id_of_key = existing_ids | {run.dedupe_key: run.id for run in runs_to_write if run.dedupe_key is not None}
         answer_body = BatchAccepted(
@@ -87,7 +87,7 @@ async def create_runs(
         answer = await retry_duplicates(
             lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
         )
-    for count, effects in written:
+    for count, effects in written_runs:
         await publish_and_admit(services, effects.hints, effects.limits)
         SUBMITTED.labels(body.template).inc(count)
         log.info("runs submitted", runs=count)

@@ -99,7 +99,7 @@ async def _create_alone(
     """Write the run in a transaction of its own, with its idempotency key and its charges. For a repeated request
     `work` does not run, and so nothing is created. If `new_run` is an error, `work` raises it.
     """
-    written: list[tuple[NewRun, CreatedRun]] = []
+    written_runs: list[tuple[NewRun, CreatedRun]] = []
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
@@ -111,14 +111,14 @@ async def _create_alone(
         queues = queues_of(caller.tenant_id, new_run.template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             effects = await runs.create(connection, new_run)
-            written.append((new_run, effects))
+            written_runs.append((new_run, effects))
         limit_headers.update(charge.fields)
         status = runs.first_state(new_run, is_limited=bool(effects.limits))
         return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, status))
 
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
-    for run, effects in written:
+    for run, effects in written_runs:
         await publish_run_effects(services, effects)
         _record_submission(run)
     return accepted_response(answer, limit_headers)

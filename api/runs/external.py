@@ -105,12 +105,12 @@ def _owner_of_lease(caller: Caller, worker_id: str) -> UUID:
     return uuid5(_OWNER_NAMESPACE, f"{caller.tenant_id}\n{worker_id}")
 
 
-def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
+def lease_of(caller: Caller, task_id: UUID, body: Held) -> Lease:
     """The lease that the request names. Only PostgreSQL decides whether it is valid, so `attempt` and `trusted_until`
     have no meaning here.
     """
-    owner = _owner_of_lease(caller, held.worker_id)
-    return Lease(task_id, owner, held.epoch, attempt=0, trusted_until=monotonic())
+    owner = _owner_of_lease(caller, body.worker_id)
+    return Lease(task_id, owner, body.epoch, attempt=0, trusted_until=monotonic())
 
 
 @router.post(
