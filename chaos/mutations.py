@@ -78,7 +78,7 @@ def ack() -> None:
 
 def outbox() -> None:
     """A completion commits first, and writes the next step's hint into the outbox afterwards."""
-    start = completion.COMPLETE.index(", hinted AS (")
+    start = completion.COMPLETE.index(", hints AS (")
     before, hinted = completion.COMPLETE[:start], completion.COMPLETE[start:]
     hinted = _replaced(
         hinted,

@@ -23,30 +23,30 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 ) AS hashed
 """
 
-# $1 the tenant, $2 the submissions. `waiting` locks the unfinished jobs with these keys by ascending id, as all
-# statements do. If a worker has claimed the task meanwhile, the task's epoch is above 0, and `postponed` does not
+# $1 the tenant, $2 the submissions. `waiting_jobs` locks the unfinished jobs with these keys by ascending id, as all
+# statements do. If a worker has claimed the task meanwhile, the task's epoch is above 0, and `postponed_tasks` does not
 # change it: an UPDATE checks its conditions on the newest version of the row. `at_limits`: a job that waits at its
 # concurrency limits is not admitted before its new start.
 POSTPONE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
-), waiting AS MATERIALIZED (
+), waiting_jobs AS MATERIALIZED (
     SELECT j.id, a.params, a.delay, a.nth
     FROM submissions a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
     WHERE {unindexed("j.finished_at IS NULL")}
     ORDER BY j.id
     FOR UPDATE OF j
-), postponed AS (
+), postponed_tasks AS (
     UPDATE task t SET available_at = clock_timestamp() + make_interval(secs => w.delay)
-    FROM waiting w
+    FROM waiting_jobs w
     WHERE t.job_id = w.id AND t.epoch = 0 AND {unindexed("t.status IN ('waiting', 'blocked')")}
     RETURNING t.job_id, t.available_at
 ), at_limits AS (
-    UPDATE gate_job g SET ready_at = p.available_at FROM postponed p
+    UPDATE gate_job g SET ready_at = p.available_at FROM postponed_tasks p
     WHERE g.job_id = p.job_id AND g.admitted_at IS NULL
 ), runs AS (
-    UPDATE run r SET scheduled_at = p.available_at FROM postponed p WHERE r.job_id = p.job_id
+    UPDATE run r SET scheduled_at = p.available_at FROM postponed_tasks p WHERE r.job_id = p.job_id
 ), jobs AS (
     -- The job's time limit begins when the job may start; a `held` job (one that waits at its concurrency limits) has
     -- the limit `start_within_seconds`. A job that has started loses its dedupe key.
@@ -56,7 +56,7 @@ WITH submissions AS MATERIALIZED (
         deadline_at = CASE WHEN p.job_id IS NULL THEN j.deadline_at
                            ELSE p.available_at + make_interval(secs => CASE WHEN j.held THEN j.start_within_seconds
                                                                             ELSE j.timeout_seconds END) END
-    FROM waiting w LEFT JOIN postponed p ON p.job_id = w.id
+    FROM waiting_jobs w LEFT JOIN postponed_tasks p ON p.job_id = w.id
     WHERE j.id = w.id
     RETURNING j.id, w.nth, p.job_id IS NOT NULL AS is_postponed
 )

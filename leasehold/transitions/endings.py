@@ -23,7 +23,7 @@ from leasehold.db.database import unindexed
 # are skipped or cancelled, and no step keeps a lease. If the job goes on, a failed step that a workflow started
 # (`contained`) is given up: it counts as an ended step of the job, and wakes the workflow.
 #
-# The statement may read `advanced`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
+# The statement may read `advanced_jobs`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
 # job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints of woken
 # workflows: id, task_id, queue, priority, headers.
 END_FAILED_JOBS = f"""
@@ -57,7 +57,7 @@ END_FAILED_JOBS = f"""
     -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, contained, position
-), advanced AS (
+), advanced_jobs AS (
     -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
     UPDATE job j
     SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
@@ -83,8 +83,8 @@ END_FAILED_JOBS = f"""
            CASE e.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE e.status END,
            CASE WHEN a.status = 'failed' AND e.nth < e.event_count THEN 'running' ELSE a.status END,
            e.id, e.step, e.status, e.epoch, e.data
-    FROM task_events e JOIN advanced a ON a.id = e.job_id
-), woken AS (
+    FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
+), woken_workflows AS (
     -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
     -- settlements/completion.py. Both count ended steps: a workflow is due when `news` reaches `wake_at`.
     UPDATE task w
@@ -102,19 +102,19 @@ END_FAILED_JOBS = f"""
 ), woken_hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT w.id, w.job_id, w.queue, w.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM woken w JOIN advanced a ON a.id = w.job_id
+    FROM woken_workflows w JOIN advanced_jobs a ON a.id = w.job_id
     WHERE w.status = 'waiting' AND w.wake_at IS NULL
     RETURNING id, task_id, queue, priority, headers
 )"""
 
-# Needs the CTE `stopped`: leased steps that have stopped, in jobs that are being cancelled. Its columns: id, job_id,
-# step, position and epoch of the task; `data`: the data of its event, or NULL.
+# Needs the CTE `stopped_steps`: leased steps that have stopped, in jobs that are being cancelled. Its columns: id,
+# job_id, step, position and epoch of the task; `data`: the data of its event, or NULL.
 #
-# Each step gets an event. A job whose last leased step has stopped is cancelled now. The statement may read `advanced`,
-# a row for each of these jobs: id, tenant_id, status, pipeline, seq (the job's last event before these), stopped_count
-# and seconds.
+# Each step gets an event. A job whose last leased step has stopped is cancelled now. The statement may read
+# `advanced_jobs`, a row for each of these jobs: id, tenant_id, status, pipeline, seq (the job's last event before
+# these), stopped_count and seconds.
 END_CANCELLED_JOBS = """
-, advanced AS (
+, advanced_jobs AS (
     UPDATE job j
     SET leased = j.leased - per_job.stopped_count,
         status = CASE WHEN j.leased = per_job.stopped_count THEN 'cancelled' ELSE j.status END,
@@ -122,7 +122,7 @@ END_CANCELLED_JOBS = """
         expires_at = CASE WHEN j.leased = per_job.stopped_count
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.stopped_count
-    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped_steps GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.stopped_count AS seq, per_job.stopped_count,
               j.pipeline, extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
@@ -132,8 +132,8 @@ END_CANCELLED_JOBS = """
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled',
            s.epoch, s.data
     FROM (
-        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
-    ) AS s JOIN advanced a ON a.id = s.job_id
+        SELECT stopped_steps.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped_steps
+    ) AS s JOIN advanced_jobs a ON a.id = s.job_id
 )"""
 
 

@@ -47,8 +47,8 @@ FOR UPDATE SKIP LOCKED
 """
 
 # $1 dead owners, $2 the number of losses at which a task fails, $3 the locked jobs. END_FAILED_JOBS adds the CTEs
-# `advanced` (the jobs) and `woken_hints` (of workflows that the failures woke). Queues `ext:...` get no hints, because
-# external workers poll.
+# `advanced_jobs` (the jobs) and `woken_hints` (of workflows that the failures woke). Queues `ext:...` get no hints,
+# because external workers poll.
 EXPIRE_LEASES = (
     f"""
 -- expire_leases
@@ -58,7 +58,7 @@ WITH lost_task AS MATERIALIZED (
       AND t.status = 'running' AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$1::uuid[]")})
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
-), judged AS MATERIALIZED (
+), decisions AS MATERIALIZED (
     -- `lost_too_often`: the task fails. `ends`: its job fails, too, with all tasks of the job in this batch. A step
     -- that a workflow started (`contained`) does not fail its job.
     SELECT l.id, l.losses >= $2 AS lost_too_often,
@@ -66,12 +66,12 @@ WITH lost_task AS MATERIALIZED (
     FROM lost_task l
 ), attempt_ended AS (
     UPDATE task t
-    SET status = CASE WHEN judged.lost_too_often OR judged.ends THEN 'failed' ELSE 'pending' END,
+    SET status = CASE WHEN decisions.lost_too_often OR decisions.ends THEN 'failed' ELSE 'pending' END,
         lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
-        finished_at = CASE WHEN judged.lost_too_often OR judged.ends THEN clock_timestamp() END
-    FROM judged WHERE t.id = judged.id
+        finished_at = CASE WHEN decisions.lost_too_often OR decisions.ends THEN clock_timestamp() END
+    FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
-              t.contained, t.unblocks, judged.ends,
+              t.contained, t.unblocks, decisions.ends,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
@@ -80,7 +80,7 @@ WITH lost_task AS MATERIALIZED (
 )"""
     + END_FAILED_JOBS
     + """
-, hinted AS (
+, hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, j.trace, clock_timestamp() + interval '1 second'
     FROM attempt_ended f JOIN job j ON j.id = f.job_id
@@ -89,8 +89,8 @@ WITH lost_task AS MATERIALIZED (
 )
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds
-FROM attempt_ended f LEFT JOIN hinted h ON h.task_id = f.id
-LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+FROM attempt_ended f LEFT JOIN hints h ON h.task_id = f.id
+LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
 """
@@ -144,17 +144,17 @@ FOR UPDATE SKIP LOCKED
 
 EXPIRE_JOBS = """
 -- expire_jobs
-WITH ended AS (
+WITH ended_steps AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
 ), task_events AS (
-    SELECT ended.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
+    SELECT ended_steps.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            count(*) OVER (PARTITION BY job_id)::int AS event_count
-    FROM ended
-), advanced AS (
+    FROM ended_steps
+), advanced_jobs AS (
     UPDATE job j
     SET status = 'expired', finished_at = clock_timestamp(), leased = 0, held = false,
         expires_at = clock_timestamp() + make_interval(secs => j.keep_seconds),
@@ -173,9 +173,9 @@ WITH ended AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status,
            CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.old_status END, e.id, e.step, e.status, e.epoch
-    FROM task_events e JOIN advanced a ON a.id = e.job_id
+    FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 )
-SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
+SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced_jobs
 """
 
 
@@ -211,7 +211,7 @@ FOR UPDATE OF j SKIP LOCKED
 # cancel, or finish the undoing of its work.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
-WITH returned AS (
+WITH returned_workflows AS (
     UPDATE task t
     SET status = 'pending', lease_owner = NULL, lease_until = NULL, losses = t.losses + 1,
         available_at = clock_timestamp()
@@ -220,20 +220,20 @@ WITH returned AS (
       AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$1::uuid[]")})
       AND j.id = t.job_id AND j.cancel_by >= clock_timestamp()
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j SET event_seq = j.event_seq + per_job.returned_count
-    FROM (SELECT job_id, count(*)::int AS returned_count FROM returned GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS returned_count FROM returned_workflows GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - per_job.returned_count AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'lost',
            'cancel_requested', r.id, r.step, 'pending', r.epoch
-    FROM returned r JOIN advanced a ON a.id = r.job_id
+    FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp()
-FROM returned r JOIN advanced a ON a.id = r.job_id
+FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 """
 
 # $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost. Once the grace has passed, it
@@ -245,7 +245,7 @@ END_CANCELS = (
 -- end_cancels
 WITH jobs AS MATERIALIZED (
     SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j WHERE j.id = ANY($2::uuid[])
-), stopped AS (
+), stopped_steps AS (
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
@@ -258,7 +258,7 @@ WITH jobs AS MATERIALIZED (
 )"""
     + END_CANCELLED_JOBS
     + """
-SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE status = 'cancelled'
+SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced_jobs WHERE status = 'cancelled'
 """
 )
 

@@ -102,7 +102,7 @@ WITH jobs AS MATERIALIZED (
                 WHEN job_status = 'pending' AND bool_or(status = 'pending' AND NOT starts_with(queue, 'ext:'))
                     OVER (PARTITION BY job_id) THEN 'queued' ELSE job_status END AS next_job_status
     FROM first_steps f
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j
     SET held = false, event_seq = j.event_seq + 1, status = per_job.next_job_status,
         -- The job's time limit begins now. A deadline that the client set does not change.

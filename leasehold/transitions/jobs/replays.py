@@ -39,30 +39,30 @@ _REPLAYABLE = unindexed(
 # step, because END_FAILED_JOBS took it off when the step of a workflow failed.
 REPLAY = f"""
 -- replay
-WITH locked AS MATERIALIZED (
+WITH locked_jobs AS MATERIALIZED (
     SELECT j.id FROM job j
     WHERE j.id = ANY($1::uuid[]) AND {_REPLAYABLE}
     ORDER BY j.id
     FOR UPDATE
-), revived AS (
+), revived_steps AS (
     -- The steps that run again.
     UPDATE task t
     SET status = CASE WHEN t.waiting_on = 0 AND NOT $4 THEN 'pending' ELSE 'blocked' END,
         waiting_on = CASE WHEN t.waiting_on = 0 AND $4 THEN 1 ELSE t.waiting_on END,
         errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
-    FROM locked, task AS before
-    WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_SKIPPED_BY_PARAMETERS}
+    FROM locked_jobs, task AS before
+    WHERE t.job_id = locked_jobs.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_SKIPPED_BY_PARAMETERS}
       AND NOT {_JOURNAL_DEPENDS} AND before.id = t.id
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
               t.contained AND before.status = 'failed' AS uncounted
-), counted AS MATERIALIZED (
-    SELECT locked.id, count(r.id)::int AS steps, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
+), step_counts AS MATERIALIZED (
+    SELECT locked_jobs.id, count(r.id)::int AS steps, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted,
            coalesce(bool_or(r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')), false) AS runnable,
            coalesce(bool_or(r.status = 'pending' AND starts_with(r.queue, 'ext:')), false) AS runnable_externally
-    FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
-), advanced AS (
+    FROM locked_jobs LEFT JOIN revived_steps r ON r.job_id = locked_jobs.id GROUP BY locked_jobs.id
+), advanced_jobs AS (
     UPDATE job j
-    SET status = CASE WHEN counted.runnable THEN 'queued' WHEN counted.runnable_externally THEN 'waiting_worker'
+    SET status = CASE WHEN step_counts.runnable THEN 'queued' WHEN step_counts.runnable_externally THEN 'waiting_worker'
                       ELSE 'pending' END,
         error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
@@ -79,19 +79,19 @@ WITH locked AS MATERIALIZED (
         notify = j.pipeline = ANY($7::text[])
             OR EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled)
             OR EXISTS (SELECT 1 FROM job_callback c WHERE c.job_id = j.id),
-        steps_left = j.steps_left + counted.uncounted,
-        event_seq = j.event_seq + counted.steps
-    FROM counted WHERE j.id = counted.id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.steps AS seq
+        steps_left = j.steps_left + step_counts.uncounted,
+        event_seq = j.event_seq + step_counts.steps
+    FROM step_counts WHERE j.id = step_counts.id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - step_counts.steps AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
            a.status, r.id, r.step, r.status, r.epoch, $9::jsonb
-    FROM revived r JOIN advanced a ON a.id = r.job_id
+    FROM revived_steps r JOIN advanced_jobs a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT r.id, r.job_id, r.queue, coalesce($8::int, r.priority), a.trace, clock_timestamp() + interval '1 second'
-FROM revived r JOIN advanced a ON a.id = r.job_id
+FROM revived_steps r JOIN advanced_jobs a ON a.id = r.job_id
 WHERE r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """

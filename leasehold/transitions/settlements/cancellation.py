@@ -12,7 +12,7 @@ from leasehold.transitions.settlements.records import Settled
 
 # The job ends when none of its steps is leased any more.
 ACKNOWLEDGE_CANCEL = f"""-- acknowledge_cancel
-WITH {HELD_IN_CANCELLED_JOB}, stopped AS (
+WITH {HELD_IN_CANCELLED_JOB}, stopped_steps AS (
     -- The guarded write. END_CANCELLED_JOBS reads this CTE.
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
@@ -22,8 +22,8 @@ WITH {HELD_IN_CANCELLED_JOB}, stopped AS (
 SELECT a.id AS task_id, 'cancelled' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
        e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
-FROM lease_batch a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
-LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
+FROM lease_batch a LEFT JOIN stopped_steps s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced_jobs e ON e.id = s.job_id AND e.status = 'cancelled'
 """
 
 

@@ -38,8 +38,9 @@ _CLAIMED_NEXT = """    CROSS JOIN LATERAL (
 
 
 def _completed(columns: str = "", condition: str = "") -> str:
-    """SQL: the beginning of the statement, up to the CTE `counted`, which has the tasks that the statement completes.
-    `columns`: more columns of `counted`. `condition`: SQL that restricts the tasks `t` that may be completed.
+    """SQL: the beginning of the statement, up to the CTE `numbered_tasks`, which has the tasks that the statement
+    completes. `columns`: more columns of `numbered_tasks`. `condition`: SQL that restricts the tasks `t` that may be
+    completed.
     """
     return f"""WITH {LOCKED_JOBS}leases AS MATERIALIZED (
     -- Each lease with its job. The sort reads all of `jobs` first: so all jobs are locked before the first task is.
@@ -48,7 +49,7 @@ def _completed(columns: str = "", condition: str = "") -> str:
            CASE WHEN jobs.steps_left = 1 THEN jobs.single_task END AS last_task
     FROM jobs CROSS JOIN LATERAL {LEASES_OF_JOBS}
     ORDER BY a.id
-), done AS (
+), succeeded_tasks AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
     -- not, because each such lock is one more record in the WAL. If a job has a single task, and the task succeeds at
@@ -62,15 +63,15 @@ def _completed(columns: str = "", condition: str = "") -> str:
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, t.done_seq, a.place,
               a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
               a.created_at
-), counted AS MATERIALIZED (
+), numbered_tasks AS MATERIALIZED (
     -- Each completed task is the `nth` of the `completed_count` tasks of its job that this statement completes.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count{columns}
-    FROM done d
+    FROM succeeded_tasks d
 """
 
 
-_JUDGED = """), judged AS MATERIALIZED (
+_COMPLETED_TASKS = """), completed_tasks AS MATERIALIZED (
     -- The job's next status. A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
@@ -78,18 +79,18 @@ _JUDGED = """), judged AS MATERIALIZED (
                 WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
                 WHEN EXISTS (
                     SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
-                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
-                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
+                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM succeeded_tasks d)
+                      AND o.waiting_on <= (SELECT count(*) FROM succeeded_tasks d WHERE o.id = ANY(d.unblocks)))
                 THEN 'waiting_worker' ELSE 'running' END AS next_status
-    FROM counted c
+    FROM numbered_tasks c
 """
 
 
-def _advanced(more: str = "", source: str = "") -> str:
-    """SQL: the CTEs `advanced` and `events`. `more`: SQL that adds a further count to `leased` and `event_seq`;
+def _advanced_jobs(more: str = "", source: str = "") -> str:
+    """SQL: the CTEs `advanced_jobs` and `events`. `more`: SQL that adds a further count to `leased` and `event_seq`;
     `source`: the join that yields this count.
     """
-    return f"""), advanced AS (
+    return f"""), advanced_jobs AS (
     UPDATE job j
     SET steps_left = j.steps_left - per_job.completed_count,
         leased = j.leased - per_job.completed_count{more},
@@ -98,7 +99,7 @@ def _advanced(more: str = "", source: str = "") -> str:
         expires_at = CASE WHEN per_job.next_status IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.completed_count{more}
-    FROM judged per_job
+    FROM completed_tasks per_job
 {source}    WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     -- A job that ends shows its last status in its last event only.
@@ -107,7 +108,7 @@ def _advanced(more: str = "", source: str = "") -> str:
            CASE WHEN next_status IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running'
                 ELSE next_status END,
            id, step, 'succeeded', epoch
-    FROM judged WHERE done_seq IS NULL
+    FROM completed_tasks WHERE done_seq IS NULL
 """
 
 
@@ -115,7 +116,7 @@ def _results(values: str) -> str:
     """SQL: the CTE `results`. `values`: the parameter with the steps' values."""
     return f"""results AS (
     INSERT INTO result (task_id, value)
-    SELECT d.id, ({values}::jsonb[])[d.place] FROM done d WHERE ({values}::jsonb[])[d.place] IS NOT NULL
+    SELECT d.id, ({values}::jsonb[])[d.place] FROM succeeded_tasks d WHERE ({values}::jsonb[])[d.place] IS NOT NULL
 """
 
 
@@ -126,11 +127,11 @@ SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
        d.next_status AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
-FROM judged d
+FROM completed_tasks d
 UNION ALL
 SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
        NULL, NULL, NULL, NULL
-FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM succeeded_tasks d)
 """
 
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
@@ -140,13 +141,13 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # more urgent tasks may be due; and a step of a job with external workers, because the status of such a job has other
 # rules.
 #
-# While this statement waits for the row of a workflow, a suspension or a claim may change the row. `freed` then judges
-# the new version: so it updates rows in any state that has not ended. A workflow that `freed` returns has NULL in
-# `wake_at` only if `freed` has made it due.
+# While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
+# then judges the new version: so it updates rows in any state that has not ended. A workflow that `updated_dependents`
+# returns has NULL in `wake_at` only if this statement has made the workflow due.
 #
-# `dependents` may read an older version of a step's row than `freed` updates. In the newer version the step waits for
-# as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim the step,
-# but writes a hint for it (a message that tells workers of a due task).
+# `dependents` may read an older version of a step's row than `updated_dependents` writes. In the newer version the step
+# waits for as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim
+# the step, but writes a hint for it (a message that tells workers of a due task).
 COMPLETE = f"""-- complete
 {_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
@@ -161,14 +162,14 @@ COMPLETE = f"""-- complete
                (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
                (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
                (array_agg(d.priority) FILTER (WHERE d.claim_next))[1] AS priority
-        FROM counted d, unnest(d.unblocks) AS child GROUP BY child
+        FROM numbered_tasks d, unnest(d.unblocks) AS child GROUP BY child
     ) AS dep JOIN task c ON c.id = dep.child
     CROSS JOIN LATERAL (
         SELECT dep.place IS NOT NULL AND c.queue = dep.queue AND c.priority <= dep.priority
                AND {_IS_READY}
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS is_possible
     ) AS claim
-), freed AS (
+), updated_dependents AS (
     -- Counts down in the row of each dependent step. Two statements cannot do this at once for steps of one job: each
     -- locks the job first.
     UPDATE task c
@@ -191,22 +192,22 @@ COMPLETE = f"""-- complete
               c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, dep.trace, dep.seq, dep.place
 ), claimed_steps AS MATERIALIZED (
     -- The steps that this statement claims.
-    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
+    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM updated_dependents f
     WHERE f.status = 'running' AND f.wake_at IS NULL
-{_JUDGED}{_advanced(" + claimed_next.step_count", _CLAIMED_NEXT)}), claim_events AS (
+{_COMPLETED_TASKS}{_advanced_jobs(" + claimed_next.step_count", _CLAIMED_NEXT)}), claim_events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
            jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
     FROM claimed_steps t
-), {write_outputs("done", "$4")}, {_results("$5")}), hinted AS (
+), {write_outputs("succeeded_tasks", "$4")}, {_results("$5")}), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
-    FROM freed f
+    FROM updated_dependents f
     WHERE (f.status = 'pending' OR (f.status = 'waiting' AND f.wake_at IS NULL)) AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 {_VERDICTS}UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL
-FROM hinted h
+FROM hints h
 UNION ALL
 SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
     'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,
@@ -226,7 +227,7 @@ _IS_LAST = unindexed("t.unblocks = '{}'")
 # statement has only the CTEs that such steps need. For a small batch, PostgreSQL takes as long to start the many CTEs
 # of COMPLETE as to complete the steps.
 COMPLETE_LAST = f"""-- complete_last
-{_completed(condition=f" AND {_IS_LAST}")}{_JUDGED}{_advanced()}), {_results("$4")}{_VERDICTS}"""
+{_completed(condition=f" AND {_IS_LAST}")}{_COMPLETED_TASKS}{_advanced_jobs()}), {_results("$4")}{_VERDICTS}"""
 
 
 async def complete(

@@ -27,7 +27,7 @@ FOR UPDATE
 # $9 MAX_CRASHES. HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held` (those that are still
 # valid).
 FAIL = f"""-- fail
-WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
+WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
     -- `again`: the task may run again. `ends`: the job fails, because one of its tasks in this batch may not run again.
     -- Then no task of the job runs again. A step that a workflow started (`contained`) does not fail its job.
     SELECT failure.*, bool_or(NOT failure.again AND NOT failure.contained) OVER (PARTITION BY failure.job_id) AS ends
@@ -41,18 +41,18 @@ WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
     ) AS failure
 ), attempt_ended AS (
-    -- The guarded write. END_FAILED_JOBS reads this CTE, and adds `advanced` (the jobs) and `woken_hints` (the hints
-    -- of the workflows that it wakes).
+    -- The guarded write. END_FAILED_JOBS reads this CTE, and adds `advanced_jobs` (the jobs) and `woken_hints` (the
+    -- hints of the workflows that it wakes).
     UPDATE task t
-    SET status = CASE WHEN judged.again AND NOT judged.ends THEN 'retry' ELSE 'failed' END,
+    SET status = CASE WHEN decisions.again AND NOT decisions.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,
-        errors = t.errors + (judged.cause <> 'crash')::int,
-        crashes = t.crashes + (judged.cause = 'crash')::int,
-        available_at = clock_timestamp() + make_interval(secs => judged.delay),
-        finished_at = CASE WHEN NOT judged.again OR judged.ends THEN clock_timestamp() END
-    FROM judged WHERE t.id = judged.id
+        errors = t.errors + (decisions.cause <> 'crash')::int,
+        crashes = t.crashes + (decisions.cause = 'crash')::int,
+        available_at = clock_timestamp() + make_interval(secs => decisions.delay),
+        finished_at = CASE WHEN NOT decisions.again OR decisions.ends THEN clock_timestamp() END
+    FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.contained, t.unblocks,
-              judged.ends, judged.code, judged.message, judged.cause, judged.retryable
+              decisions.ends, decisions.code, decisions.message, decisions.cause, decisions.retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
@@ -63,7 +63,7 @@ SELECT a.id AS task_id, f.status AS state,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM lease_batch a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
-LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h
 """

@@ -37,7 +37,7 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     RETURNING id, job_id, queue, priority
 ), items AS (
     INSERT INTO item (task_id, parent_id, number, value) SELECT id, parent, number, value FROM parts
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j
     SET leased = j.leased - per_job.step_count, steps_left = j.steps_left + per_job.part_count,
         event_seq = j.event_seq + per_job.step_count
@@ -50,11 +50,11 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'fanned_out',
            a.status, p.id, p.step, 'blocked', p.epoch, jsonb_build_object('parts', p.part_count)
-    FROM parent p JOIN advanced a ON a.id = p.job_id
-), hinted AS (
+    FROM parent p JOIN advanced_jobs a ON a.id = p.job_id
+), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT m.id, m.job_id, m.queue, m.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM part_tasks m JOIN advanced a ON a.id = m.job_id
+    FROM part_tasks m JOIN advanced_jobs a ON a.id = m.job_id
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'blocked'), false) AS settled,
@@ -62,7 +62,7 @@ SELECT a.id AS task_id, coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.st
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM lease_batch a LEFT JOIN parent p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 """
 
 

@@ -11,32 +11,32 @@ from leasehold.transitions.settlements.records import Settled
 
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
 RELEASE = f"""-- release
-WITH {HELD_OR_TO_SEE_CANCEL}, released AS (
+WITH {HELD_OR_TO_SEE_CANCEL}, released_tasks AS (
     -- The guarded write: the attempt does not count.
     UPDATE task t
     SET status = 'pending', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp()
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
-), advanced AS (
+), advanced_jobs AS (
     -- A job that is being cancelled counts its released workflow as leased until the workflow has seen the cancel.
     UPDATE job j
     SET event_seq = j.event_seq + per_job.released_count,
         leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.released_count END
-    FROM (SELECT job_id, count(*)::int AS released_count FROM released GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS released_count FROM released_tasks GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.released_count AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'released',
            a.status, r.id, r.step, 'pending', r.epoch
-    FROM released r JOIN advanced a ON a.id = r.job_id
-), hinted AS (
+    FROM released_tasks r JOIN advanced_jobs a ON a.id = r.job_id
+), hints AS (
     -- Queues `ext:` belong to external workers, which poll. The caller publishes the hints. After `relay_at` the relay
     -- (a duty of the workers) publishes those that the caller has not published.
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM released r JOIN advanced a ON a.id = r.job_id
+    FROM released_tasks r JOIN advanced_jobs a ON a.id = r.job_id
     WHERE NOT starts_with(r.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
@@ -44,9 +44,9 @@ WITH {HELD_OR_TO_SEE_CANCEL}, released AS (
 SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
        'pending' AS state,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM lease_batch a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN released_tasks r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 """
 
 

@@ -17,7 +17,7 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 # A job that is being cancelled ends when its `leased` count is 0. So a workflow in it, which must run again to see the
 # cancel, stays in the count.
 WAIT_UNTIL = f"""-- wait_until
-WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
+WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     -- The guarded write: the attempt does not count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
@@ -29,18 +29,18 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.unknown,
               held.nth AS place
 ), notes AS (
-    INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
+    INSERT INTO note (task_id, value) SELECT id, note FROM snoozed_tasks WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), unknown_tasks AS (
     INSERT INTO unknown_task (task_id, epoch, queue, handler)
-    SELECT id, epoch, queue, unknown FROM snoozed WHERE unknown IS NOT NULL
+    SELECT id, epoch, queue, unknown FROM snoozed_tasks WHERE unknown IS NOT NULL
     ON CONFLICT (task_id) DO UPDATE
     SET epoch = excluded.epoch, queue = excluded.queue, handler = excluded.handler
-), {write_outputs("snoozed", "$6")}, advanced AS (
+), {write_outputs("snoozed_tasks", "$6")}, advanced_jobs AS (
     UPDATE job j
     SET event_seq = j.event_seq + per_job.snoozed_count,
         leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.snoozed_count END
-    FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed_tasks GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq
 ), events AS (
@@ -48,11 +48,11 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
            a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
-    FROM snoozed p JOIN advanced a ON a.id = p.job_id
+    FROM snoozed_tasks p JOIN advanced_jobs a ON a.id = p.job_id
 )
 SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
-FROM lease_batch a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN snoozed_tasks p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 """
 
 

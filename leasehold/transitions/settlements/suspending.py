@@ -34,7 +34,7 @@ from leasehold.transitions.workflows.records import Call, calls_column
 # valid). write_calls gives `steps`: the steps that the calls start. `wake_at` is a value of `news`, and no time.
 # `gated`: the job has concurrency limits. A hint is the message that tells workers of a due task.
 SUSPEND = f"""-- suspend
-WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
+WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended_workflows AS (
     -- The guarded write: the attempt does not count. Earlier errors and losses of the worker no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
@@ -47,13 +47,13 @@ WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
         ON p.nth = held.nth
     WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority, t.available_at, t.news <> p.known_news AS is_due
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j
     SET event_seq = j.event_seq + counts.suspended + counts.claimed,
         leased = j.leased - counts.suspended + counts.claimed, steps_left = j.steps_left + counts.started
     FROM (
         SELECT job_id, sum(suspended)::int AS suspended, sum(started)::int AS started, sum(claimed)::int AS claimed
-        FROM (SELECT job_id, 1 AS suspended, 0 AS started, 0 AS claimed FROM suspended
+        FROM (SELECT job_id, 1 AS suspended, 0 AS started, 0 AS claimed FROM suspended_workflows
               UNION ALL SELECT job_id, 0, 1, (status = 'running')::int FROM steps) AS changes
         GROUP BY job_id
     ) AS counts
@@ -67,26 +67,26 @@ WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended AS (
     SELECT s.job_id, a.last_seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), a.tenant_id, 'suspended',
            a.status, s.id, s.step, 'waiting', s.epoch,
            jsonb_build_object('until', nullif(s.available_at, 'infinity'), 'steps', a.started)
-    FROM suspended s JOIN advanced a ON a.id = s.job_id
+    FROM suspended_workflows s JOIN advanced_jobs a ON a.id = s.job_id
 ), claimed_steps AS MATERIALIZED (
     -- The steps that this statement claims. A step's name may have a number after `#`; an object's key has a point
     -- instead.
     SELECT s.*, a.tenant_id, a.pipeline, a.pipeline_version, a.inputs, a.trace, a.gated, a.grace_seconds,
            a.status AS job_status, a.output_prefix || '/' || replace(s.step, '#', '.') AS output_prefix,
            a.last_seq + a.suspended + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id) AS seq
-    FROM steps s JOIN advanced a ON a.id = s.job_id
+    FROM steps s JOIN advanced_jobs a ON a.id = s.job_id
     WHERE s.status = 'running'
 ), claim_events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT job_id, seq, tenant_id, 'claimed', job_status, id, step, 'running', epoch,
            jsonb_build_object('worker', lease_owner, 'attempt', attempt)
     FROM claimed_steps
-), hinted AS (
+), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
     FROM (SELECT id, job_id, queue, priority FROM steps WHERE status = 'pending'
-          UNION ALL SELECT id, job_id, queue, priority FROM suspended WHERE is_due) AS s
-    JOIN advanced a ON a.id = s.job_id
+          UNION ALL SELECT id, job_id, queue, priority FROM suspended_workflows WHERE is_due) AS s
+    JOIN advanced_jobs a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
 -- The verdict for each lease.
@@ -95,10 +95,10 @@ SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
-FROM lease_batch a LEFT JOIN suspended s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN suspended_workflows s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 -- The hints to publish.
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL FROM hinted h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL FROM hints h
 UNION ALL
 -- The steps that were claimed.
 SELECT t.id, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(

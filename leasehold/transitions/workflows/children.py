@@ -73,7 +73,7 @@ FOR UPDATE SKIP LOCKED
 
 _WAKE_WAITING = f"""
 -- awaited_wake
-WITH woken AS (
+WITH woken_workflows AS (
     UPDATE task t SET news = t.news + 1, wake_at = NULL, available_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.available_at > clock_timestamp()
       AND {unindexed("t.status = 'waiting'")}
@@ -85,7 +85,7 @@ WITH woken AS (
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),
        clock_timestamp() + interval '1 second'
-FROM woken w
+FROM woken_workflows w
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 

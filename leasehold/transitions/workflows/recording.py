@@ -24,15 +24,15 @@ WITH {held}{write_calls(claims=False)}, reset_counters AS (
     -- The workflow has made progress: earlier errors and losses of the worker no longer count.
     UPDATE task t SET losses = 0, errors = 0, journaled = true
     FROM held WHERE t.id = held.id AND (t.losses + t.errors > 0 OR NOT t.journaled)
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j SET steps_left = j.steps_left + per_job.step_count
     FROM (SELECT job_id, count(*)::int AS step_count FROM steps GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.trace
-), hinted AS (
+), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM steps s JOIN advanced a ON a.id = s.job_id
+    FROM steps s JOIN advanced_jobs a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, held.id IS NOT NULL AS committed,
@@ -40,7 +40,7 @@ SELECT a.id AS task_id, held.id IS NOT NULL AS committed,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM lease_batch a LEFT JOIN held ON held.id = a.id LEFT JOIN task t ON t.id = a.id LEFT JOIN jobs ON jobs.id = t.job_id
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 """
 
 

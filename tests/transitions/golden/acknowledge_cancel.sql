@@ -26,14 +26,14 @@ WITH lease_batch AS MATERIALIZED (
       AND jobs.status = 'cancel_requested'
     ORDER BY t.id
     FOR UPDATE OF t
-), stopped AS (
+), stopped_steps AS (
     -- The guarded write. END_CANCELLED_JOBS reads this CTE.
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, NULL::jsonb AS data
 )
-, advanced AS (
+, advanced_jobs AS (
     UPDATE job j
     SET leased = j.leased - per_job.stopped_count,
         status = CASE WHEN j.leased = per_job.stopped_count THEN 'cancelled' ELSE j.status END,
@@ -41,7 +41,7 @@ WITH lease_batch AS MATERIALIZED (
         expires_at = CASE WHEN j.leased = per_job.stopped_count
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.stopped_count
-    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped_steps GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.stopped_count AS seq, per_job.stopped_count,
               j.pipeline, extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
@@ -51,11 +51,11 @@ WITH lease_batch AS MATERIALIZED (
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled',
            s.epoch, s.data
     FROM (
-        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
-    ) AS s JOIN advanced a ON a.id = s.job_id
+        SELECT stopped_steps.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped_steps
+    ) AS s JOIN advanced_jobs a ON a.id = s.job_id
 )
 SELECT a.id AS task_id, 'cancelled' AS state,
        coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
        e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
-FROM lease_batch a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
-LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
+FROM lease_batch a LEFT JOIN stopped_steps s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced_jobs e ON e.id = s.job_id AND e.status = 'cancelled'

@@ -1,55 +1,55 @@
 -- cancel
-WITH resumed AS (
+WITH resumed_workflows AS (
     -- A workflow that has called something (`journaled`) is due now: its code sees the cancel, and may undo what it
     -- did. The job counts it as leased until it has ended.
     UPDATE task t
     SET wake_at = NULL, available_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.journaled AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END
     RETURNING t.id, t.job_id, t.queue, t.priority
-), stopped AS (
+), stopped_steps AS (
     -- The other steps that no worker runs end now.
     UPDATE task t
     SET status = CASE WHEN t.status = 'blocked' THEN 'skipped' ELSE 'cancelled' END, finished_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'retry', 'waiting')
       AND NOT (t.journaled AND t.status <> 'blocked')
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
-), counted AS (
+), counts AS (
     SELECT j.id, count(s.id)::int AS stopped_count,
-           j.leased + (SELECT count(*)::int FROM resumed r WHERE r.job_id = j.id) AS leased
-    FROM job j LEFT JOIN stopped s ON s.job_id = j.id
+           j.leased + (SELECT count(*)::int FROM resumed_workflows r WHERE r.job_id = j.id) AS leased
+    FROM job j LEFT JOIN stopped_steps s ON s.job_id = j.id
     WHERE j.id = ANY($1::uuid[]) GROUP BY j.id
-), advanced AS (
+), advanced_jobs AS (
     -- Without a leased step the job has ended; else its workers have until `cancel_by` to stop.
     UPDATE job j
-    SET status = CASE WHEN counted.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END, leased = counted.leased,
+    SET status = CASE WHEN counts.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END, leased = counts.leased,
         cancel = $2::jsonb || jsonb_build_object('at', clock_timestamp()),
         cancel_by = clock_timestamp() + make_interval(secs => j.grace_seconds), held = false,
-        finished_at = CASE WHEN counted.leased = 0 THEN clock_timestamp() END,
-        expires_at = CASE WHEN counted.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + counted.stopped_count + 1
-    FROM counted WHERE j.id = counted.id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counted.stopped_count - 1 AS seq,
-              counted.stopped_count, j.pipeline,
+        finished_at = CASE WHEN counts.leased = 0 THEN clock_timestamp() END,
+        expires_at = CASE WHEN counts.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + counts.stopped_count + 1
+    FROM counts WHERE j.id = counts.id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - counts.stopped_count - 1 AS seq,
+              counts.stopped_count, j.pipeline,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), cancel_event AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, data)
     SELECT id, seq + 1, tenant_id, 'cancel_requested',
            CASE WHEN stopped_count = 0 THEN status ELSE 'cancel_requested' END, $2::jsonb
-    FROM advanced
+    FROM advanced_jobs
 ), events AS (
     -- One for each stopped step, numbered by `nth`. Only the last one has the job's new status.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch
     FROM (
-        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
-    ) AS s JOIN advanced a ON a.id = s.job_id
-), hinted AS (
+        SELECT stopped_steps.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped_steps
+    ) AS s JOIN advanced_jobs a ON a.id = s.job_id
+), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM resumed r JOIN advanced a ON a.id = r.job_id
+    FROM resumed_workflows r JOIN advanced_jobs a ON a.id = r.job_id
     RETURNING id, task_id, job_id, queue, priority, headers
 )
 SELECT a.id, a.status, CASE WHEN a.status = 'cancelled' THEN a.id END AS ended_job, a.pipeline, a.status AS outcome,
        a.seconds, h.id AS outbox_id, h.task_id, h.queue, h.priority, h.headers
-FROM advanced a LEFT JOIN hinted h ON h.job_id = a.id
+FROM advanced_jobs a LEFT JOIN hints h ON h.job_id = a.id

@@ -22,7 +22,7 @@ WITH lease_batch AS MATERIALIZED (
            CASE WHEN jobs.steps_left = 1 THEN jobs.single_task END AS last_task
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
-), done AS (
+), succeeded_tasks AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
     -- not, because each such lock is one more record in the WAL. If a job has a single task, and the task succeeds at
@@ -36,12 +36,12 @@ WITH lease_batch AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, t.done_seq, a.place,
               a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
               a.created_at
-), counted AS MATERIALIZED (
+), numbered_tasks AS MATERIALIZED (
     -- Each completed task is the `nth` of the `completed_count` tasks of its job that this statement completes.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next
-    FROM done d
+    FROM succeeded_tasks d
 ), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
     -- may claim the step. `is_claimed`: the worker claims the step, the first of those that it may claim.
@@ -55,14 +55,14 @@ WITH lease_batch AS MATERIALIZED (
                (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
                (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
                (array_agg(d.priority) FILTER (WHERE d.claim_next))[1] AS priority
-        FROM counted d, unnest(d.unblocks) AS child GROUP BY child
+        FROM numbered_tasks d, unnest(d.unblocks) AS child GROUP BY child
     ) AS dep JOIN task c ON c.id = dep.child
     CROSS JOIN LATERAL (
         SELECT dep.place IS NOT NULL AND c.queue = dep.queue AND c.priority <= dep.priority
                AND CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS is_possible
     ) AS claim
-), freed AS (
+), updated_dependents AS (
     -- Counts down in the row of each dependent step. Two statements cannot do this at once for steps of one job: each
     -- locks the job first.
     UPDATE task c
@@ -85,9 +85,9 @@ WITH lease_batch AS MATERIALIZED (
               c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, dep.trace, dep.seq, dep.place
 ), claimed_steps AS MATERIALIZED (
     -- The steps that this statement claims.
-    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
+    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM updated_dependents f
     WHERE f.status = 'running' AND f.wake_at IS NULL
-), judged AS MATERIALIZED (
+), completed_tasks AS MATERIALIZED (
     -- The job's next status. A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
@@ -95,11 +95,11 @@ WITH lease_batch AS MATERIALIZED (
                 WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
                 WHEN EXISTS (
                     SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
-                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
-                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
+                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM succeeded_tasks d)
+                      AND o.waiting_on <= (SELECT count(*) FROM succeeded_tasks d WHERE o.id = ANY(d.unblocks)))
                 THEN 'waiting_worker' ELSE 'running' END AS next_status
-    FROM counted c
-), advanced AS (
+    FROM numbered_tasks c
+), advanced_jobs AS (
     UPDATE job j
     SET steps_left = j.steps_left - per_job.completed_count,
         leased = j.leased - per_job.completed_count + claimed_next.step_count,
@@ -108,7 +108,7 @@ WITH lease_batch AS MATERIALIZED (
         expires_at = CASE WHEN per_job.next_status IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.completed_count + claimed_next.step_count
-    FROM judged per_job
+    FROM completed_tasks per_job
     CROSS JOIN LATERAL (
         SELECT count(*)::int AS step_count FROM claimed_steps t WHERE t.job_id = per_job.job_id
     ) AS claimed_next
@@ -120,7 +120,7 @@ WITH lease_batch AS MATERIALIZED (
            CASE WHEN next_status IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running'
                 ELSE next_status END,
            id, step, 'succeeded', epoch
-    FROM judged WHERE done_seq IS NULL
+    FROM completed_tasks WHERE done_seq IS NULL
 ), claim_events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
@@ -129,17 +129,17 @@ WITH lease_batch AS MATERIALIZED (
 ), outputs AS (
     INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
     SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
-    FROM done d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
+    FROM succeeded_tasks d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
         AS o(name text, key text, size bigint, sha256 text, content_type text)
     ON CONFLICT (task_id, name) DO UPDATE
     SET key = excluded.key, size = excluded.size, sha256 = excluded.sha256, content_type = excluded.content_type
 ), results AS (
     INSERT INTO result (task_id, value)
-    SELECT d.id, ($5::jsonb[])[d.place] FROM done d WHERE ($5::jsonb[])[d.place] IS NOT NULL
-), hinted AS (
+    SELECT d.id, ($5::jsonb[])[d.place] FROM succeeded_tasks d WHERE ($5::jsonb[])[d.place] IS NOT NULL
+), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
-    FROM freed f
+    FROM updated_dependents f
     WHERE (f.status = 'pending' OR (f.status = 'waiting' AND f.wake_at IS NULL)) AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
@@ -148,14 +148,14 @@ SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
        d.next_status AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
-FROM judged d
+FROM completed_tasks d
 UNION ALL
 SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
        NULL, NULL, NULL, NULL
-FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM succeeded_tasks d)
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL
-FROM hinted h
+FROM hints h
 UNION ALL
 SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
     'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,

@@ -22,7 +22,7 @@ WITH lease_batch AS MATERIALIZED (
            CASE WHEN jobs.steps_left = 1 THEN jobs.single_task END AS last_task
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
-), done AS (
+), succeeded_tasks AS (
     -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
     -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
     -- not, because each such lock is one more record in the WAL. If a job has a single task, and the task succeeds at
@@ -36,12 +36,12 @@ WITH lease_batch AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, t.done_seq, a.place,
               a.job_status, a.steps_left, a.leased, a.external, a.tenant_id, a.trace, a.event_seq, a.pipeline,
               a.created_at
-), counted AS MATERIALIZED (
+), numbered_tasks AS MATERIALIZED (
     -- Each completed task is the `nth` of the `completed_count` tasks of its job that this statement completes.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS completed_count
-    FROM done d
-), judged AS MATERIALIZED (
+    FROM succeeded_tasks d
+), completed_tasks AS MATERIALIZED (
     -- The job's next status. A job with external steps is `waiting_worker` while one of them can run.
     SELECT c.*,
            CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
@@ -49,11 +49,11 @@ WITH lease_batch AS MATERIALIZED (
                 WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
                 WHEN EXISTS (
                     SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
-                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
-                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
+                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM succeeded_tasks d)
+                      AND o.waiting_on <= (SELECT count(*) FROM succeeded_tasks d WHERE o.id = ANY(d.unblocks)))
                 THEN 'waiting_worker' ELSE 'running' END AS next_status
-    FROM counted c
-), advanced AS (
+    FROM numbered_tasks c
+), advanced_jobs AS (
     UPDATE job j
     SET steps_left = j.steps_left - per_job.completed_count,
         leased = j.leased - per_job.completed_count,
@@ -62,7 +62,7 @@ WITH lease_batch AS MATERIALIZED (
         expires_at = CASE WHEN per_job.next_status IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.completed_count
-    FROM judged per_job
+    FROM completed_tasks per_job
     WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     -- A job that ends shows its last status in its last event only.
@@ -71,18 +71,18 @@ WITH lease_batch AS MATERIALIZED (
            CASE WHEN next_status IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running'
                 ELSE next_status END,
            id, step, 'succeeded', epoch
-    FROM judged WHERE done_seq IS NULL
+    FROM completed_tasks WHERE done_seq IS NULL
 ), results AS (
     INSERT INTO result (task_id, value)
-    SELECT d.id, ($4::jsonb[])[d.place] FROM done d WHERE ($4::jsonb[])[d.place] IS NOT NULL
+    SELECT d.id, ($4::jsonb[])[d.place] FROM succeeded_tasks d WHERE ($4::jsonb[])[d.place] IS NOT NULL
 )
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
        CASE WHEN d.next_status IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
        d.next_status AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
        NULL::jsonb AS next
-FROM judged d
+FROM completed_tasks d
 UNION ALL
 SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
        NULL, NULL, NULL, NULL
-FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM succeeded_tasks d)

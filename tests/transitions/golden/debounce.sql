@@ -1,22 +1,22 @@
 -- debounce
 WITH submissions AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
-), waiting AS MATERIALIZED (
+), waiting_jobs AS MATERIALIZED (
     SELECT j.id, a.params, a.delay, a.nth
     FROM submissions a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
     WHERE CASE WHEN j.finished_at IS NULL THEN true ELSE false END
     ORDER BY j.id
     FOR UPDATE OF j
-), postponed AS (
+), postponed_tasks AS (
     UPDATE task t SET available_at = clock_timestamp() + make_interval(secs => w.delay)
-    FROM waiting w
+    FROM waiting_jobs w
     WHERE t.job_id = w.id AND t.epoch = 0 AND CASE WHEN t.status IN ('waiting', 'blocked') THEN true ELSE false END
     RETURNING t.job_id, t.available_at
 ), at_limits AS (
-    UPDATE gate_job g SET ready_at = p.available_at FROM postponed p
+    UPDATE gate_job g SET ready_at = p.available_at FROM postponed_tasks p
     WHERE g.job_id = p.job_id AND g.admitted_at IS NULL
 ), runs AS (
-    UPDATE run r SET scheduled_at = p.available_at FROM postponed p WHERE r.job_id = p.job_id
+    UPDATE run r SET scheduled_at = p.available_at FROM postponed_tasks p WHERE r.job_id = p.job_id
 ), jobs AS (
     -- The job's time limit begins when the job may start; a `held` job (one that waits at its concurrency limits) has
     -- the limit `start_within_seconds`. A job that has started loses its dedupe key.
@@ -26,7 +26,7 @@ WITH submissions AS MATERIALIZED (
         deadline_at = CASE WHEN p.job_id IS NULL THEN j.deadline_at
                            ELSE p.available_at + make_interval(secs => CASE WHEN j.held THEN j.start_within_seconds
                                                                             ELSE j.timeout_seconds END) END
-    FROM waiting w LEFT JOIN postponed p ON p.job_id = w.id
+    FROM waiting_jobs w LEFT JOIN postponed_tasks p ON p.job_id = w.id
     WHERE j.id = w.id
     RETURNING j.id, w.nth, p.job_id IS NOT NULL AS is_postponed
 )

@@ -1,7 +1,7 @@
 -- end_cancels
 WITH jobs AS MATERIALIZED (
     SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j WHERE j.id = ANY($2::uuid[])
-), stopped AS (
+), stopped_steps AS (
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
@@ -20,7 +20,7 @@ WITH jobs AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
 )
-, advanced AS (
+, advanced_jobs AS (
     UPDATE job j
     SET leased = j.leased - per_job.stopped_count,
         status = CASE WHEN j.leased = per_job.stopped_count THEN 'cancelled' ELSE j.status END,
@@ -28,7 +28,7 @@ WITH jobs AS MATERIALIZED (
         expires_at = CASE WHEN j.leased = per_job.stopped_count
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + per_job.stopped_count
-    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped_steps GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.stopped_count AS seq, per_job.stopped_count,
               j.pipeline, extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
@@ -38,7 +38,7 @@ WITH jobs AS MATERIALIZED (
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled',
            s.epoch, s.data
     FROM (
-        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
-    ) AS s JOIN advanced a ON a.id = s.job_id
+        SELECT stopped_steps.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped_steps
+    ) AS s JOIN advanced_jobs a ON a.id = s.job_id
 )
-SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE status = 'cancelled'
+SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced_jobs WHERE status = 'cancelled'

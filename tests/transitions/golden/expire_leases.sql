@@ -13,7 +13,7 @@ WITH lost_task AS MATERIALIZED (
       AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
-), judged AS MATERIALIZED (
+), decisions AS MATERIALIZED (
     -- `lost_too_often`: the task fails. `ends`: its job fails, too, with all tasks of the job in this batch. A step
     -- that a workflow started (`contained`) does not fail its job.
     SELECT l.id, l.losses >= $2 AS lost_too_often,
@@ -21,12 +21,12 @@ WITH lost_task AS MATERIALIZED (
     FROM lost_task l
 ), attempt_ended AS (
     UPDATE task t
-    SET status = CASE WHEN judged.lost_too_often OR judged.ends THEN 'failed' ELSE 'pending' END,
+    SET status = CASE WHEN decisions.lost_too_often OR decisions.ends THEN 'failed' ELSE 'pending' END,
         lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
-        finished_at = CASE WHEN judged.lost_too_often OR judged.ends THEN clock_timestamp() END
-    FROM judged WHERE t.id = judged.id
+        finished_at = CASE WHEN decisions.lost_too_often OR decisions.ends THEN clock_timestamp() END
+    FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
-              t.contained, t.unblocks, judged.ends,
+              t.contained, t.unblocks, decisions.ends,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
@@ -63,7 +63,7 @@ WITH lost_task AS MATERIALIZED (
     -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, contained, position
-), advanced AS (
+), advanced_jobs AS (
     -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
     UPDATE job j
     SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
@@ -89,8 +89,8 @@ WITH lost_task AS MATERIALIZED (
            CASE e.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE e.status END,
            CASE WHEN a.status = 'failed' AND e.nth < e.event_count THEN 'running' ELSE a.status END,
            e.id, e.step, e.status, e.epoch, e.data
-    FROM task_events e JOIN advanced a ON a.id = e.job_id
-), woken AS (
+    FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
+), woken_workflows AS (
     -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
     -- settlements/completion.py. Both count ended steps: a workflow is due when `news` reaches `wake_at`.
     UPDATE task w
@@ -108,11 +108,11 @@ WITH lost_task AS MATERIALIZED (
 ), woken_hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT w.id, w.job_id, w.queue, w.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM woken w JOIN advanced a ON a.id = w.job_id
+    FROM woken_workflows w JOIN advanced_jobs a ON a.id = w.job_id
     WHERE w.status = 'waiting' AND w.wake_at IS NULL
     RETURNING id, task_id, queue, priority, headers
 )
-, hinted AS (
+, hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, j.trace, clock_timestamp() + interval '1 second'
     FROM attempt_ended f JOIN job j ON j.id = f.job_id
@@ -121,7 +121,7 @@ WITH lost_task AS MATERIALIZED (
 )
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds
-FROM attempt_ended f LEFT JOIN hinted h ON h.task_id = f.id
-LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+FROM attempt_ended f LEFT JOIN hints h ON h.task_id = f.id
+LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h

@@ -26,7 +26,7 @@ WITH lease_batch AS MATERIALIZED (
       AND jobs.status <> 'cancel_requested'
     ORDER BY t.id
     FOR UPDATE OF t
-), judged AS MATERIALIZED (
+), decisions AS MATERIALIZED (
     -- `again`: the task may run again. `ends`: the job fails, because one of its tasks in this batch may not run again.
     -- Then no task of the job runs again. A step that a workflow started (`contained`) does not fail its job.
     SELECT failure.*, bool_or(NOT failure.again AND NOT failure.contained) OVER (PARTITION BY failure.job_id) AS ends
@@ -40,18 +40,18 @@ WITH lease_batch AS MATERIALIZED (
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
     ) AS failure
 ), attempt_ended AS (
-    -- The guarded write. END_FAILED_JOBS reads this CTE, and adds `advanced` (the jobs) and `woken_hints` (the hints
-    -- of the workflows that it wakes).
+    -- The guarded write. END_FAILED_JOBS reads this CTE, and adds `advanced_jobs` (the jobs) and `woken_hints` (the
+    -- hints of the workflows that it wakes).
     UPDATE task t
-    SET status = CASE WHEN judged.again AND NOT judged.ends THEN 'retry' ELSE 'failed' END,
+    SET status = CASE WHEN decisions.again AND NOT decisions.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,
-        errors = t.errors + (judged.cause <> 'crash')::int,
-        crashes = t.crashes + (judged.cause = 'crash')::int,
-        available_at = clock_timestamp() + make_interval(secs => judged.delay),
-        finished_at = CASE WHEN NOT judged.again OR judged.ends THEN clock_timestamp() END
-    FROM judged WHERE t.id = judged.id
+        errors = t.errors + (decisions.cause <> 'crash')::int,
+        crashes = t.crashes + (decisions.cause = 'crash')::int,
+        available_at = clock_timestamp() + make_interval(secs => decisions.delay),
+        finished_at = CASE WHEN NOT decisions.again OR decisions.ends THEN clock_timestamp() END
+    FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.contained, t.unblocks,
-              judged.ends, judged.code, judged.message, judged.cause, judged.retryable
+              decisions.ends, decisions.code, decisions.message, decisions.cause, decisions.retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
@@ -86,7 +86,7 @@ WITH lease_batch AS MATERIALIZED (
     -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
     WHERE ends ORDER BY job_id, contained, position
-), advanced AS (
+), advanced_jobs AS (
     -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
     UPDATE job j
     SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
@@ -112,8 +112,8 @@ WITH lease_batch AS MATERIALIZED (
            CASE e.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE e.status END,
            CASE WHEN a.status = 'failed' AND e.nth < e.event_count THEN 'running' ELSE a.status END,
            e.id, e.step, e.status, e.epoch, e.data
-    FROM task_events e JOIN advanced a ON a.id = e.job_id
-), woken AS (
+    FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
+), woken_workflows AS (
     -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
     -- settlements/completion.py. Both count ended steps: a workflow is due when `news` reaches `wake_at`.
     UPDATE task w
@@ -131,7 +131,7 @@ WITH lease_batch AS MATERIALIZED (
 ), woken_hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT w.id, w.job_id, w.queue, w.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM woken w JOIN advanced a ON a.id = w.job_id
+    FROM woken_workflows w JOIN advanced_jobs a ON a.id = w.job_id
     WHERE w.status = 'waiting' AND w.wake_at IS NULL
     RETURNING id, task_id, queue, priority, headers
 )
@@ -141,6 +141,6 @@ SELECT a.id AS task_id, f.status AS state,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM lease_batch a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
-LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h

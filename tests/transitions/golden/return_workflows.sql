@@ -1,5 +1,5 @@
 -- return_workflows
-WITH returned AS (
+WITH returned_workflows AS (
     UPDATE task t
     SET status = 'pending', lease_owner = NULL, lease_until = NULL, losses = t.losses + 1,
         available_at = clock_timestamp()
@@ -16,17 +16,17 @@ WITH returned AS (
       AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))
       AND j.id = t.job_id AND j.cancel_by >= clock_timestamp()
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j SET event_seq = j.event_seq + per_job.returned_count
-    FROM (SELECT job_id, count(*)::int AS returned_count FROM returned GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS returned_count FROM returned_workflows GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - per_job.returned_count AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'lost',
            'cancel_requested', r.id, r.step, 'pending', r.epoch
-    FROM returned r JOIN advanced a ON a.id = r.job_id
+    FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp()
-FROM returned r JOIN advanced a ON a.id = r.job_id
+FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id

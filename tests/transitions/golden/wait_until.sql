@@ -26,7 +26,7 @@ WITH lease_batch AS MATERIALIZED (
       AND (jobs.status <> 'cancel_requested' OR t.journaled)
     ORDER BY t.id
     FOR UPDATE OF t
-), snoozed AS (
+), snoozed_tasks AS (
     -- The guarded write: the attempt does not count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
@@ -38,25 +38,25 @@ WITH lease_batch AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.unknown,
               held.nth AS place
 ), notes AS (
-    INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
+    INSERT INTO note (task_id, value) SELECT id, note FROM snoozed_tasks WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), unknown_tasks AS (
     INSERT INTO unknown_task (task_id, epoch, queue, handler)
-    SELECT id, epoch, queue, unknown FROM snoozed WHERE unknown IS NOT NULL
+    SELECT id, epoch, queue, unknown FROM snoozed_tasks WHERE unknown IS NOT NULL
     ON CONFLICT (task_id) DO UPDATE
     SET epoch = excluded.epoch, queue = excluded.queue, handler = excluded.handler
 ), outputs AS (
     INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
     SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
-    FROM snoozed d CROSS JOIN LATERAL jsonb_to_recordset(($6::jsonb[])[d.place] -> 'of')
+    FROM snoozed_tasks d CROSS JOIN LATERAL jsonb_to_recordset(($6::jsonb[])[d.place] -> 'of')
         AS o(name text, key text, size bigint, sha256 text, content_type text)
     ON CONFLICT (task_id, name) DO UPDATE
     SET key = excluded.key, size = excluded.size, sha256 = excluded.sha256, content_type = excluded.content_type
-), advanced AS (
+), advanced_jobs AS (
     UPDATE job j
     SET event_seq = j.event_seq + per_job.snoozed_count,
         leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.snoozed_count END
-    FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed GROUP BY job_id) AS per_job
+    FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed_tasks GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq
 ), events AS (
@@ -64,8 +64,8 @@ WITH lease_batch AS MATERIALIZED (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
            a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
-    FROM snoozed p JOIN advanced a ON a.id = p.job_id
+    FROM snoozed_tasks p JOIN advanced_jobs a ON a.id = p.job_id
 )
 SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
-FROM lease_batch a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM lease_batch a LEFT JOIN snoozed_tasks p ON p.id = a.id LEFT JOIN task t ON t.id = a.id

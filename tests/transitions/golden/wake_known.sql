@@ -5,9 +5,9 @@ WITH known_task AS MATERIALIZED (
       AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = $1 AND w.draining)
     LIMIT $4
     FOR UPDATE OF t SKIP LOCKED
-), forgotten AS (
+), forgotten_rows AS (
     DELETE FROM unknown_task u USING known_task k WHERE u.task_id = k.task_id AND u.epoch = k.epoch
-), woken AS (
+), woken_task AS (
     -- If the epoch differs, a worker has claimed the task since.
     UPDATE task t SET available_at = clock_timestamp()
     FROM known_task k JOIN job j ON j.id = k.job_id
@@ -15,4 +15,4 @@ WITH known_task AS MATERIALIZED (
     RETURNING t.id, t.queue, t.priority, j.trace
 )
 SELECT w.id AS task_id, w.queue, w.priority, w.trace AS headers, NULL AS outbox_id
-FROM known_task k LEFT JOIN woken w ON w.id = k.task_id
+FROM known_task k LEFT JOIN woken_task w ON w.id = k.task_id
