@@ -1,7 +1,7 @@
 """The worker's process: it reads the settings, starts the log, and runs one worker until a signal ends it.
 
-SIGTERM or SIGINT drains the worker; a second signal stops it immediately. While the worker starts, the first signal
-stops it immediately.
+SIGTERM or SIGINT drains the worker: it claims nothing more, and ends when its attempts have ended. A second signal
+stops it immediately. While the worker starts, the first signal stops it immediately.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
     settings = Settings()
     configure_logs(settings)
     refuse_bad_urls(settings)
-    failpoints.arm(settings.failpoints)
+    failpoints.arm(settings.failpoints)  # the places at which a test stops or kills this process
     health = Health()
     expose(settings, "worker", health)
     if settings.traces:

@@ -88,7 +88,7 @@ async def set_aside(connection: Connection, duty: str, unit: object, error: Exce
     failures: int = await connection.fetchval(_RECORD, duty, str(unit), error_record(error), list(BACKOFF), _IN_A_ROW)
     FAILURES.labels(duty).inc()
     fields = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
-    if failures == 1:
+    if failures == 1:  # `first_of_kind`: the traceback, if this duty has not logged such an error yet
         log.warning("a unit failed and is set aside; the others go on", **fields, exc_info=first_of_kind(duty, error))
     elif failures == STUCK_AFTER:
         STUCK.labels(duty).inc()

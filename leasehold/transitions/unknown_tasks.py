@@ -42,9 +42,9 @@ FROM known_task k LEFT JOIN woken_task w ON w.id = k.task_id
 async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
 ) -> tuple[list[Hint], bool]:
-    """waiting -> waiting, due now: the tasks of these queues that these handlers do, and that a worker without their
-    code put off. Returns their hints (messages that a task is due), for this worker alone, and whether there may be
-    more such tasks. The outbox does not have these hints: if one is lost, a poll finds its task.
+    """waiting -> waiting, due now, for tasks that a worker without their code has put off: those in `queues` whose
+    handler is one of `handlers`. Returns their hints (messages that a task is due), for this worker alone, and whether
+    there may be more such tasks. The outbox does not have these hints: if one is lost, a poll finds its task.
     """
     rows = await connection.fetch(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
     hints = [Announcement.from_row(row).hint for row in rows if row["task_id"] is not None]

@@ -1,5 +1,5 @@
 """Finds the inputs of a step. For an isolated step it also downloads them and verifies their digests, because a child
-process has no way to the store. The attempts (isolated.py, inline.py) call it.
+process has no way to the store. The attempts (isolated.py, inline.py) call this module.
 """
 
 from __future__ import annotations

@@ -196,11 +196,11 @@ class Duties:
         """Wake the tasks that a worker without their code has put off, if this worker has their code."""
         registration = self._registration
         async with self._frequent_connection() as connection:
-            hints, is_cut = await unknown_tasks.wake_known(
+            hints, has_more = await unknown_tasks.wake_known(
                 connection, registration.worker, registration.queues, registration.handlers, _MAX_KNOWN
             )
         self._deliver_here(hints)  # before a worker without the code polls them again
-        return _NEXT_KNOWN_SECONDS if is_cut else None
+        return _NEXT_KNOWN_SECONDS if has_more else None
 
     async def _admit(self) -> None:
         """Admit the waiting jobs that the admitter (admitter.py) does not see, because they do not wait for the end of

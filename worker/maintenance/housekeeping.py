@@ -40,8 +40,8 @@ _Unit = TypeVar("_Unit")
 
 
 class Housekeeping:
-    """The turns of the housekeeping duties (the loops in duties.py). `kinds`: the kinds of work (such as pictures),
-    which add rows and objects of their own to delete.
+    """The turns of the housekeeping duties: each loop in duties.py calls its turn again and again. `kinds`: the kinds
+    of work (such as pictures), which add rows and objects of their own to delete.
     """
 
     def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore, kinds: Iterable[Kind]) -> None:
@@ -78,19 +78,19 @@ class Housekeeping:
     async def uploads(self) -> float | None:
         """Inspect the uploads of clients, and delete objects that no row refers to."""
 
-        async def on_too_large(connection: Connection, due: uploads.Due, size: int) -> None:
+        async def on_too_large(connection: Connection, upload: uploads.Due, size: int) -> None:
             for housekeeping in self._housekeeping_of_kinds:
                 if housekeeping.upload_too_large is not None:
-                    await housekeeping.upload_too_large(connection, due, size)
+                    await housekeeping.upload_too_large(connection, upload, size)
 
-        async def check(due: uploads.Due) -> None:
-            await uploads.inspect(self._connections, self._store, due, on_too_large)
+        async def check(upload: uploads.Due) -> None:
+            await uploads.inspect(self._connections, self._store, upload, on_too_large)
 
         async def forget(_connection: Connection, _units: Sequence[uploads.Due]) -> None:
             """Do nothing: each check has written its result already."""
 
         units = await self._read(uploads.due)
-        return await self._forget(uploads.UPLOADS, units, lambda due: due.key, check, forget)
+        return await self._forget(uploads.UPLOADS, units, lambda upload: upload.key, check, forget)
 
     async def parts(self) -> None:
         """End multipart uploads that nobody completes."""

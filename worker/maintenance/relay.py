@@ -57,7 +57,7 @@ class Relay:
         failpoints.reach("before_relay")  # a failpoint: here a test can stop or kill the process
         sent = await self._send(announcements) if announcements else 0
         metrics.RELAYED.inc(sent)
-        # If the broker has not confirmed all, no more hints follow immediately.
+        # If the broker has not confirmed all hints, the next turn comes after the usual pause.
         return None if is_all or sent < len(announcements) else 0.0
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:

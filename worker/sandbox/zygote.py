@@ -32,7 +32,7 @@ def main() -> None:
     try:
         registry = Pipelines.from_source(options.source)
         packages = _packages(options.source, registry[options.pipeline].module)  # the code that children may read
-        own_fences = fences.Fences.around(packages, options.work_dir)  # raises the zygote's own
+        own_fences = fences.Fences.around(packages, options.work_dir)  # confines this process
         pipeline = _load(registry, options.pipeline)
     except Exception as error:  # noqa: BLE001 - a handler's module may raise anything: report it and do not start
         reason = str(error) if isinstance(error, DeclarationError) else text_of(error)

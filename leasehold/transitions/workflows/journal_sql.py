@@ -13,7 +13,8 @@ def write_calls(*, claims: bool) -> str:
     place `nth` of each in the arrays. $4: for each lease a JSON object {"of": [...]} with the records of its calls
     (records.Call.record).
 
-    A repeated statement writes nothing twice: a place in the journal has one row, and a step has one task. With
+    A repeated statement writes nothing twice: the journal has one row for each place (branch and number of a call), and
+    a step has one task. With
     `claims`, the statement also claims one step for each lease: $8 has the step's id (or NULL), and $9 is the duration
     of the step's lease. The owner of the lease gets the step.
     """
