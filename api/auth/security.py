@@ -161,7 +161,7 @@ def scopes_of(routes: Iterable[APIRoute]) -> dict[tuple[str, str], list[str]]:
 
 
 def refuse_open_routes(app: FastAPI, routes: list[APIRoute], public: frozenset[str]) -> None:
-    """Raises DeclarationError for a route of `app` that is neither in `public` nor names a scope."""
+    """Raises DeclarationError unless each of the routes of `app` names a scope or is in `public`."""
     for route in routes:
         if route.path not in public and not requirements(route.dependant):
             raise DeclarationError(f"{app.title}: {route.path} names no scope and is not public")

@@ -1,5 +1,5 @@
-"""Finds out where a request comes from, for the audit: from the address of the peer or, if the peer is a trusted proxy,
-from the address that the proxy names.
+"""Finds the address from which a request comes, for the audit: the address of the peer. If the peer is a trusted proxy,
+the address that the proxy names counts instead.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def content(name: str) -> bytes:
 
 @cache
 def compressed(name: str) -> bytes:
-    """The file as browsers fetch it. Pages are not compressed: a page has the token of its forms beside text that other
-    people wrote, and the length of a compressed answer could reveal the token (BREACH).
+    """The file as browsers fetch it. Pages are not compressed. A page has the token of its forms beside text that other
+    people wrote, so the length of a compressed answer could reveal the token (BREACH).
     """
     return gzip.compress(content(name), mtime=0)
 

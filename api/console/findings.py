@@ -27,8 +27,8 @@ from leasehold.transitions.jobs import EXTERNAL
 #: The largest counts: of the tasks of a queue, of the tasks of all queues together, and of dead letters (steps that
 #: failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: The largest count of orders (what a step asked of a provider) or steps that only a person can settle (say how they
-#: ended), and how many of the newest orders are searched.
+#: The largest count of orders or steps that only a person can settle (say how they ended), and how many of the newest
+#: orders are searched. An order is what a step asked of a provider.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of it. This is little, because the page shows only one reason.

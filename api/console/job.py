@@ -50,8 +50,8 @@ Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 _MAX_PAYLOAD = 2000
 #: The page shows at most this many of each. The ledger of a job says which worker claimed and wrote what.
 _MAX_EVENTS, _MAX_LEDGER_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LOG_LINES = 100, 100, 100, 40, 100
-#: The page shows at most this many chunks of the job's stream (what its steps emit while they run), and of one step's
-#: text at most so many characters.
+#: The page shows at most this many chunks of the job's stream, and characters of one step's text. The stream is what
+#: the steps emit while they run.
 _MAX_CHUNKS, _MAX_EMITTED = 1000, 12_000
 #: Seconds between two refreshes of an open page: of an unfinished job, and of an ended job.
 _LIVE_SECONDS, _ENDED_SECONDS = 2, 10

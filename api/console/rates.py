@@ -4,8 +4,8 @@ waited and ran. The hour has twelve parts of five minutes. Of each part only the
 If a part has more jobs than SAMPLE, their number is estimated from the time that the sample covers. So the page reads
 the same number of rows among ten million jobs as among ten thousand.
 
-The hour ends at the end of the current minute. So without new jobs, two answers within one minute are equal, and an
-open page is not rendered again for the second answer (rendering.py).
+The hour ends at the end of the current minute. So two answers within one minute are equal if no job was created between
+them. Then an open page is not rendered again (rendering.py).
 """
 
 from __future__ import annotations

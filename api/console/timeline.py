@@ -92,7 +92,7 @@ def timeline(
     is_cut: bool = False,
 ) -> Timeline:
     """The bars of all steps. `tasks`: which step needs which (`job_reads.step_links`). `is_cut`: the ledger lacks
-    earlier entries. Then the first wait of a step is not known, and not drawn.
+    earlier entries. Then the first wait of a step is unknown, and is left out.
     """
     ready_at = {} if is_cut else _ready_times(job, steps[:MAX_LINES], ledger, tasks)
     scale = _Scale(job["created_at"], job.get("finished_at") or now)

@@ -108,7 +108,7 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], se
     """Read and store the whole form.
 
     Raises Invalid, Unsupported, BodyTooSlow for a silent client, TimeoutError after MAX_SECONDS, StoreError, and
-    HTTPException(400) for a malformed form. Then nothing stays stored, unless the store is down and cannot delete.
+    HTTPException(400) for a malformed form. After an error, the stored files are deleted, if the store answers.
     """
     async with (
         asyncio.timeout(MAX_SECONDS),

@@ -243,7 +243,7 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
 
 def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> list[Found]:
     """`holders`, beginning with the home of the tenant: the cell in which the map places the tenant. The home is added
-    if it did not answer, or has no row of the tenant yet.
+    if it is silent, or has no row of the tenant yet.
     """
     home = others.map.tenants.get(tenant)
     if home is None:

@@ -1,7 +1,7 @@
 """The health endpoints: `/livez` (the process answers) and `/readyz` (the process can write to the database).
 
-If the broker or the store is away, `/readyz` reports it, but the process stays ready: submissions need no broker, and
-all API processes share one store, so another process would not serve better.
+If the broker or the store is away, `/readyz` reports it, but the process stays ready. Submissions need no broker. All
+API processes share one store, so another process would not serve better.
 
 Neither endpoint needs a key. `/readyz?verbose` needs an operator's key, because it shows versions and settings of the
 servers.

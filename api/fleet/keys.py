@@ -88,7 +88,7 @@ def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Iterable[
     the prefix PREFIX.
     """
     missing_scopes = services.keyring.expanded(scopes) - caller.scopes
-    # A role that this release does not know has no scopes that could be missing.
+    # A role that this release does not know stands for no scopes, so `missing_scopes` does not show it.
     unknown_roles = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
     if missing_scopes or unknown_roles:
         lacking_scopes = ", ".join(sorted([*missing_scopes, *unknown_roles]))

@@ -23,7 +23,7 @@ from leasehold.security.sealing import Sealing
 from leasehold.transitions.wakes import wake
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
-# The route class reads no body of an endpoint that declares none.
+# The endpoint declares no body, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: Seconds for which the endpoint waits until the job's poll step sleeps (snoozes), because only then it can be woken.
 #: This is less than a provider waits for the answer (Ark: five seconds). After an answer 503, the provider calls again.

@@ -153,7 +153,7 @@ class _Form:
         key = f"sources/{tenant_hash}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer)
-            # The row is written before the object, because housekeeping never deletes an object without a row.
+            # The row is written before the object, because housekeeping finds objects by their rows.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds)
             expires_at = await generations.keep_source(connection, tenant_id, key, lifetime)
         if expires_at is not None:  # None: the same image was stored before

@@ -1,5 +1,5 @@
-"""Decides which jobs a request may name: jobs of the caller's tenant, of the kinds of work (such as runs or media) for
-which the caller has a scope.
+"""Decides which jobs a request may name. A job must be of the caller's tenant, and of a kind of work (such as runs or
+media) for which the caller has a scope.
 
 A caller with `fleet:operate` may name jobs of all tenants. Such a caller acts for the job's tenant, and the request is
 charged to that tenant.
@@ -119,7 +119,7 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
     Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller may only read the job but wants to change
-    it, or may only change it but wants to read it; also for an operation on other tenants' jobs (see `check_targets`).
+    it, or the other way round. `check_targets` raises it for an operation on other tenants' jobs.
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

@@ -164,8 +164,8 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
 async def _replay_each(
     services: Services, connection: Connection, caller: Caller, job_ids: Sequence[UUID]
 ) -> tuple[list[CreatedRun], list[dict[str, Any]]]:
-    """Replay the jobs of a request that was charged for all of them, each in a transaction of its own, and refund the
-    charge for jobs that were not replayed. Returns the replayed jobs, and the refusals as JSON.
+    """Replay the jobs of a request, each in a transaction of its own. The request was charged for all jobs; the charge
+    for jobs that were not replayed is refunded. Returns the replayed jobs, and the refusals as JSON.
 
     When a limit of the tenant is full, no further job is tried, and the jobs before stay replayed. Raises TooMany if no
     job was replayed before.

@@ -105,4 +105,4 @@ async def _adopt_or_repeat(
         await resolve(connection, access.id, access.caller.tenant_id, orders.step, value, access.caller.client_id)
     else:
         await resolving.forget_note(connection, step)  # without the note, the step orders again
-    return await revive(services.actions, connection, access.target, None)  # no template: the job is not a run
+    return await revive(services.actions, connection, access.target, None)  # None: only a run has a template

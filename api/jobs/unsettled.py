@@ -229,7 +229,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
             try:
                 access = await find(services, caller, item.job_id, write=True)
                 limit_headers = await settle(services, access, item)
-            except (TooMany, Unavailable) as error:  # not about this job: if nothing is settled, refuse the request
+            except (TooMany, Unavailable) as error:  # the same for all jobs: refuse the request if none is settled yet
                 if not settled_ids:
                     raise
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})

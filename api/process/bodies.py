@@ -121,7 +121,7 @@ class Bodies:
         self._serve()
 
     def _serve(self) -> None:
-        """Grant room in the order of arrival. A body that does not fit now does not delay later, smaller bodies."""
+        """Grant room in the order of arrival. A body that does not fit now lets later, smaller bodies pass."""
         for waiter in list(self._waiting):
             tenant_id, size, grant = waiter
             if self._fits(tenant_id, size):

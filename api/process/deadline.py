@@ -51,7 +51,7 @@ class Deadline:
     @asynccontextmanager
     async def using(self, connection: Connection) -> AsyncIterator[None]:
         """Count the time of the block, which uses `connection`. When no time is left, break the connection. Then the
-        statement in the block ends immediately, and so does the rollback after it: the block raises one of TRY_AGAIN
+        statement in the block ends immediately, and so does the rollback after it. The block raises one of TRY_AGAIN
         (runtime/transient.py: the errors after which a request may be repeated).
         """
         if self._seconds_left is None:

@@ -103,7 +103,7 @@ class Refusals:
 
 
 def _chain_of(group: _Group) -> str:
-    """The chain of audit rows (each has the hash of the row before) that gets the row: the chain of the caller's
-    tenant, or SHARED_CHAIN for an unknown caller.
+    """The chain that gets the row: that of the caller's tenant, or SHARED_CHAIN for an unknown caller. In a chain, each
+    audit row has the hash of the row before.
     """
     return group[1].tenant_id or SHARED_CHAIN

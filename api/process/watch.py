@@ -44,7 +44,7 @@ class _Watch(ABC, Generic[_Key]):
 
     @abstractmethod
     async def _read_numbers(self) -> Mapping[_Key, int]:
-        """Query the number of each key that requests wait for. A key that does not exist has no number."""
+        """Query the number of each key that requests wait for. A key without a number does not exist."""
 
     @abstractmethod
     def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
