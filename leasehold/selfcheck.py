@@ -63,15 +63,15 @@ async def check_database(
             "read-only" if row["read_only"] else "accepts writes",
             "a demoted or read-only server can neither accept nor settle anything",
         ),
-        _durability({name: row[name] for name in ("fsync", "synchronous_commit", "full_page_writes")}),
-        _replication(row["standby_names"], row["synchronous_commit"], row["standbys"], row["tail"]),
+        _check_durability({name: row[name] for name in ("fsync", "synchronous_commit", "full_page_writes")}),
+        _check_replication(row["standby_names"], row["synchronous_commit"], row["standbys"], row["tail"]),
         *[await _check_schema(connection, schema) for schema in schemas],
-        _rights_of_role(owns_schema=bool(row["owns"])),
-        _presence(settings, has_own_session=has_own_session),
+        _check_rights(owns_schema=bool(row["owns"])),
+        _check_presence(settings, has_own_session=has_own_session),
     ]
 
 
-def _durability(values: Mapping[str, str]) -> Finding:
+def _check_durability(values: Mapping[str, str]) -> Finding:
     """`values`: the settings of PostgreSQL that must be on."""
     return Finding(
         "database",
@@ -81,14 +81,14 @@ def _durability(values: Mapping[str, str]) -> Finding:
     )
 
 
-def _rights_of_role(*, owns_schema: bool) -> Finding:
+def _check_rights(*, owns_schema: bool) -> Finding:
     if owns_schema:
         meaning = "its password also allows changing the schema; LEASEHOLD_DATABASE_APP_ROLE separates the two"
         return Finding("role", True, "may change the schema", meaning)
     return Finding("role", True, "reads and writes rows", "its password does not allow changing the schema")
 
 
-def _presence(settings: Settings, *, has_own_session: bool) -> Finding:
+def _check_presence(settings: Settings, *, has_own_session: bool) -> Finding:
     """Presence: a lock of the worker's database session shows that the worker lives. A pooler shares sessions."""
     return Finding(
         "presence",
@@ -108,7 +108,7 @@ _STANDBY_HAS = {
 }
 
 
-def _replication(standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None) -> Finding:
+def _check_replication(standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None) -> Finding:
     """What a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the WAL
     that the most advanced standby does not have yet; None: this role may not read the number.
     """

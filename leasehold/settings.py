@@ -365,7 +365,7 @@ class Settings(SettingsWithFiles):
         "run beside the jobs of others, and leave them room. 0: as fast as LEASEHOLD_OPERATION_RATE allows.",
     )
     operation_canary_seconds: int = Field(
-        3600, ge=1, description="A bulk operation stops if its canary jobs have not ended by then."
+        3600, ge=1, description="A bulk operation stops if its canary jobs, which go first, have not ended by then."
     )
     operation_refusals: int = Field(
         10_000, ge=0, le=1_000_000, description="Refusals of one bulk operation that are kept; all are counted."
@@ -486,7 +486,9 @@ class Settings(SettingsWithFiles):
         ge=0,
         description="Generations at once of one server_id, and of each tenant without a server_id; 0: no bound.",
     )
-    generation_default_server: str = Field("default", description="The server_id that tasks without one count under.")
+    generation_default_server: str = Field(
+        "default", description="The server_id under which generations without one are counted."
+    )
     generation_image_seconds: int = Field(3600, ge=1, description="An image that is not finished by then fails.")
     generation_video_seconds: int = Field(86_400, ge=1, description="A video that is not finished by then fails.")
     generation_keep_seconds: int = Field(86_400, ge=60, description="How long results are kept.")

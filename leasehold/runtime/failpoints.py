@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 
-#: Point -> the part of the platform that reaches it, and what has and has not happened at that point.
+#: Point -> the part of the platform that reaches it, and what has and has not happened at that point. A hint is a
+#: message that names a task; the relay and the announcer publish hints, whose rows are in the outbox until the broker
+#: confirms.
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed for it yet",
     "after_claim": "worker: the claim is committed",

@@ -112,11 +112,11 @@ class OpenId:
             log.info("the OpenID provider refused a sign-in", error=callback.get("error", "")[:60])
             raise Unauthenticated("sign_in_refused", "The provider did not sign you in.")
         tokens = await self._exchange(configuration, flow, redirect_uri, callback["code"])
-        claims = await self._claims(configuration, flow, tokens.get("id_token"))
+        claims = await self._read_claims(configuration, flow, tokens.get("id_token"))
         groups_claim = self._settings.console_oidc_claim
         if groups_claim not in claims and isinstance(configuration.get("userinfo_endpoint"), str):
-            claims = await self._userinfo(configuration, tokens, str(claims["sub"])) | claims
-        return _identity(self.issuer, claims, groups_claim)
+            claims = await self._read_userinfo(configuration, tokens, str(claims["sub"])) | claims
+        return _identity_of(self.issuer, claims, groups_claim)
 
     async def _exchange(
         self, configuration: Mapping[str, Any], flow: Flow, redirect_uri: str, code: str
@@ -145,7 +145,7 @@ class OpenId:
             raise _sign_in_refused("the provider does not accept its code")
         return answer.json_object()
 
-    async def _claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
+    async def _read_claims(self, configuration: Mapping[str, Any], flow: Flow, token: object) -> dict[str, Any]:
         """The claims of the ID token. Each sign-in reads the provider's keys again, because the provider may have
         withdrawn a key.
         """
@@ -162,7 +162,7 @@ class OpenId:
         except TokenRefused as error:
             raise _sign_in_refused(str(error)) from None
 
-    async def _userinfo(
+    async def _read_userinfo(
         self, configuration: Mapping[str, Any], tokens: Mapping[str, Any], subject: str
     ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}", "Accept": "application/json"}
@@ -204,15 +204,15 @@ def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[st
     by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():
         if group == "*" or group in groups:
-            by_tenant.setdefault(membership.tenant, []).extend(_scopes(membership))
+            by_tenant.setdefault(membership.tenant, []).extend(_scopes_of(membership))
     return {tenant: sorted(set(scopes)) for tenant, scopes in by_tenant.items()}
 
 
-def _scopes(membership: Membership) -> list[str]:
+def _scopes_of(membership: Membership) -> list[str]:
     return [f"role:{membership.role}", *membership.scopes]
 
 
-def _identity(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Identity:
+def _identity_of(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Identity:
     subject = claims["sub"]
     if not isinstance(subject, str) or not _printable_text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
         raise _sign_in_refused("its ID token names nobody")
@@ -220,10 +220,10 @@ def _identity(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Iden
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
     login = _printable_text(email) or _printable_text(claims.get("preferred_username")) or _printable_text(subject)
     name = _printable_text(claims.get("name")) or login
-    return Identity(issuer, subject, login, name, _groups(claims.get(groups_claim)))
+    return Identity(issuer, subject, login, name, _groups_in(claims.get(groups_claim)))
 
 
-def _groups(claim: object) -> frozenset[str]:
+def _groups_in(claim: object) -> frozenset[str]:
     """The groups of the claim. Some providers send a single group as a string."""
     groups = claim if isinstance(claim, list) else [claim]
     return frozenset(group for group in groups if isinstance(group, str))

@@ -38,6 +38,7 @@ LIMIT_SECONDS = 2.0
 #: Seconds for which all requests share one answer of a cell.
 _SHARED_SECONDS = 2.0
 _MAX_BYTES = 64 * 1024
+#: The endpoints of a cell that other cells ask: for its load, and for a job or a tenant.
 OWN_PATH, FIND_PATH = "/v1/cells/own", "/v1/cells/own/find"
 
 

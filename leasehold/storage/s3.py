@@ -43,7 +43,7 @@ class PutRefused(StoreError):
 _OUTCOMES = {ObjectMissing: "missing", PutRefused: "there already", StoreUnavailable: "unavailable"}
 
 
-def _config(settings: Settings) -> AioConfig:
+def _client_config(settings: Settings) -> AioConfig:
     return AioConfig(
         signature_version="s3v4",
         s3={"addressing_style": settings.s3_addressing},
@@ -84,7 +84,7 @@ def _shared_loader() -> Any:
     return get_session().get_component("data_loader")
 
 
-def _session(settings: Settings) -> aioboto3.Session:
+def _new_session(settings: Settings) -> aioboto3.Session:
     session = get_session()
     session.register_component("data_loader", _shared_loader())
     session.register_component("credential_provider", _CredentialProvider(settings))
@@ -102,12 +102,12 @@ def _verify_option(settings: Settings, endpoint: str | None) -> str | bool | Non
 
 @asynccontextmanager
 async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator[S3Client]:
-    async with _session(settings).client(
+    async with _new_session(settings).client(
         "s3",
         endpoint_url=endpoint,
         region_name=settings.s3_region,
         verify=_verify_option(settings, endpoint),
-        config=_config(settings),
+        config=_client_config(settings),
     ) as client:
         yield client
 

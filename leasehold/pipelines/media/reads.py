@@ -78,7 +78,7 @@ WHERE m.id = $1 AND m.tenant_id = $2 AND m.deleted_at IS NULL
 """
 
 
-def _instant(text: str | None) -> datetime | None:
+def _parse_instant(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text is not None else None
 
 
@@ -87,8 +87,8 @@ def _step_view(row: Mapping[str, Any]) -> StepView:
         name=row["name"],
         status=row["status"],
         attempt=row["attempt"],
-        started_at=_instant(row["started_at"]),
-        finished_at=_instant(row["finished_at"]),
+        started_at=_parse_instant(row["started_at"]),
+        finished_at=_parse_instant(row["finished_at"]),
         failure=row["failure"],
         value=row["value"],
     )

@@ -77,7 +77,7 @@ async def act_on(
         return await _retry_charged(context, connection, acting, job_ids, tenant_id)
     rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
     outcome = Outcome(busy=busy)
-    targets = [_target(context, row) for row in rows]
+    targets = [_target_of(context, row) for row in rows]
     if targets:
         ids = [target.id for target in targets]
         outcome.limits |= set(await concurrency.limits_of(connection, ids))
@@ -87,7 +87,7 @@ async def act_on(
     return outcome
 
 
-def _target(context: OperationContext, row: asyncpg.Record) -> Target:
+def _target_of(context: OperationContext, row: asyncpg.Record) -> Target:
     kind = context.actions.kinds.of(row["pipeline"], is_run=row["is_run"])
     return Target(row, kind, row["queue"] or "")
 
@@ -138,7 +138,7 @@ async def _retry_charged(
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
-        targets = [_target(context, row) for row in rows]
+        targets = [_target_of(context, row) for row in rows]
         retries = _Retries(context, connection, acting, charge, outcome)
         retried = await retries.retry_together(targets, tenant_id)
         for target in targets:

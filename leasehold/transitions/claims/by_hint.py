@@ -82,10 +82,10 @@ async def claim(
 # knows it holds: they are left out.
 _CLAIMED_NEXT_STEPS = """
 -- claimed_with
-SELECT DISTINCT ON (t.id) t.id AS task_id, c.id AS next
-FROM task t JOIN task c ON c.id = ANY(t.unblocks)
-WHERE t.id = ANY($1::uuid[]) AND c.status = 'running' AND c.lease_owner = $2 AND c.id <> ALL($3::uuid[])
-ORDER BY t.id, c.position
+SELECT DISTINCT ON (t.id) t.id AS task_id, step.id AS next_step_id
+FROM task t JOIN task step ON step.id = ANY(t.unblocks)
+WHERE t.id = ANY($1::uuid[]) AND step.status = 'running' AND step.lease_owner = $2 AND step.id <> ALL($3::uuid[])
+ORDER BY t.id, step.position
 """
 
 
@@ -107,7 +107,7 @@ async def claim_again(
     settled_of_next = {step: workflow for step, workflow in workflow_of_step.items() if step not in held_ids}
     if completed_ids:
         rows = await connection.fetch(_CLAIMED_NEXT_STEPS, list(completed_ids), terms.owner, list(held_ids))
-        settled_of_next |= {row["next"]: row["task_id"] for row in rows}
+        settled_of_next |= {row["next_step_id"]: row["task_id"] for row in rows}
     next_ids = sorted(settled_of_next)
     next_steps = await claim(connection, terms, next_ids, reclaim=True) if next_ids else []
     return {settled_of_next[claimed.lease.task_id]: claimed for claimed in next_steps}

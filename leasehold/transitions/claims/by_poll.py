@@ -49,21 +49,21 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
 ), tenants(queue, band, tenant_id) AS (
     -- The tenants with open tasks, by a loose index scan: one probe for each tenant, however many tasks it has.
-    SELECT s.queue, s.band, first.tenant_id
+    SELECT s.queue, s.band, first_task.tenant_id
     FROM served_queues s CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
           AND t.available_at >= statement_timestamp() - $6::interval
         ORDER BY t.tenant_id LIMIT 1
-    ) AS first
+    ) AS first_task
     UNION ALL
-    SELECT last.queue, last.band, next.tenant_id
-    FROM tenants last CROSS JOIN LATERAL (
+    SELECT tenants.queue, tenants.band, next_task.tenant_id
+    FROM tenants CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
-        WHERE t.queue = last.queue AND t.priority = last.band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.tenant_id > last.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
+        WHERE t.queue = tenants.queue AND t.priority = tenants.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.tenant_id > tenants.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
         ORDER BY t.tenant_id LIMIT 1
-    ) AS next
+    ) AS next_task
 ), counting AS MATERIALIZED (
     -- Whether this statement counts the running tasks. A single tenant needs no turns. Counting is slow, because it
     -- also reads the rows of tasks that have run and are not vacuumed yet.
@@ -74,15 +74,16 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     WHERE status = 'running' AND (SELECT counting.is_needed FROM counting)
     GROUP BY tenant_id
     UNION ALL
-    SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
+    SELECT passed.tenant_id, passed.n FROM unnest($7::text[], $8::bigint[]) AS passed(tenant_id, n)
 ), shares AS MATERIALIZED (
     -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
     -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
-    SELECT tenants.*, here.n AS running_here, CASE WHEN here.tenant_id IS NULL THEN $12 ELSE here.room END AS room,
-           CASE WHEN here.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
+    SELECT tenants.*, worker_share.n AS running_here,
+           CASE WHEN worker_share.tenant_id IS NULL THEN $12 ELSE worker_share.room END AS room,
+           CASE WHEN worker_share.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
     FROM tenants
-    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS here(tenant_id, n, room)
-        ON here.tenant_id = tenants.tenant_id
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS worker_share(tenant_id, n, room)
+        ON worker_share.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
     -- The oldest due tasks of each tenant. Of a tenant without room, only the oldest is read, for its age.
     SELECT head.*, share.band, share.tenant_id, share.running_here, share.room
@@ -107,7 +108,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
                 AS has_room
     FROM heads h
 ), candidates AS MATERIALIZED (
-    -- The tasks in the order in which tenants take turns.
+    -- The tasks in the order in which tenants take turns. `turn`: the task's number within its tenant, after the
+    -- running tasks. `since`: when the task became due, half a minute later for each lower priority.
     SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
     FROM room_of_heads h LEFT JOIN running_counts ON running_counts.tenant_id = h.tenant_id

@@ -177,7 +177,7 @@ async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[P
         if await connection.fetchval(_BEGIN, job_id, tenant_id, LEASE_SECONDS) is None:
             return None
         rows = await connection.fetch(_HOLD_EARLIER_KEYS, job_id, tenant_id, _UNDO_LEASE_SECONDS)
-    return PromoteCall(new_id(), tenant_id, job_id), _changes(rows)
+    return PromoteCall(new_id(), tenant_id, job_id), _changes_in(rows)
 
 
 async def claim(
@@ -260,7 +260,7 @@ async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChang
     """The keys that the call has claimed, and what it has done at each so far. Empty if the call has finished: the
     statement waits for a COMMIT of `finish` that is still under way.
     """
-    return _changes(await connection.fetch(_CHANGES, call.id))
+    return _changes_in(await connection.fetch(_CHANGES, call.id))
 
 
 async def claim_dead(connection: Connection) -> tuple[list[KeyChange], set[PromoteCall]]:
@@ -268,8 +268,8 @@ async def claim_dead(connection: Connection) -> tuple[list[KeyChange], set[Promo
     calls. The caller ends the claim of each job with `give_up`.
     """
     rows = await connection.fetch(_CLAIM_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
-    return _changes(rows), {PromoteCall(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
+    return _changes_in(rows), {PromoteCall(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
 
 
-def _changes(rows: Sequence[asyncpg.Record]) -> list[KeyChange]:
+def _changes_in(rows: Sequence[asyncpg.Record]) -> list[KeyChange]:
     return [KeyChange(row["turn"], row["key"], row["reached"], row["backup"]) for row in rows]

@@ -18,7 +18,7 @@ from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 
 _REPORTED_LAYERS = 5
-_MAX_SAMPLES = 2
+_MAX_SAMPLES = 2  # each sample costs a run of both models, with the outputs of all layers
 #: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.

@@ -16,7 +16,7 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import fix_inputs, infer_shapes
 
-_TRIALS = 3
+_TRIALS = 3  # random inputs for which the answers of both models are compared
 _TOLERANCE = 1e-3  # relative to the output's largest value: the optimised model sums float32 in another order
 #: The newest file format that onnxruntime's releases of the last two years can read.
 _IR_VERSION = 10

@@ -35,7 +35,8 @@ def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sampl
 
     Raises Permanent("not_quantisable").
     """
-    logging.getLogger().setLevel(logging.ERROR)  # else onnxruntime advises an optimisation that the model has had
+    # Otherwise onnxruntime would advise to optimise the model, which the step `onnx` has done.
+    logging.getLogger().setLevel(logging.ERROR)
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
     shutil.copyfile(source, private_copy)  # onnxruntime writes beside its input, and the input's directory is read-only
@@ -53,7 +54,7 @@ def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sampl
             reduce_range=True,
             extra_options=options,
         )
-    except (MemoryError, StepError):
+    except (MemoryError, StepError):  # a StepError of `on_sample`: the job was cancelled
         raise
     except Exception as error:
         raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error

@@ -33,7 +33,7 @@ def samples(
     Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
     be a picture.
     """
-    pictures = list(_pictures(archive, limits))
+    pictures = list(_decoded_pictures(archive, limits))
     if not pictures:
         rng = np.random.default_rng(seed)
         specifications = [(value["name"], value["type"], value["shape"]) for value in model_inputs]
@@ -42,10 +42,10 @@ def samples(
     if only_input is None or only_input["type"] != "float" or len(only_input["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
         raise refusals.bad_references("the model has no single float input of four dimensions for a picture")
     name, shape = only_input["name"], only_input["shape"]
-    return [{name: _tensor(picture, shape, preprocessing)} for picture in pictures], "reference images"
+    return [{name: _tensor_of(picture, shape, preprocessing)} for picture in pictures], "reference images"
 
 
-def _pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Image]:
+def _decoded_pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Image]:
     """Decode the images one after the other, in memory."""
     if not archive.stat().st_size:  # the conversion has no reference images
         return
@@ -76,7 +76,7 @@ def _decode(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
         raise refusals.bad_references(f"file {number} is not a readable {', '.join(_FORMATS)} picture") from error
 
 
-def _tensor(picture: Image.Image, shape: list[int], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
+def _tensor_of(picture: Image.Image, shape: list[int], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
     channels, height, width = shape[1:] if preprocessing.layout == "NCHW" else (shape[3], *shape[1:3])
     if channels not in {1, _COLOUR_CHANNELS}:
         raise refusals.bad_references(f"the model's input has {channels} channels: pictures have 1 or 3")

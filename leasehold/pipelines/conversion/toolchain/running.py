@@ -36,8 +36,9 @@ class Runnable:
     """
 
     def __init__(self, model: bytes | Path, *, optimised: bool = True) -> None:
-        level = ort.GraphOptimizationLevel
-        self._session = _session(model, _options(level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL))
+        levels = ort.GraphOptimizationLevel
+        level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
+        self._session = _open_session(model, _session_options(level))
         for output in self._session.get_outputs():
             if not output.type.startswith("tensor(") or output.type == "tensor(string)":
                 raise refusals.not_runnable(f"the output {output.name[:100]!r} is not a tensor of numbers")
@@ -79,12 +80,12 @@ def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.ran
 
 def compile_graph(source: Path, target: Path) -> None:
     """Optimise the graph in ways that suit any processor, and write the result, which onnxruntime loads fast."""
-    options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
+    options = _session_options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
-    _session(source, options)
+    _open_session(source, options)
 
 
-def _options(level: Any) -> Any:
+def _session_options(level: Any) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL_ONLY
@@ -92,7 +93,7 @@ def _options(level: Any) -> Any:
     return options
 
 
-def _session(model: bytes | Path, options: Any) -> Any:
+def _open_session(model: bytes | Path, options: Any) -> Any:
     source = str(model) if isinstance(model, Path) else model
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -44,12 +44,14 @@ class Ark:
 
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:
         if order.kind == "image":
-            answer = await self._send("POST", _IMAGES, credential, _image(order), buys=True, seconds=_IMAGE_SECONDS)
+            answer = await self._send(
+                "POST", _IMAGES, credential, _image_request(order), buys=True, seconds=_IMAGE_SECONDS
+            )
             urls = urls_in(_body_of(answer).get("data"))
             if not urls:
                 raise no_files()
             return Finished(urls)
-        answer = await self._send("POST", _TASKS, credential, _video(order), buys=True)
+        answer = await self._send("POST", _TASKS, credential, _video_request(order), buys=True)
         return Accepted(text_at(_body_of(answer), "id"))
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:  # noqa: ARG002 - the id suffices
@@ -63,7 +65,7 @@ class Ark:
                 raise no_files()
             return Finished(urls)
         if status in ("failed", "cancelled", "expired"):
-            error = _error(task)
+            error = _error_in(task)
             message = f"Ark reports its task as {status}. {str(error.get('message') or '')[:500]}".strip()
             raise Rejected(_CODES[status], message, fail_code=str(error.get("code") or status)[:100])
         raise bad_answer("has a status that is not documented")
@@ -97,19 +99,19 @@ class Ark:
 _CODES = {"failed": "provider_failed", "cancelled": "provider_cancelled", "expired": "provider_expired"}
 
 
-def _model(order: Order) -> str:
+def _required_model(order: Order) -> str:
     if not order.model:
         raise Rejected("model_required", "Ark has no default model: name a model.")
     return order.model
 
 
-def _video(order: Order) -> dict[str, Any]:
+def _video_request(order: Order) -> dict[str, Any]:
     content: list[dict[str, Any]] = [{"type": "text", "text": order.prompt}]
     content += [
         {"type": "image_url", "image_url": {"url": image.url}, "role": role}
         for image, role in zip(order.images, _roles(order.images), strict=True)
     ]
-    request: dict[str, Any] = {"model": _model(order), "content": content}
+    request: dict[str, Any] = {"model": _required_model(order), "content": content}
     if order.ratio:
         request["ratio"] = order.ratio
     if order.whole_seconds is not None:
@@ -130,8 +132,8 @@ def _roles(images: tuple[SourceImage, ...]) -> tuple[str, ...]:
     return ("first_frame", "last_frame")[: len(images)]
 
 
-def _image(order: Order) -> dict[str, Any]:
-    request: dict[str, Any] = {"model": _model(order), "prompt": order.prompt, "response_format": "url"}
+def _image_request(order: Order) -> dict[str, Any]:
+    request: dict[str, Any] = {"model": _required_model(order), "prompt": order.prompt, "response_format": "url"}
     if order.width and order.height:
         request["size"] = f"{order.width}x{order.height}"
     if order.images:
@@ -143,11 +145,11 @@ def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
     """The body of a successful answer. Raises ProviderError for any other answer."""
     if answer.is_success:
         return as_mapping(answer.body)
-    error = _error(answer.body)
+    error = _error_in(answer.body)
     raise answer.refusal(str(error.get("message") or ""), str(error["code"]) if "code" in error else None)
 
 
-def _error(body: Any) -> Mapping[str, Any]:
+def _error_in(body: Any) -> Mapping[str, Any]:
     """The error in an answer, if it has the documented form."""
     error = body.get("error") if isinstance(body, dict) else None
     return error if isinstance(error, dict) else {}

@@ -148,9 +148,9 @@ class Declared:
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:
         token_header = {self._declaration.token_header: order.token} if self._declaration.token_header else {}
         answer = await self._send(self._declaration.submit, order, credential, headers=token_header, buys=True)
-        self._check(answer)
+        self._check_answer(answer)
         if self._declaration.ref is None:
-            return self._finished(answer)
+            return self._finished_order(answer)
         ref = value_at(answer.body, self._declaration.ref)
         if not isinstance(ref, str | int) or ref == "":
             raise bad_answer(f"has no id at {self._declaration.ref}")
@@ -160,13 +160,13 @@ class Declared:
         assert self._declaration.poll is not None  # a provider without `poll` has returned the files to `submit`
         assert self._declaration.status is not None
         answer = await self._send(self._declaration.poll, order, credential, ref)
-        self._check(answer)
+        self._check_answer(answer)
         status = value_at(answer.body, self._declaration.status)
         match self._declaration.statuses.get(str(status)):
             case "working":
                 return Working(str(status)[:100], after=answer.after)
             case "made":
-                return self._finished(answer)
+                return self._finished_order(answer)
             case "failed":
                 raise Rejected(
                     "provider_failed", self._message(answer) or "The generation failed.", fail_code=self._code(answer)
@@ -188,7 +188,7 @@ class Declared:
         headers: Mapping[str, str] | None = None,
         buys: bool = False,
     ) -> ProviderAnswer:
-        values = _values(order) | {"ref": ref}
+        values = _values_of(order) | {"ref": ref}
         body = None if template.body is None else _fill(template.body, values)
         if body is not None and buys:  # the submit: `extra` has the client's own members for the provider
             body |= order.extra or {}
@@ -202,13 +202,13 @@ class Declared:
             seconds=self._declaration.submit_seconds if buys else 30.0,
         )
 
-    def _check(self, answer: ProviderAnswer) -> None:
+    def _check_answer(self, answer: ProviderAnswer) -> None:
         if not answer.is_success:
             raise answer.refusal(self._message(answer), self._code(answer))
         if not isinstance(answer.body, dict | list):
             raise bad_answer("is not JSON")
 
-    def _finished(self, answer: ProviderAnswer) -> Finished:
+    def _finished_order(self, answer: ProviderAnswer) -> Finished:
         output = value_at(answer.body, self._declaration.urls)
         if isinstance(output, str) and self._declaration.separator:
             output = [part.strip() for part in output.split(self._declaration.separator)]
@@ -226,7 +226,7 @@ class Declared:
         return None if code is None else str(code)[:100]
 
 
-def _values(order: Order) -> dict[str, Any]:
+def _values_of(order: Order) -> dict[str, Any]:
     return {
         "prompt": order.prompt,
         "model": order.model,

@@ -67,10 +67,10 @@ class Fal:
         if status != "COMPLETED":
             raise bad_answer("has a status that is not documented")
         if body.get("error"):
-            raise _failed(str(body["error"]), str(body.get("error_type") or "") or None)
+            raise _failure(str(body["error"]), str(body.get("error_type") or "") or None)
         result = await self._send("GET", request, credential)
         if not result.is_success and result.status < 500 and result.status not in _REQUEST_FAILED:  # noqa: PLR2004 - HTTP
-            raise _failed(*_error_in(result.body))
+            raise _failure(*_error_in(result.body))
         output = _body_of(result)
         urls = urls_in([output[field] for field in _FILES if field in output])
         if not urls:
@@ -142,7 +142,7 @@ def _inputs(order: Order) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if value is not None} | dict(order.extra or {})
 
 
-def _failed(message: str, error_type: str | None) -> Rejected:
+def _failure(message: str, error_type: str | None) -> Rejected:
     code = _CODES.get(error_type or "", "provider_failed")
     return Rejected(code, f"fal reports a failure: {message[:500]}", fail_code=error_type)
 

@@ -63,7 +63,7 @@ class Jimeng:
 
     async def submit(self, order: Order, credential: str) -> Accepted:
         # `buys`: the request costs money. So it gets a new connection, because a reused one may be dead.
-        answer = await self._request("CVSync2AsyncSubmitTask", _body(order), credential, buys=True)
+        answer = await self._request("CVSync2AsyncSubmitTask", _request_body(order), credential, buys=True)
         return Accepted(text_at(_data(answer), "task_id"))
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
@@ -110,7 +110,7 @@ def _model(order: Order) -> str:
     return order.model or _DEFAULT_MODEL[order.kind]
 
 
-def _body(order: Order) -> dict[str, Any]:
+def _request_body(order: Order) -> dict[str, Any]:
     """The order in Jimeng's own fields. Values without such a field are left out (docs/guides/generation.md)."""
     request: dict[str, Any] = {"req_key": _model(order), "prompt": order.prompt}
     if order.images:

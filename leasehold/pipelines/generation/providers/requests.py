@@ -111,7 +111,7 @@ class RequestSender:
             if not error.sent:
                 raise TryLater("provider_unreachable", "The provider could not be reached.") from None
             raise OutcomeUnknown("provider_no_answer", full_stop(f"The provider gave {error}")) from None
-        return ProviderAnswer(answer.status, _json(answer.body), answer.retry_after())
+        return ProviderAnswer(answer.status, _parsed_json(answer.body), answer.retry_after())
 
 
 def bad_answer(complaint: str) -> OutcomeUnknown:
@@ -158,7 +158,7 @@ def urls_in(output: Any) -> tuple[str, ...]:
     return tuple(urls)
 
 
-def _json(body: bytes) -> Any:
+def _parsed_json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -37,7 +37,7 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
     """
     tracks: list[Track] = []
     samples_left, bytes_left = MAX_SAMPLES, len(data)
-    for box in _children(data, movie, b"trak"):
+    for box in _children_of(data, movie, b"trak"):
         track = _read_track(data, box, samples_left, bytes_left)
         if track is not None:
             tracks.append(track)
@@ -56,8 +56,9 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
         return None
     entries = [
         entry
-        for kind, start, end in _children(data, table, b"stsd")
-        for entry in _children(data, (kind, start + _FULL_HEADER + 4, end), b"av01")  # 4 bytes: the number of entries
+        for kind, start, end in _children_of(data, table, b"stsd")
+        # 4 bytes: the number of entries
+        for entry in _children_of(data, (kind, start + _FULL_HEADER + 4, end), b"av01")
     ]
     if not entries:
         return None
@@ -68,14 +69,14 @@ def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Tr
     sizes = [struct.unpack_from(">HH", data, start + _ENTRY_SIZE_AT) for _, start, _ in entries]
     sizes.append((track_size[0] >> _FIXED_POINT_BITS, track_size[1] >> _FIXED_POINT_BITS))
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
-    return Track(width, height, list(_samples(data, table, samples_left, bytes_left)))
+    return Track(width, height, list(_read_samples(data, table, samples_left, bytes_left)))
 
 
 def _sample_table(data: bytes, track: Box) -> Box | None:
     """The `stbl` box, which is three levels down in the track."""
     box = track
     for kind in (b"mdia", b"minf", b"stbl"):
-        inner = _children(data, box, kind)
+        inner = _children_of(data, box, kind)
         if len(inner) > 1:
             raise corrupt_image("a track has a box twice")
         if not inner:
@@ -84,7 +85,7 @@ def _sample_table(data: bytes, track: Box) -> Box | None:
     return box
 
 
-def _samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
+def _read_samples(data: bytes, table: Box, samples_left: int, bytes_left: int) -> Iterator[tuple[int, int]]:
     """Start and end of each sample in the file."""
     offsets, sample_counts, sizes = _sample_tables(data, table)
     total = 0
@@ -108,12 +109,12 @@ def _sample_tables(data: bytes, table: Box) -> tuple[Sequence[int], Sequence[int
     """The position of each chunk (from `stco` or `co64`), the number of samples in each chunk (`stsc`), and the size of
     each sample (`stsz`).
     """
-    is_long = not _children(data, table, b"stco")
-    offsets = _numbers(data, _only_child(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
-    chunk_rows = _numbers(data, _only_child(data, table, b"stsc"), "III")
+    is_long = not _children_of(data, table, b"stco")
+    offsets = _read_numbers(data, _only_child(data, table, b"co64" if is_long else b"stco"), "Q" if is_long else "I")
+    chunk_rows = _read_numbers(data, _only_child(data, table, b"stsc"), "III")
     sizes_box = _only_child(data, table, b"stsz")
     (same_size,) = struct.unpack_from(">I", data, sizes_box[1] + _FULL_HEADER)  # 0: each sample has a size of its own
-    sizes = repeat(same_size) if same_size else iter(_numbers(data, sizes_box, "I", skipped=4))
+    sizes = repeat(same_size) if same_size else iter(_read_numbers(data, sizes_box, "I", skipped=4))
     return offsets, _samples_by_chunk(chunk_rows[::3], chunk_rows[1::3], len(offsets)), sizes
 
 
@@ -126,7 +127,7 @@ def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks
     return [count for first, end, count in ranges for _ in range(first, end)]
 
 
-def _numbers(data: bytes, box: Box, row_format: str, *, skipped: int = 0) -> tuple[int, ...]:
+def _read_numbers(data: bytes, box: Box, row_format: str, *, skipped: int = 0) -> tuple[int, ...]:
     """The numbers in a table with rows of `row_format`. `skipped`: the bytes before the number of rows."""
     _, start, _ = box
     (count,) = struct.unpack_from(">I", data, start + _FULL_HEADER + skipped)
@@ -136,13 +137,13 @@ def _numbers(data: bytes, box: Box, row_format: str, *, skipped: int = 0) -> tup
 
 
 def _only_child(data: bytes, parent: Box, kind: bytes) -> Box:
-    children = _children(data, parent, kind)
+    children = _children_of(data, parent, kind)
     if len(children) != 1:
         raise corrupt_image("a track lacks a box, or has it twice")
     return children[0]
 
 
-def _children(data: bytes, parent: Box, kind: bytes) -> list[Box]:
+def _children_of(data: bytes, parent: Box, kind: bytes) -> list[Box]:
     """The boxes of this kind in the box `parent`."""
     _, start, end = parent
     children: list[Box] = []

@@ -56,19 +56,19 @@ def read_items(data: bytes, outer_boxes: list[Box], *, may_share: bool = False) 
     meta = _meta_boxes(data, outer_boxes)
     items = _list_items(data, meta[b"iinf"])
     data_box = meta.get(b"idat", (b"", 0, 0))
-    for number, pieces in _locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
-        _item(items, number).pieces += pieces
+    for number, pieces in _read_locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
+        _item_of(items, number).pieces += pieces
     _check_bytes(data, items, may_share=may_share)
-    for number, properties in _properties(data, meta[b"iprp"]):
-        _item(items, number).properties += properties
-    for kind, source, targets in _references(data, meta[b"iref"]) if b"iref" in meta else ():
-        _item(items, source).references.setdefault(kind, []).extend(targets)
+    for number, properties in _read_properties(data, meta[b"iprp"]):
+        _item_of(items, number).properties += properties
+    for kind, source, targets in _read_references(data, meta[b"iref"]) if b"iref" in meta else ():
+        _item_of(items, source).references.setdefault(kind, []).extend(targets)
     _, start, _ = meta[b"pitm"]
     (primary_number,) = struct.unpack_from(">H" if data[start] == 0 else ">I", data, start + _FULL_HEADER)
-    return Items(items, _item(items, primary_number))
+    return Items(items, _item_of(items, primary_number))
 
 
-def _item(items: dict[int, Item], number: int) -> Item:
+def _item_of(items: dict[int, Item], number: int) -> Item:
     if number not in items:
         raise corrupt_image("a reference names an item that the file does not have")
     return items[number]
@@ -118,7 +118,7 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
     return items
 
 
-def _locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The number of each item, with start and end of each of its pieces.
 
     The box says how many bytes its own fields have: two nibbles in each of the two bytes after its version and flags.
@@ -179,7 +179,7 @@ class _Reader:
         return int.from_bytes(chunk, "big")
 
 
-def _properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
+def _read_properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
     """The number of each item, with its properties. `ipco` has all properties, and `ipma` the indices of each item."""
     _, start, end = box
     inner = _bounded_list(boxes(data, start, end))
@@ -205,7 +205,7 @@ def _properties(data: bytes, box: Box) -> Iterator[tuple[int, list[Box]]]:
             yield number, [properties[index - 1] for index in indices if index]
 
 
-def _references(data: bytes, box: Box) -> Iterator[tuple[bytes, int, list[int]]]:
+def _read_references(data: bytes, box: Box) -> Iterator[tuple[bytes, int, list[int]]]:
     """The references: the kind, the number of the item that refers, and the numbers of the items that it refers to."""
     _, start, end = box
     size = 4 if data[start] else 2
