@@ -1,7 +1,8 @@
 """Checks that no task holds a pooled connection during outbound I/O.
 
 Otherwise tasks that wait for a slow remote server would use up the pool. The pool calls `record_borrowed` for each
-connection that it lends. Egress, the object store and the broker call `check_nothing_held` before they send.
+connection that it lends. Egress (requests to outside addresses), the object store and the broker call
+`check_nothing_held` before they send.
 
 If a task holds a connection and creates another task, the new task counts as holding the connection, too, because the
 first task mostly awaits the new one (gather, wait_for). If it does not, create the new task before the connection is

@@ -32,7 +32,7 @@ from leasehold.transitions.runs import CreatedRun, NewRun
 
 log = structlog.get_logger(__name__)
 
-#: A tick older than this is a missed tick: the catch-up policy decides whether it becomes a run.
+#: A tick older than this is a missed tick: the schedule's catch-up policy decides whether it becomes a run.
 ON_TIME = timedelta(seconds=60)
 #: One backfill submits at most this many ticks. One firing submits the schedule's next tick, and at most this many
 #: later ticks.
@@ -41,8 +41,8 @@ MAX_TICKS = 100
 #: A template with the parameters of its runs, or the error that prevents them.
 Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
-#: The name of this maintenance duty in the table `quarantine`, which has the schedules that could not be fired, until
-#: they are tried again. `not_in` leaves them out.
+#: The name of this duty (a maintenance loop) in the table `quarantine`. The table has the schedules that could not be
+#: fired, until they are tried again. `not_in` leaves them out.
 DUTY = "schedules"
 
 #: SQL: a client wrote the schedule, or this process has the code of its template. $2: the pipelines of this process.

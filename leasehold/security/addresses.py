@@ -1,4 +1,5 @@
-"""Decides whether an IP address belongs to the public Internet. Egress refuses all others.
+"""Decides whether an IP address belongs to the public Internet. Egress, the HTTP client for outside addresses, refuses
+all others.
 
 The tables are written out, because Python's own tables differ between its versions.
 Source: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890, 8190) and the IPv6 address space, as of 2025.

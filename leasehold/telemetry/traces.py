@@ -1,4 +1,4 @@
-"""Traces: one for each job, from the HTTP request through the outbox and the broker to every step.
+"""Traces: one for each job, from the HTTP request through the database and the broker to every step.
 
 The W3C `traceparent` names the trace. The job's `trace`, the headers of messages, and the rows of messages that wait to
 be sent (the outbox) have it even when traces are off, because logs show the trace's id. Spans are recorded only with

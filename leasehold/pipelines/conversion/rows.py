@@ -109,7 +109,9 @@ async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bo
 
 
 async def forget_expired(connection: Connection, limit: int = 1000) -> None:
-    """Housekeeping: forget conversions that were deleted (at `forgotten_at`) REMEMBER_EXPIRED ago."""
+    """Forget conversions that were deleted (at `forgotten_at`) REMEMBER_EXPIRED ago. Housekeeping, a loop of the
+    leading worker, calls this.
+    """
     await connection.execute(
         "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"
         " WHERE forgotten_at < statement_timestamp() - $1::interval ORDER BY forgotten_at LIMIT $2)",

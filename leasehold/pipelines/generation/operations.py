@@ -40,8 +40,8 @@ _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "dura
 
 
 def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> SentOrder:
-    """The order of a generation, as its provider got it. The job's id was its token there. `note`: the note of the
-    step that ordered.
+    """The order of a generation, as its provider got it. The job's id was its token there. `note`: what the step
+    that ordered has stored for its next attempt.
     """
     shown = {name: params[name] for name in _SHOWN if params.get(name) not in (None, [], False)}
     return SentOrder(params["provider"], note.get("asked_at"), {"token": str(job_id), **shown})

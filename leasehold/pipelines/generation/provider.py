@@ -25,8 +25,8 @@ class SourceImage:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the provider shall make. `token`: the idempotency token. All attempts of a generation send the same token,
-    and no other generation sends it.
+    """A request to make images or a video. `token`: the idempotency token. All attempts of a generation send the same
+    token, and no other generation sends it.
 
     `extra`: further fields for this provider, by the provider's own names. `callback`: the address that the provider
     may call when it has news.

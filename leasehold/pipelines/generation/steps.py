@@ -75,7 +75,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
 
 @generation.handles("poll")
 async def poll(attempt: Attempt) -> Done | Snooze:
-    """Ask the provider once, then snooze: the task holds no slot until the next poll.
+    """Ask the provider once, then snooze: give the lease back until the next poll, so that the task holds no slot of a
+    worker.
 
     The first attempt asks nothing, because the provider has only just got the order. `misses` in the note: how many
     polls in a row have failed.

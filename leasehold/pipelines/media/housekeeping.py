@@ -1,5 +1,5 @@
-"""What the leading worker does about pictures: it deletes uploads that were not completed, refuses uploads that are too
-large, and deletes pictures with their jobs.
+"""What the leading worker (elected for maintenance) does about pictures: it deletes uploads that were not completed,
+refuses uploads that are too large, and deletes pictures with their jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ABANDONED = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """What housekeeping does for the kind of work `media`. Housekeeping, a loop of each worker, calls this once."""
+    """The part of housekeeping (a loop of the leading worker) for the kind of work `media`. Called once."""
     store, retention_days = context.store, context.settings.retention_days
 
     async def too_large(connection: Connection, upload: Due, size: int) -> None:

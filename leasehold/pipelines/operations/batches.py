@@ -112,7 +112,8 @@ async def _delete(
     context: OperationContext, connection: Connection, acting: Acting, targets: Sequence[Target], outcome: Outcome
 ) -> None:
     """Delete the jobs: the finished ones together, and each unfinished one by itself, because it is cancelled first.
-    Housekeeping deletes their objects and rows later, because to wait for the store would take hours.
+    Housekeeping (a loop of a worker) deletes their objects and rows later, because to wait for the store would take
+    hours.
     """
     finished = [target for target in targets if target.row["finished_at"] is not None]
     unfinished = [target for target in targets if target.row["finished_at"] is None]

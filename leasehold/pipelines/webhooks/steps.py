@@ -96,7 +96,7 @@ async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _
 
 
 async def _snooze(attempt: Attempt) -> Snooze:
-    """Snooze the delivery, each time for longer, so that a long queue of deliveries costs few claims."""
+    """Give the delivery back until later, each time for longer, so that a long queue of deliveries costs few claims."""
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
     return Snooze(delay_after(snoozes, _SNOOZE_LADDER), {"snoozes": snoozes})
 

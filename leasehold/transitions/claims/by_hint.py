@@ -96,9 +96,9 @@ async def claim_again(
     terms: LeaseTerms,
     held_ids: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch. A settlement that completes or suspends a task may also claim a next step for
-    the same worker. If the settlement's answer was lost, the worker does not know this step: call this function to
-    claim the step again.
+    """running -> running, at a new epoch. A settlement (how an attempt ended) that completes or suspends a task may
+    also claim a next step for the same worker. If the settlement's answer was lost, the worker does not know this step:
+    call this function to claim the step again.
 
     `completed_ids`: tasks that were completed. `workflow_of_step`: a step that a suspension started -> the workflow's
     task. Returns settled task -> its next step. Steps in `held_ids` are left out, because the worker knows that it

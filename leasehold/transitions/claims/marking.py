@@ -54,9 +54,10 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'"
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 
 
-# No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. The
-# UPDATE waits until a renewal or a note has released a row, and then judges the newest version of the row. So its
-# condition must test the row `t` itself: `job_tasks` has the row as it was when the statement began.
+# No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. The UPDATE
+# waits until a renewal of a lease, or a worker that stores a step's note, has released a row, and then judges the
+# newest version of the row. So its condition must test the row `t` itself: `job_tasks` has the row as it was when the
+# statement began.
 #
 # The first claim of a job's single task writes no event, because the view `history` derives the event from the task. As
 # long as this task was never claimed, the job has no other task, so the event's number follows the job's last number.

@@ -2,7 +2,8 @@
 promotion is a call of the API that copies a job's artifacts to another bucket, the target.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
-These rows name the objects to remove and to restore, so the leading worker can undo a call whose process died.
+These rows name the objects to remove and to restore, so the leading worker (elected for maintenance) can undo a call
+whose process died.
 
 Columns of a key's row: `turn` is the id of the call that has claimed the key, `until` when this call counts as dead,
 `for_job` the job that the call promotes, `reached` the change that it may have made, and `job_id` the job whose

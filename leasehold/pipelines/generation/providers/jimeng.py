@@ -1,5 +1,5 @@
-"""The provider Jimeng, through Volcengine's visual API. Its tasks are asynchronous. An access key and a secret key sign
-each request.
+"""The provider Jimeng, an outside service that makes images and videos, through Volcengine's visual API. Its tasks are
+asynchronous. An access key and a secret key sign each request.
 
 https://www.volcengine.com/docs/85621/1820192 and the pages beside it: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult.
 Jimeng honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours
