@@ -11,7 +11,7 @@ from time import monotonic
 
 
 def pause_after(seconds: float, *, share: float, at_least: float, at_most: float) -> float:
-    """The pause in seconds, after work that took `seconds`, with which the work uses at most `share` of the time.
+    """How many seconds to pause after work that took `seconds`, so that the work takes at most `share` of the time.
 
     The pause is at least `at_least`, and never longer than `at_most`, even if the work then uses a larger share.
     """

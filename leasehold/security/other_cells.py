@@ -328,7 +328,7 @@ class _Request:
 
     @property
     def answer(self) -> CellAnswer | None:
-        """The latest answer of the cell: to this request or, while that has not come, to the request before."""
+        """The cell's answer to this request or, until it comes, its answer to the request before."""
         return self.task.result() if self.task.done() and not self.task.cancelled() else self._previous
 
 

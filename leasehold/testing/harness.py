@@ -285,8 +285,8 @@ def modules_of(app: App) -> list[str]:
 
 
 def source_of(app: App) -> str:
-    """`module:name` of the app: if possible, a module that declares tasks, so that importing it declares them, too.
-    Raises DeclarationError if the app is not a global variable of a module.
+    """`module:name` of the app. A module that declares tasks is preferred, because importing it declares the tasks,
+    too. Raises DeclarationError if the app is not a global variable of a module.
     """
     for module in [*modules_of(app), *sys.modules]:
         for name, value in vars(sys.modules[module]).items():

@@ -30,8 +30,8 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
 # only an answer was lost, and no attempt. So a failover, which loses many answers, charges no task.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
-# $1 task ids, $2 owner, $3 duration of the lease, $4 the number of losses from which a running task is not claimed any
-# more, $5 dead owners, $6 whether the owner may claim a task again that it holds itself.
+# $1 task ids, $2 owner, $3 duration of the lease, $4 the losses with which a running task is no longer claimed, $5 dead
+# owners, $6 whether the owner also claims tasks again that it holds.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (

@@ -37,7 +37,7 @@ def read_json(path: Path) -> Any:
 
 def earlier_reports(bie_report: Path) -> dict[str, Any]:
     """The reports of the steps `onnx` and `bie`, for the step `nef`. The report of `bie` contains that of `onnx`, so
-    that `nef` need not download the large model of `onnx`.
+    `nef` reads only the outputs of `bie`, and not the large model of `onnx`.
     """
     bie = read_json(bie_report)
     return {"onnx": bie.pop("onnx"), "bie": bie}

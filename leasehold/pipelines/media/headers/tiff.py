@@ -1,8 +1,8 @@
 """Reads the header of a TIFF file: the size of its first page, which is the picture. Further pages are not read.
 
 Before a decoder reads the file, this module refuses codecs with a long list of faults (JPEG from before 1995, and
-codecs of vendors), and a directory whose entries name more bytes than the file has: a decoder would copy the bytes of
-each entry. 64-bit files do not come this far: `sniff` does not accept them.
+codecs of vendors). It also refuses a directory whose entries name more bytes than the file has, because a decoder would
+copy the bytes of each entry. 64-bit files do not come this far: `sniff` does not accept them.
 """
 
 from __future__ import annotations
