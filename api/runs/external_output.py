@@ -79,11 +79,11 @@ async def add_lines(request: Request, task_id: UUID, body: NewLines, caller: Wor
         Line(**line.model_dump(exclude={"at"}), at=None if line.at is None else line.at.timestamp())
         for line in body.lines
     ]
-    stored: StoredItems | None = None
+    stored_items: StoredItems | None = None
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
-            stored = await external_output.log(connection, services.settings, lease, body.first, lines)
-    return _answer(stored)
+            stored_items = await external_output.log(connection, services.settings, lease, body.first, lines)
+    return _answer(stored_items)
 
 
 @router.post(
@@ -98,20 +98,20 @@ async def add_lines(request: Request, task_id: UUID, body: NewLines, caller: Wor
 async def add_chunks(request: Request, task_id: UUID, body: NewChunks, caller: Worker) -> KeptItems:
     services = services_of(request)
     lease = lease_of(caller, task_id, body)
-    stored: StoredItems | None = None
+    stored_items: StoredItems | None = None
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
             try:
-                stored = await external_output.emit(connection, services.settings, lease, body.first, body.chunks)
+                stored_items = await external_output.emit(connection, services.settings, lease, body.first, body.chunks)
             except ValueError:
                 raise Invalid("text_not_storable", "A text contains a NUL character, which cannot be stored.") from None
-    return _answer(stored)
+    return _answer(stored_items)
 
 
-def _answer(stored: StoredItems | None) -> KeptItems:
-    """The answer. Raises Conflict `lease_lost` if `stored` is None: the lease has ended, or the step is past its
+def _answer(stored_items: StoredItems | None) -> KeptItems:
+    """The answer. Raises Conflict `lease_lost` if `stored_items` is None: the lease has ended, or the step is past its
     time limit.
     """
-    if stored is None:
+    if stored_items is None:
         raise lease_lost()
-    return KeptItems(kept=stored.items, cut=stored.cut)
+    return KeptItems(kept=stored_items.items, cut=stored_items.cut)

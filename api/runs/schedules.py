@@ -116,10 +116,10 @@ class Backfill(BaseModel):
 
 def _answer(row: Row) -> dict[str, Any]:
     """The schedule as JSON. Of the callback's URL it has only the host, because the rest may contain a secret."""
-    hidden = ("tenant_id", "buffered_at", "now", "callback_url")
-    shown = {name: value for name, value in row.items() if name not in hidden}
+    hidden_columns = ("tenant_id", "buffered_at", "now", "callback_url")
+    shown_values = {name: value for name, value in row.items() if name not in hidden_columns}
     url = row["callback_url"]
-    return shown | {
+    return shown_values | {
         "priority": BANDS[row["priority"]],
         "callback_host": None if url is None else urlsplit(url).hostname,
         "next_runs": _next_runs(row),
@@ -139,10 +139,10 @@ def _next_runs(row: Row) -> list[datetime]:
         return []
 
 
-async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, locking: str = "") -> Row:
-    """Read the schedule. `locking`: a clause such as FOR UPDATE. Raises NotFound."""
+async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, lock_clause: str = "") -> Row:
+    """Read the schedule. `lock_clause`: a clause such as FOR UPDATE. Raises NotFound."""
     row = await connection.fetchrow(
-        f"SELECT *, clock_timestamp() AS now FROM schedule WHERE id = $1 AND tenant_id = $2 {locking}",
+        f"SELECT *, clock_timestamp() AS now FROM schedule WHERE id = $1 AND tenant_id = $2 {lock_clause}",
         schedule_id,
         tenant_id,
     )
@@ -184,12 +184,12 @@ async def create_schedule(
     services = services_of(request)
     cron.check(body.cron, body.timezone)
     check_callback_url(services.settings, body.callback_url)
-    repeated = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
-    if not repeated:
+    is_repeat = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if not is_repeat:
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if repeated:  # the stored answer has expired since then, and nobody has checked the payload
+        if is_repeat:  # the stored answer has expired since then, and nobody has checked the payload
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
@@ -299,8 +299,8 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
         changed_row = await _write_changes(connection, caller.tenant_id, schedule_id, changes)
         # A worker sets a schedule aside (in quarantine) if it cannot fire it. After a change, the schedule may fire.
         await quarantine.release(connection, schedules.DUTY, schedule_id)
-        recorded = {name: value for name, value in changes.items() if name not in _UNRECORDED}
-        await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **recorded)
+        recorded_values = {name: value for name, value in changes.items() if name not in _UNRECORDED}
+        await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **recorded_values)
     return json_response(_answer(changed_row))
 
 
@@ -365,7 +365,7 @@ async def run_now(
     keep_seconds = services.settings.retention_days * 86_400
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
-    prepared = await _prepare(services, row)
+    prepared_run = await _prepare(services, row)
     limit_headers: dict[str, str] = {}
     created_runs: list[CreatedRun] = []
 
@@ -374,7 +374,7 @@ async def run_now(
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         # The queues are empty here, because they are known only when the run is written: see `add_queues_of`.
         async with services.admission.submitting(connection, caller.payer, {}) as charge:
-            created_run = await schedules.submit_now(connection, prepared, row, None, keep_seconds)
+            created_run = await schedules.submit_now(connection, prepared_run, row, None, keep_seconds)
             if created_run is None:
                 await services.admission.refund(connection, caller.payer)
                 # Raise nothing, because the transaction must commit: it has written the refusal to the schedule.
@@ -419,7 +419,7 @@ async def backfill(
             check_key(idempotency_key)  # a preview does not use it
             ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
             return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
-    prepared = await _prepare(services, row)
+    prepared_run = await _prepare(services, row)
     limit_headers: dict[str, str] = {}
     created_runs: list[CreatedRun] = []
 
@@ -428,12 +428,12 @@ async def backfill(
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
         # The template refuses every tick for the same reason, so `submit_now` records the refusal of one tick only.
-        is_refused = isinstance(prepared, RequestError)
+        is_refused = isinstance(prepared_run, RequestError)
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         charged_runs = len(ticks_without_run)
         async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
             for tick in ticks_to_submit:
-                created_run = await schedules.submit_now(connection, prepared, row, tick, keep_seconds)
+                created_run = await schedules.submit_now(connection, prepared_run, row, tick, keep_seconds)
                 if created_run is not None:
                     created_runs.append(created_run)
                     await services.admission.add_queues_of(connection, charge, created_run.id)

@@ -106,14 +106,14 @@ async def create_webhook(
 ) -> Response:
     services = services_of(request)
     sealed_secret = Sealing(services.settings).seal(new_secret())
-    repeated = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
-    if not repeated:
+    is_repeat = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if not is_repeat:
         await _check_url(services, body.url)
 
     async def work(connection: Connection) -> Answer:
         # `once` calls this only if no answer is stored. If one was stored before, it has expired meanwhile, and nobody
         # has checked the URL.
-        if repeated:
+        if is_repeat:
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await check_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
         row = await connection.fetchrow(
@@ -189,8 +189,10 @@ async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUI
                 sorted(set(body.events)) if "events" in changed_fields else None,
             )
         )
-        recorded = {"enabled": row["enabled"], "host": _host(row["url"]), "events": row["events"]}
-        await record(connection, caller, "webhook.changed", webhook_id, changed=sorted(changed_fields), **recorded)
+        recorded_values = {"enabled": row["enabled"], "host": _host(row["url"]), "events": row["events"]}
+        await record(
+            connection, caller, "webhook.changed", webhook_id, changed=sorted(changed_fields), **recorded_values
+        )
     return row
 
 

@@ -76,14 +76,14 @@ async def delete(
     effects.hints += await actions.dispatch(connection, job_id)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:
-        cancelled = await cancel(
+        cancel_effects = await cancel(
             actions, connection, [target], "the job was deleted", by, forced=True, operation_id=operation_id
         )
-        effects.states |= cancelled.states
-        effects.ended += cancelled.ended
-        effects.hints += cancelled.hints
+        effects.states |= cancel_effects.states
+        effects.ended += cancel_effects.ended
+        effects.hints += cancel_effects.hints
         await jobs.expire_early(connection, job_id, tenant_id)  # retention deletes it once it has ended
-        if cancelled.ended:
+        if cancel_effects.ended:
             effects.hints += await actions.dispatch(connection, job_id)
             prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is not None:
@@ -97,7 +97,7 @@ async def delete_together(actions: Actions, connection: Connection, targets: Seq
     for target in targets:
         if target.row["notify"]:  # a webhook or a callback URL waits for the job's end
             await actions.dispatch(connection, target.id)
-    deleted = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
+    deleted_ids = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
     for hook in actions.before_jobs_go:
-        await hook(connection, deleted)
-    return deleted
+        await hook(connection, deleted_ids)
+    return deleted_ids

@@ -258,9 +258,9 @@ class App:
 
     def register(self, task: Task[..., Any]) -> None:
         """Add a task. Raises DeclarationError if its name is taken, or if it may not use its queue."""
-        other = self.tasks.get(task.name)
-        if other is not None:
-            raise DeclarationError(f"{task.place}: {task.name} is declared already, at {other.place}")
+        other_task = self.tasks.get(task.name)
+        if other_task is not None:
+            raise DeclarationError(f"{task.place}: {task.name} is declared already, at {other_task.place}")
         self._refuse_mixed_queue(task)
         task.pipeline.opens(self.opened)
         self._wrap(task)
@@ -269,12 +269,12 @@ class App:
     def _refuse_mixed_queue(self, task: Task[..., Any]) -> None:
         """Raises DeclarationError if the task's queue would have isolated tasks and others."""
         (step,) = task.pipeline.steps
-        for other in self.tasks.values():
-            (other_step,) = other.pipeline.steps
+        for other_task in self.tasks.values():
+            (other_step,) = other_task.pipeline.steps
             if other_step.queue == step.queue and other_step.isolated is not step.isolated:
                 raise DeclarationError(
-                    f"{task.place}: {task.name} and {other.name} ({other.place}) are both in the queue {step.queue}, "
-                    "and only one is isolated: a queue has isolated tasks only, or none"
+                    f"{task.place}: {task.name} and {other_task.name} ({other_task.place}) are both in the queue "
+                    f"{step.queue}, and only one is isolated: a queue has isolated tasks only, or none"
                 )
 
     def add(self, *kinds: Pipeline | Kind) -> None:

@@ -67,8 +67,8 @@ class Arguments:
         try:
             # Pydantic does not check an instance of the model again. So validate the JSON, too, because wrong values
             # may have been assigned after the instance was made.
-            checked = self.model.model_validate(values)
-            encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True, warnings=False)
+            checked_model = self.model.model_validate(values)
+            encoded: dict[str, Any] = checked_model.model_dump(mode="json", by_alias=True, warnings=False)
             self.model.model_validate(encoded)
             storable(encoded)
         except ValidationError as error:

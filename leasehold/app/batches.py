@@ -52,7 +52,7 @@ def result_of_one(returned: Any) -> Any:
     """The result of a call with one item. Raises the error that the function returned for the item, and Permanent if
     it did not return a list of one.
     """
-    (result,) = _checked(returned, 1)
+    (result,) = _checked_results(returned, 1)
     if isinstance(result, BaseException):
         raise result
     return result
@@ -108,7 +108,7 @@ class _Collector:
 async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
     """Call the function with the items. If it raises, each item gets the error."""
     try:
-        results = _checked(await call_all([item for item, _ in entries]), len(entries))
+        results = _checked_results(await call_all([item for item, _ in entries]), len(entries))
     except (Exception, asyncio.CancelledError, Cancelled) as error:  # each item's attempt raises it
         if being_cancelled():  # `_remove` cancelled this call, and no attempt waits for it
             raise
@@ -131,7 +131,7 @@ def _give_results(entries: list[_Entry], results: list[Any]) -> None:
             future.set_result(result)
 
 
-def _checked(results: Any, count: int) -> list[Any]:
+def _checked_results(results: Any, count: int) -> list[Any]:
     """The results as a list. Raises Permanent `batch_mismatch` unless they are a list of `count` items."""
     if not isinstance(results, list) or len(results) != count:
         kind = type(results).__name__

@@ -167,10 +167,10 @@ class Connections:
         task = opened.link_task
         # If the last try to open the link failed or was cancelled, try again.
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = opened.link_task = asyncio.create_task(self._open(opened.stack))
+            task = opened.link_task = asyncio.create_task(self._open_link(opened.stack))
         return await asyncio.shield(task)
 
-    async def _open(self, stack: AsyncExitStack) -> Link:
+    async def _open_link(self, stack: AsyncExitStack) -> Link:
         if self._api is not None:
             from leasehold.app.http_link import HttpLink  # noqa: PLC0415 - declaring a task loads no client
 

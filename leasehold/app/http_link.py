@@ -121,12 +121,12 @@ class HttpLink:
     async def chunks(self, run_id: UUID, after: int) -> Chunks:
         """The chunks after number `after`. If there is no chunk yet, waits a moment first. Raises NotFound."""
         # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
-        ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
+        has_ended = (await _with_platform_errors(self._client.get_run(run_id))).ended
         params = {"after": after, "limit": AT_MOST}
         request = requests.Call(
             "GET", f"/v1/runs/{run_id}/stream", lambda page: page["chunks"], params=params, idempotent=True
         )
-        chunks = chunks_of(await _with_platform_errors(self._client.send(request)), after, ended=ended)
+        chunks = chunks_of(await _with_platform_errors(self._client.send(request)), after, ended=has_ended)
         if not chunks.items and not chunks.is_end:
             await asyncio.sleep(PAUSE_SECONDS)
         return chunks

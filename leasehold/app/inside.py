@@ -57,9 +57,9 @@ async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Conn
     all_written = Written()
     # `jobs.submit` divides more than PIECE_SIZE jobs into pieces, and lets the event loop run between them. A sync
     # driver has no event loop, so give it no more than one piece at a time.
-    for first in range(0, len(calls), PIECE_SIZE):
+    for start in range(0, len(calls), PIECE_SIZE):
         written = await write(
-            connection, calls[first : first + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400
+            connection, calls[start : start + PIECE_SIZE], settings.tenant, settings.retention_days * 86_400
         )
         all_written.ids += written.ids
         all_written.hints += written.hints

@@ -292,9 +292,9 @@ class DatabaseLink:
             async with self._pool.acquire() as connection:
                 # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
                 # `stream_numbers` leaves out a run that was deleted: it counts as ended.
-                ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
+                has_ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
                 page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
-            return chunks_of(page, after, ended=ended)
+            return chunks_of(page, after, ended=has_ended)
 
         if not after:
             await self._row_of(run_id)  # raises NotFound

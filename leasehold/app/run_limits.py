@@ -43,7 +43,8 @@ MAX_BATCH_WAIT = timedelta(minutes=1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One call of the function serves up to `size` runs of one tenant. A run waits in its worker for others, at most
-    `wait`. Each waiting run uses a slot, so a batch is never larger than the number of the worker's slots.
+    `wait`. Each waiting run uses a slot (room for one attempt), so a batch is never larger than the number of the
+    worker's slots.
     """
 
     size: int

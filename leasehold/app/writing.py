@@ -64,9 +64,9 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
             connection, calls, list(debounced_indexes.values()), tenant, keep_seconds, written
         )
     if plain_runs:
-        created = await runs.create_together(connection, plain_runs)
-        written.hints += created.hints
-        written.limits += created.limits
+        creation = await runs.create_together(connection, plain_runs)
+        written.hints += creation.hints
+        written.limits += creation.limits
     return written
 
 
@@ -103,13 +103,17 @@ async def _write_debounced(
     last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]
     waiting_ids = await debounce.postpone(connection, tenant, [_debounce_terms(call) for call in last_calls])
     new_runs: list[NewRun] = []
-    for indexes, first, last, waiting_id in zip(indexes_by_key, first_calls, last_calls, waiting_ids, strict=True):
+    for indexes, first_call, last_call, waiting_id in zip(
+        indexes_by_key, first_calls, last_calls, waiting_ids, strict=True
+    ):
         if waiting_id is None:
             new_runs.append(
-                replace(_new_run(last, tenant, keep_seconds), id=first.run_id, dedupe_key=last.debounce_key)
+                replace(
+                    _new_run(last_call, tenant, keep_seconds), id=first_call.run_id, dedupe_key=last_call.debounce_key
+                )
             )
         for index in indexes:
-            written.ids[index] = waiting_id or first.run_id
+            written.ids[index] = waiting_id or first_call.run_id
     return new_runs
 
 
@@ -131,10 +135,10 @@ async def _write_keyed(connection: Connection, new_run: NewRun, key: str, argume
         raise Invalid(error.code, f"The key {key!r} of {name} was used with other arguments.") from None
     if isinstance(reservation, idempotency.StoredAnswer):
         return UUID(orjson.loads(reservation.body)["id"])
-    created = await runs.create_together(connection, [new_run])
+    creation = await runs.create_together(connection, [new_run])
     await idempotency.store(connection, reservation, _ACCEPTED, orjson.dumps({"id": str(new_run.id)}))
-    written.hints += created.hints
-    written.limits += created.limits
+    written.hints += creation.hints
+    written.limits += creation.limits
     return new_run.id
 
 

@@ -161,14 +161,16 @@ class Announcer:
             ]
             confirmed = await self._broker.publish(traced_hints)
         failpoints.reach("after_publish")
-        sent = [announcement for announcement, is_confirmed in zip(batch, confirmed, strict=True) if is_confirmed]
-        await self._delete_rows(sent)
-        return len(sent)
+        sent_announcements = [
+            announcement for announcement, is_confirmed in zip(batch, confirmed, strict=True) if is_confirmed
+        ]
+        await self._delete_rows(sent_announcements)
+        return len(sent_announcements)
 
-    async def _delete_rows(self, sent: Sequence[Announcement]) -> None:
-        if not sent:
+    async def _delete_rows(self, sent_announcements: Sequence[Announcement]) -> None:
+        if not sent_announcements:
             return
         try:
-            await self._on_connection(lambda connection: outbox.announced(connection, sent))
+            await self._on_connection(lambda connection: outbox.announced(connection, sent_announcements))
         except TRY_AGAIN as error:
             outages.DATABASE.record_error(error, "hints that were sent and not marked: the relay repeats them")

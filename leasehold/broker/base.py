@@ -15,7 +15,8 @@ BANDS = ("high", "normal", "low")
 class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
-    `tenant`: the task's tenant, so that a worker can keep a share of its slots for other tenants without a query.
+    `tenant`: the task's tenant, so that a worker can keep a share of its slots (each has room for one attempt)
+    for other tenants without a query.
     Empty: the sender did not know the tenant. All such hints count as the hints of one tenant.
     """
 

@@ -38,9 +38,9 @@ class Conf:
         check_setting(name, value)
         super().__setattr__(name, value)
 
-    def update(self, *settings: dict[str, Any], **more: Any) -> None:
+    def update(self, *settings: dict[str, Any], **named_settings: Any) -> None:
         """Raises NotSupported for a setting that means nothing here."""
-        for name, value in {**(settings[0] if settings else {}), **more}.items():
+        for name, value in {**(settings[0] if settings else {}), **named_settings}.items():
             setattr(self, name, value)
 
 
@@ -206,5 +206,5 @@ def shared_task(*function: Callable[..., Any], **options: Any) -> Any:
 
 def _allowed_name(name: str) -> str:
     """A name of Celery's as leasehold allows it: small letters, digits, `_` and `-`."""
-    plain = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
-    return plain if plain[:1].isalpha() else f"c-{plain}"
+    allowed_name = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
+    return allowed_name if allowed_name[:1].isalpha() else f"c-{allowed_name}"

@@ -100,14 +100,14 @@ class CeleryTask:
         queue: str | None = None,
         priority: int | None = None,
         task_id: str | None = None,
-        **others: Any,
+        **other_options: Any,
     ) -> AsyncResult:
         """Submit a run. `countdown`: seconds until it starts; `eta`: the time instead. A run that starts after
         `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent. `task_id`: a UUID.
 
         Raises TypeError for arguments that the function does not take, and NotSupported.
         """
-        for name in others:
+        for name in other_options:
             if name not in IGNORED:
                 raise not_supported(name)
         if queue not in (None, self.options.queue):
@@ -228,14 +228,14 @@ class _BoundSelf:
         eta: datetime | None = None,
         max_retries: int | None = None,
         throw: bool = True,
-        **others: Any,
+        **other_options: Any,
     ) -> NoReturn:
         """Raises Retry: the run is tried again. After the last retry raises `exc`, or MaxRetriesExceededError. A direct
         call cannot be tried again: it raises `exc`, or Retry. `max_retries` replaces that of the task, up to 1,000.
 
         Raises NotSupported for other arguments than the run's own.
         """
-        if args is not None or kwargs is not None or not throw or others:
+        if args is not None or kwargs is not None or not throw or other_options:
             raise NotSupported("leasehold.celery retries a run with its own arguments: submit a new run for others")
         if self.request.called_directly and exc is not None:
             raise exc

@@ -55,16 +55,16 @@ def export(
     tenant: _Tenant = None,
 ) -> None:
     """Write chains into a file that `leasehold audit verify FILE` checks. A failure leaves no file."""
-    unfinished = file.with_name(f"{file.name}.part")
+    part_file = file.with_name(f"{file.name}.part")
     try:
-        with api_client() as client, unfinished.open("wb") as out:
+        with api_client() as client, part_file.open("wb") as out:
             for piece in client.download("/v1/audit/export", tenant=tenant):
                 out.write(piece)
-        unfinished.replace(file)
+        part_file.replace(file)
     except OSError as error:
         raise print_failure(f"{file} cannot be written: {error.strerror}") from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        part_file.unlink(missing_ok=True)
 
 
 @app.command("verify")

@@ -51,32 +51,33 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     paths = pictures or [SHIPPED]
     _refuse_lost_results(paths, out)
     console = Console()
-    started = monotonic()
+    started_at = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
         installation = Installation(patient=False, **servers)  # RabbitMQ starts after the other parts
         await installation.__aenter__()
     try:
         console.print(
-            f"up after {monotonic() - started:.1f} s at {installation.api_url}; broker: {installation.broker}"
+            f"up after {monotonic() - started_at:.1f} s at {installation.api_url}; broker: {installation.broker}"
         )
         if installation.isolation == "best_effort":
             console.print(f"fences: {installation.fences}")
-        sent = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]
+        sent_pictures = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]
         headers = {"Authorization": f"Bearer {installation.api_key}"}
         async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:
-            with Live(_table(sent), console=console, refresh_per_second=10) as live:
+            with Live(_table(sent_pictures), console=console, refresh_per_second=10) as live:
                 await gather_or_cancel(
-                    _send_and_follow(client, picture, out, lambda: live.update(_table(sent))) for picture in sent
+                    _send_and_follow(client, picture, out, lambda: live.update(_table(sent_pictures)))
+                    for picture in sent_pictures
                 )
-        for picture in sent:
+        for picture in sent_pictures:
             _report(console, picture)
         if keep:
-            await _wait_for_ctrl_c(console, installation, sent[0])
+            await _wait_for_ctrl_c(console, installation, sent_pictures[0])
     finally:
         await installation.__aexit__(None, None, None)
-    console.print(f"everything is stopped; {monotonic() - started:.1f} s in all")
-    if failed := [str(picture.path) for picture in sent if picture.view["status"] != "READY"]:
-        raise DemoFailed(f"not READY: {', '.join(failed)}")
+    console.print(f"everything is stopped; {monotonic() - started_at:.1f} s in all")
+    if failed_paths := [str(picture.path) for picture in sent_pictures if picture.view["status"] != "READY"]:
+        raise DemoFailed(f"not READY: {', '.join(failed_paths)}")
 
 
 def _refuse_lost_results(pictures: Sequence[Path], out: Path) -> None:
@@ -93,8 +94,8 @@ def _result_path(picture: Path, out: Path) -> Path:
     return out / f"{picture.stem}.webp"
 
 
-async def _wait_for_ctrl_c(console: Console, installation: Installation, first: Sent) -> None:
-    address = installation.console_url(f"/jobs/{first.job_id}" if first.job_id else "/")
+async def _wait_for_ctrl_c(console: Console, installation: Installation, first_picture: Sent) -> None:
+    address = installation.console_url(f"/jobs/{first_picture.job_id}" if first_picture.job_id else "/")
     stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
@@ -128,12 +129,12 @@ async def _send_and_follow(client: httpx2.AsyncClient, picture: Sent, out: Path,
 
 async def _upload(client: httpx2.AsyncClient, path: Path) -> dict[str, Any]:
     """Upload the picture to the store. Returns the API's answer, which has the URL of the upload."""
-    data = await asyncio.to_thread(path.read_bytes)
-    content_type = sniff(data[:HEAD_BYTES]) or _TYPE_OF_UNKNOWN
-    file = {"content_type": content_type, "file_name": path.name, "content_length": len(data)}
+    picture_bytes = await asyncio.to_thread(path.read_bytes)
+    content_type = sniff(picture_bytes[:HEAD_BYTES]) or _TYPE_OF_UNKNOWN
+    file = {"content_type": content_type, "file_name": path.name, "content_length": len(picture_bytes)}
     ticket = await _json_of(client.post("/upload-url", json=file))
     async with httpx2.AsyncClient(timeout=60) as store:  # the store needs the signed URL and no API key
-        answer = await store.put(ticket["upload_url"], content=data, headers={"Content-Type": content_type})
+        answer = await store.put(ticket["upload_url"], content=picture_bytes, headers={"Content-Type": content_type})
         answer.raise_for_status()
     return ticket
 
@@ -158,9 +159,9 @@ async def _save(picture: Sent, out: Path) -> Path:
     return path
 
 
-def _table(sent: Sequence[Sent]) -> Table:
+def _table(sent_pictures: Sequence[Sent]) -> Table:
     table = Table("picture", "status", "steps")
-    for picture in sent:
+    for picture in sent_pictures:
         steps = "  ".join(f"{step['name']} {step['status'].lower()}" for step in picture.view["steps"])
         table.add_row(picture.path.name, picture.view["status"], steps)
     return table

@@ -121,7 +121,8 @@ class Installation:
         self._tenant = settings.tenant if "tenant" in names_set_by_user else TENANT
         environment["LEASEHOLD_TENANT"] = self._tenant
         defaults = {
-            "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",  # short, because no hints come at first
+            # Short if RabbitMQ starts late, because no hints of new tasks come until then.
+            "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
             "pipelines": "leasehold.pipelines:with_demonstrations",
             "isolation": self.isolation,
             "sealing_keys": _stored_sealing_key(self._stack.directory),
@@ -148,8 +149,10 @@ class Installation:
         """The broker, as text for the terminal."""
         if self.environment["LEASEHOLD_BROKER"] == "postgres":
             return "none found: workers poll PostgreSQL (the `postgres` broker)"
-        where = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._external_variables else "embedded"
-        return f"RabbitMQ, {where}" + (" (still starting; workers poll until it is up)" if self._late_rabbitmq else "")
+        location = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._external_variables else "embedded"
+        return f"RabbitMQ, {location}" + (
+            " (still starting; workers poll until it is up)" if self._late_rabbitmq else ""
+        )
 
     @property
     def fences(self) -> str:

@@ -236,8 +236,8 @@ def settle_jobs(
     def print_outcome() -> None:
         for job in answer["settled"]:
             print_line(f"{job}: settled")
-        for refused in answer["refused"]:
-            print_line(f"{refused['job_id']}: {refused['code']}: {refused['detail']}")
+        for refusal in answer["refused"]:
+            print_line(f"{refusal['job_id']}: {refusal['code']}: {refusal['detail']}")
 
     show(answer, as_json, print_outcome)
     if answer["refused"]:

@@ -20,21 +20,21 @@ def as_json(plan: Plan, settings: Settings) -> dict[str, Any]:
     return {
         "lock_seconds": settings.migrate_lock_seconds,
         "seconds": settings.migrate_seconds,
-        "revisions": [_revision_json(planned, plan.sizes) for planned in plan.revisions],
+        "revisions": [_revision_json(planned_revision, plan.sizes) for planned_revision in plan.revisions],
     }
 
 
-def _revision_json(planned: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
+def _revision_json(planned_revision: PlannedRevision, sizes: dict[str, Size]) -> dict[str, Any]:
     """`narrows`: why older code may fail after the revision; empty: the revision only adds."""
     return {
-        "schema": planned.schema,
-        "revision": planned.revision,
-        "title": planned.title,
-        "phase": planned.phase,
-        "narrows": list(planned.narrows),
-        "may_run_before_the_new_code": planned.beside_old_code or None,
+        "schema": planned_revision.schema,
+        "revision": planned_revision.revision,
+        "title": planned_revision.title,
+        "phase": planned_revision.phase,
+        "narrows": list(planned_revision.narrows),
+        "may_run_before_the_new_code": planned_revision.beside_old_code or None,
         "transactions": [
-            [_statement_json(step, sizes) for step in transaction] for transaction in planned.transactions
+            [_statement_json(step, sizes) for step in transaction] for transaction in planned_revision.transactions
         ],
     }
 
@@ -64,19 +64,23 @@ def show(console: Console, plan: Plan, settings: Settings) -> None:
     if not plan.revisions:
         console.print("Nothing is pending: the schema is up to date.")
         return
-    for planned in plan.revisions:
-        _show_revision(console, planned, plan.sizes)
+    for planned_revision in plan.revisions:
+        _show_revision(console, planned_revision, plan.sizes)
     console.print(
         f"A statement waits {settings.migrate_lock_seconds:g} s for a lock, lets others through, and is tried again for"
         f" {settings.migrate_seconds:g} s. CREATE INDEX CONCURRENTLY waits for the end of older transactions."
     )
 
 
-def _show_revision(console: Console, planned: PlannedRevision, sizes: dict[str, Size]) -> None:
-    schema = "" if planned.schema == "leasehold" else f" ({planned.schema})"
-    console.print(Text(f"{planned.revision}{schema}: {planned.title}", style="bold"))
-    console.print(f"  {planned.phase}: {'; '.join(planned.narrows) or 'it only adds'}", highlight=False, markup=False)
-    for number, transaction in enumerate(planned.transactions, 1):
+def _show_revision(console: Console, planned_revision: PlannedRevision, sizes: dict[str, Size]) -> None:
+    schema = "" if planned_revision.schema == "leasehold" else f" ({planned_revision.schema})"
+    console.print(Text(f"{planned_revision.revision}{schema}: {planned_revision.title}", style="bold"))
+    console.print(
+        f"  {planned_revision.phase}: {'; '.join(planned_revision.narrows) or 'it only adds'}",
+        highlight=False,
+        markup=False,
+    )
+    for number, transaction in enumerate(planned_revision.transactions, 1):
         console.print(f"  transaction {number}", highlight=False)
         for step in transaction:
             text = textwrap.shorten(step.statement, _WIDTH, placeholder=" ...")
@@ -97,7 +101,7 @@ def _lock_lines(step: PlannedStatement, sizes: dict[str, Size]) -> list[str]:
         rows = f" (about {size.rows:,} rows, {size.bytes / 2**20:,.0f} MiB)" if work and size else ""
         line = f"{lock.table}: {lock.mode}, {waits}{work}{rows}"
         if lock.stops:
-            scanned = " and ".join(step.scanned_under_locks)
-            line += f", until {scanned} is read" if scanned else ", for a moment"
+            scanned_tables = " and ".join(step.scanned_under_locks)
+            line += f", until {scanned_tables} is read" if scanned_tables else ", for a moment"
         lines.append(line)
     return lines

@@ -158,17 +158,17 @@ def _environment_of(variables: dict[str, str]) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncIterator[_Cells]:
+async def _open_cells(settings: Settings, other_settings: Settings, move: Move) -> AsyncIterator[_Cells]:
     """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if the two do not fit."""
-    _check_cell_names(settings, other, move)
-    settings, other = (
-        each.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for each in (settings, other)
+    _check_cell_names(settings, other_settings, move)
+    settings, other_settings = (
+        each.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for each in (settings, other_settings)
     )
     await refuse_shared_sessions(settings)
-    await refuse_shared_sessions(other)
+    await refuse_shared_sessions(other_settings)
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(connected(settings, "cells"))
-        target = await stack.enter_async_context(connected(other, "cells"))
+        target = await stack.enter_async_context(connected(other_settings, "cells"))
         for connection, sentence in (
             (source, f"Another command moves {move.tenant} now."),
             (target, "The two cells have the same database, or another command moves the tenant now."),
@@ -178,7 +178,10 @@ async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncI
                 raise Conflict("move_in_progress", sentence)
         if await _revisions(source) != await _revisions(target):
             raise Conflict("schemas_differ", "The schemas of the two cells differ: run `leasehold migrate` of one release in both.")  # fmt: skip  # noqa: E501
-        stores = source_store, target_store = ObjectStore.from_settings(settings), ObjectStore.from_settings(other)
+        stores = source_store, target_store = (
+            ObjectStore.from_settings(settings),
+            ObjectStore.from_settings(other_settings),
+        )
         for store in stores:
             await store.open()
             stack.push_async_callback(store.close)
@@ -187,32 +190,34 @@ async def _open_cells(settings: Settings, other: Settings, move: Move) -> AsyncI
         yield _Cells(source, target, source_store, target_store, tables, settings.cell, shares_store)
 
 
-def _check_cell_names(settings: Settings, other: Settings, move: Move) -> None:
-    """Raises Invalid if the move does not lead from the cell of `settings` to the cell of `other`."""
+def _check_cell_names(settings: Settings, other_settings: Settings, move: Move) -> None:
+    """Raises Invalid if the move does not lead from the cell of `settings` to the cell of `other_settings`."""
     if not settings.cell:
         raise Invalid("no_cell", "This installation is not a cell: set LEASEHOLD_CELL.")
     if move.to == settings.cell:
         raise Invalid("same_cell", f"The tenant lives in cell {move.to} already: name another cell.")
-    if other.cell != move.to:
-        raise Invalid("bad_target", f"The settings of the other cell are those of cell {other.cell}, not {move.to}.")
+    if other_settings.cell != move.to:
+        raise Invalid(
+            "bad_target", f"The settings of the other cell are those of cell {other_settings.cell}, not {move.to}."
+        )
 
 
-async def _is_one_bucket(store: ObjectStore, other: ObjectStore) -> bool:
+async def _is_one_bucket(store: ObjectStore, other_store: ObjectStore) -> bool:
     """Whether both stores are the same bucket, which may have two addresses. An object that is deleted in one is then
     gone in both. Raises Conflict `target_store` if the other store takes no objects.
     """
     key = f"probe/move-{new_id()}"
     await store.put(key, b"?", content_type="text/plain", metadata={})
     try:
-        if await other.head(key) is not None:
+        if await other_store.head(key) is not None:
             return True
     except StoreError as error:
         raise _store_conflict(error) from error
     finally:
         await store.delete(key)
     try:  # an error must come now, and not when the old cell refuses the tenant's requests
-        await other.put(key, b"?", content_type="text/plain", metadata={})
-        await other.delete(key)
+        await other_store.put(key, b"?", content_type="text/plain", metadata={})
+        await other_store.delete(key)
     except StoreError as error:
         raise _store_conflict(error) from error
     return False
@@ -236,7 +241,7 @@ async def _revisions(connection: Connection) -> list[tuple[str, str]]:
     return revisions
 
 
-async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
+async def move_tenant(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
     """Move the tenant, or go on with a move that was interrupted. Returns a report of the move.
 
     Raises NotFound for an unknown tenant, Conflict if the new cell has rows of the tenant, and Conflict `still_running`
@@ -244,8 +249,8 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
     """
     # The maps are read before the move, because a wrong map must not end the command after the switch.
     maps = [(path, _map_with_tenant(path, move)) for path in move.maps]
-    async with _open_cells(settings, other, move) as cells:
-        stage = await _begin_or_resume(cells, other, settings, move)
+    async with _open_cells(settings, other_settings, move) as cells:
+        stage = await _begin_or_resume(cells, other_settings, settings, move)
         objects = 0
         if stage == "drain":
             await hold_new_work(cells.source, move.tenant)
@@ -274,7 +279,7 @@ async def move_tenant(settings: Settings, other: Settings, move: Move) -> dict[s
         }
 
 
-async def _begin_or_resume(cells: _Cells, other: Settings, settings: Settings, move: Move) -> str:
+async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Settings, move: Move) -> str:
     """The stage of the present move. Without one, begin a move, with the stage `drain`."""
     row = await _move_row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
@@ -285,7 +290,7 @@ async def _begin_or_resume(cells: _Cells, other: Settings, settings: Settings, m
         raise NotFound("tenant_unknown", f"Cell {cells.source_name} has no rows of a tenant {move.tenant}.")
     if (name := await first_table_with_rows(cells.target, move.tenant, cells.tables)) is not None:
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
-    await _check_seals(cells.source, other, settings, move)
+    await _check_seals(cells.source, other_settings, settings, move)
     await drop_copies(cells.target, move.tenant)
     async with cells.source.transaction():
         await cells.source.execute(_WRITE_MOVE, move.tenant, cells.source_name, move.to, "out", "drain")
@@ -293,17 +298,17 @@ async def _begin_or_resume(cells: _Cells, other: Settings, settings: Settings, m
     return "drain"
 
 
-async def _check_seals(source: Connection, other: Settings, settings: Settings, move: Move) -> None:
+async def _check_seals(source: Connection, other_settings: Settings, settings: Settings, move: Move) -> None:
     """Raises Conflict `sealing_keys_differ` if the new cell could not open the secrets of the tenant's webhooks."""
     rows = await source.fetch(_SECRETS, move.tenant)
-    own_seals, target_seals = Sealing(settings), Sealing(other)
-    for sealed in chain.from_iterable(row["secrets"] for row in rows):
+    own_seals, target_seals = Sealing(settings), Sealing(other_settings)
+    for sealed_secret in chain.from_iterable(row["secrets"] for row in rows):
         try:
-            own_seals.open(sealed)
+            own_seals.open(sealed_secret)
         except Unsealable:
             continue  # this cell cannot use the secret either
         try:
-            target_seals.open(sealed)
+            target_seals.open(sealed_secret)
         except Unsealable:
             raise Conflict(
                 "sealing_keys_differ",
@@ -342,9 +347,9 @@ async def _is_live(cells: _Cells, move: Move) -> bool:
     return row is not None and row["direction"] == "in" and row["from_cell"] == cells.source_name
 
 
-async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
+async def abort(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
     """End the move: the tenant stays in this cell. Raises NotFound without a move, and Conflict after the switch."""
-    async with _open_cells(settings, other, move) as cells:
+    async with _open_cells(settings, other_settings, move) as cells:
         row = await _present_move(cells, move)
         if row["stage"] == "moved" or await _is_live(cells, move):
             raise Conflict("already_moved", f"{move.tenant} lives in cell {move.to} now: move it back from there.")
@@ -358,11 +363,11 @@ async def abort(settings: Settings, other: Settings, move: Move) -> dict[str, An
         return {"tenant": move.tenant, "from": cells.source_name, "to": move.to, "stage": "aborted"}
 
 
-async def clean(settings: Settings, other: Settings, move: Move) -> dict[str, Any]:
+async def clean(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
     """Delete this cell's rows and objects of a tenant that has moved. Raises NotFound without a move, and Conflict
     before its end or while clients may still upload to this cell.
     """
-    async with _open_cells(settings, other, move) as cells:
+    async with _open_cells(settings, other_settings, move) as cells:
         row = await _present_move(cells, move)
         if row["stage"] != "moved" or not await _is_live(cells, move):
             raise Conflict("not_moved", f"{move.tenant} has not moved yet: its stage is {row['stage']}.")
@@ -426,12 +431,12 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
         async with limit:
             return await _copy_object(cells.source_store, cells.target_store, key)
 
-    copied = 0
+    copied_objects = 0
     for prefix in await object_prefixes(cells.source, move.tenant, cells.tables):
         async with asyncio.TaskGroup() as group:
             copies = [group.create_task(copy(stored.key)) async for stored in cells.source_store.list(prefix)]
-        copied += sum(task.result() for task in copies)
-    return copied
+        copied_objects += sum(task.result() for task in copies)
+    return copied_objects
 
 
 async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, only_new: bool = False) -> int:
@@ -466,14 +471,14 @@ async def _copy_late_uploads(cells: _Cells, move: Move) -> int:
     """Copy objects that clients have uploaded to the old store since the copy, if the new cell still expects them.
     Returns their number. An object that the new store has already stays as it is.
     """
-    copied = 0
+    copied_objects = 0
     if not cells.shares_store:
         for row in await cells.target.fetch(_EXPECTED_UPLOADS, move.tenant):
             key = row["key"]
             if await cells.target_store.head(key) is None:
                 with suppress(PutRefused):  # the client has uploaded it to the new store meanwhile
-                    copied += await _copy_object(cells.source_store, cells.target_store, key, only_new=True)
-    return copied
+                    copied_objects += await _copy_object(cells.source_store, cells.target_store, key, only_new=True)
+    return copied_objects
 
 
 async def _refuse_open_uploads(cells: _Cells, move: Move) -> None:

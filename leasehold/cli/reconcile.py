@@ -50,8 +50,8 @@ UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (
 
 
 class SuspiciousBucket(LeaseholdError):
-    """More objects have no row than have one, or the installation is a cell: another installation may use the bucket,
-    too.
+    """More objects have no row than have one, or the installation is a cell (one of several that share the tenants). So
+    another installation may use the bucket, too.
     """
 
 
@@ -230,9 +230,9 @@ async def _orphaned_of_batch(
 def _id_in(key: str) -> UUID | None:
     """The owner's id in the key: a UUIDv7 in its canonical form. None: the platform did not make this key."""
     try:
-        part = key.split("/")[1]
-        owner = UUID(part)
+        id_text = key.split("/")[1]
+        owner = UUID(id_text)
         instant_of(owner)  # raises if the id contains no time
     except (ValueError, IndexError, OverflowError):
         return None
-    return owner if owner.version == 7 and str(owner) == part else None  # noqa: PLR2004 - UUIDv7
+    return owner if owner.version == 7 and str(owner) == id_text else None  # noqa: PLR2004 - UUIDv7

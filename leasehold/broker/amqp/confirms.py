@@ -27,7 +27,7 @@ _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
 _METHOD_ID = struct.Struct(">I")
 _TAG = struct.Struct(">QB")  # delivery tag; bits, of which the first is `multiple`: all tags up to it
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
-_MANDATORY = 1
+_MANDATORY = 1  # the first bit of basic.publish: return the message if its queue does not exist
 #: The flags of the properties that a content header has.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _JSON = b"\x10application/json"  # a short string: its length, then the text
@@ -109,8 +109,8 @@ class Confirms:
 
     def abandon(self) -> None:
         """Give up the waiting messages: the channel is closed, and no confirm will come."""
-        waiting, self._waiting = self._waiting, {}
-        for window, _ in waiting.values():
+        waiting_messages, self._waiting = self._waiting, {}
+        for window, _ in waiting_messages.values():
             window.complete()
 
     def __call__(self, kind: int, payload: bytes) -> bool:

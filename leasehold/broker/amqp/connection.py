@@ -76,10 +76,10 @@ async def until_one_ends(*awaitables: Awaitable[object]) -> None:
     """Run the awaitables until one of them ends, and cancel the others. Raises the error of the one that ended."""
     tasks = {asyncio.ensure_future(awaitable) for awaitable in awaitables}
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await cancel_and_wait(*tasks)
-    for task in done:
+    for task in ended_tasks:
         if not task.cancelled() and (error := task.exception()):
             raise error
 
@@ -99,8 +99,8 @@ async def close(resource: AbstractConnection | AbstractChannel) -> None:
 
 
 def _reason(connection: AbstractConnection) -> str:
-    closing = connection.closing
-    error = closing.exception() if closing.done() and not closing.cancelled() else None
+    closing_future = connection.closing
+    error = closing_future.exception() if closing_future.done() and not closing_future.cancelled() else None
     return "without an error" if error is None else text_of(error)
 
 

@@ -201,8 +201,8 @@ class Publisher:
 
 async def _is_blocked(connection: AbstractConnection) -> bool:
     """Whether RabbitMQ has blocked the connection, because of an alarm."""
-    unblocked = asyncio.ensure_future(connection.ready())
-    await asyncio.wait({unblocked}, timeout=0)
-    is_blocked = not unblocked.done()
-    await cancel_and_wait(unblocked)
+    ready_task = asyncio.ensure_future(connection.ready())
+    await asyncio.wait({ready_task}, timeout=0)
+    is_blocked = not ready_task.done()
+    await cancel_and_wait(ready_task)
     return is_blocked
