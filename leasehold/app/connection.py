@@ -57,8 +57,8 @@ def settings_of_folder() -> Settings:
 
 @dataclass(slots=True)
 class _Opened:
-    """A portal (an event loop in a thread), and the link to the installation. `link_task`: runs in the
-    portal's loop and opens the link. `stack` closes the link.
+    """A portal (an event loop in a thread), and the link to the installation. `link_task`: runs in the portal's loop
+    and opens the link. `stack` closes the link.
     """
 
     portal: Portal

@@ -1,6 +1,7 @@
 """The announcer publishes hints (messages that tell workers of due tasks) right after the commit that wrote them, so
 that no task waits for a poll. Each API process and each worker runs one. An announcer may fail: the relay (a loop of
-each worker) publishes the hints that stay in the outbox.
+each worker) publishes the hints that stay in the outbox, the table of
+hints that the broker has not confirmed.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[An
         await announcer.close()
 
 
-class Waiting:
-    """Announcements (hints with the ids of their outbox rows) that wait to be published. Tenants take turns: a flood of
-    one tenant delays no other.
+class WaitingAnnouncements:
+    """Announcements (hints with the ids of their outbox rows) that wait to be published. Tenants take turns, so
+    that a flood of one tenant delays no other.
     """
 
     def __init__(self) -> None:
@@ -54,8 +55,8 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. If `_MAX_WAITING` wait already, one is left to the relay for each new one: the new one
-        itself, or one that `_make_room` drops.
+        """Add announcements. If `_MAX_WAITING` wait already, drop one for each new one: the new one itself, or
+        one that `_make_room` chooses. The relay publishes what is dropped.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
@@ -112,7 +113,7 @@ class Announcer:
     ) -> None:
         self._broker = broker
         self._on_connection = on_connection
-        self._waiting = Waiting()
+        self._waiting = WaitingAnnouncements()
         self._has_waiting = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()

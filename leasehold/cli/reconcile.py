@@ -1,12 +1,13 @@
 """`leasehold doctor --reconcile` compares PostgreSQL's rows with the store's objects. Run it after a restore.
 
-Backups of PostgreSQL and of the store are not from the same moment. Objects of jobs that the restored database does not
-know are orphaned: `--apply` deletes them. Objects that rows name and the store lacks are only listed: no row changes.
+Backups of PostgreSQL and of the store are not from the same moment. An object whose job the restored database does not
+know is orphaned, and `--apply` deletes it. An object that a row names and the store lacks is only listed, because no
+row is changed.
 
 Most keys have the id of their owner after a prefix (`jobs/ID/`, and prefixes that the kinds of work declare). The id
-contains the time at which it was made. For other keys, a row names the whole key, and the store knows when the object
-was written. Young objects and objects of a young owner are left alone, because their row may not be committed yet. Keys
-of another form do not belong to the platform, and are never deleted.
+contains the time at which the owner was made. For other keys, a row names the whole key, and the store knows when the
+object was written. Young objects and objects of a young owner are left alone, because their row may not be committed
+yet. Keys of another form do not belong to the platform, and are never deleted.
 """
 
 from __future__ import annotations

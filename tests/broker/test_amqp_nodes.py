@@ -65,7 +65,7 @@ def test_patience_with_silent_nodes_grows_and_shrinks_again_after_a_quiet_minute
     waits = []
     for _ in range(5):
         waits.append(patience.seconds)
-        patience.record_left()
+        patience.record_loss()
     assert waits == [2.0, 4.0, 8.0, 10.0, 10.0]
     now[0] += 61.0
     assert patience.seconds == 2.0

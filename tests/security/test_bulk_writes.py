@@ -15,7 +15,7 @@ import pytest
 
 from leasehold.api.process.tenant_pool import BulkWrites
 from leasehold.api.process.turnstile import Turnstile
-from leasehold.broker.announcer import Waiting
+from leasehold.broker.announcer import WaitingAnnouncements
 from leasehold.broker.base import Hint
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, connect, lock_name
@@ -287,7 +287,7 @@ def hints(tenant: str, count: int) -> list[Announcement]:
 
 
 def test_a_hint_is_sent_before_those_of_a_flood_that_came_first() -> None:
-    waiting = Waiting()
+    waiting = WaitingAnnouncements()
     waiting.add(hints("flood", 500))
     waiting.add(hints("newcomer", 2))
     assert [one.hint.tenant for one in waiting.take(4)] == ["flood", "newcomer", "flood", "newcomer"]
@@ -298,7 +298,7 @@ def test_a_hint_is_sent_before_those_of_a_flood_that_came_first() -> None:
 
 @pytest.mark.parametrize("floods", [1, 3, 20])
 def test_a_hint_finds_a_place_however_many_of_a_flood_wait(floods: int) -> None:
-    waiting = Waiting()
+    waiting = WaitingAnnouncements()
     for flood in range(floods):
         waiting.add(hints(f"flood-{flood}", 12_000))
     waiting.add(hints("newcomer", 1))

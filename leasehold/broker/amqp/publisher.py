@@ -29,9 +29,9 @@ from leasehold.settings import Settings
 
 #: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
-#: How long a channel is kept on which RabbitMQ refuses hints. The time doubles with each channel that is replaced
-#: within a minute, up to ten seconds, because RabbitMQ may have a lasting reason, such as a queue that somebody has
-#: bounded. Each replacement delays the hints of all queues.
+#: If RabbitMQ refuses hints on a channel, the channel is kept for this time. The time doubles with each channel that is
+#: replaced within a minute, up to ten seconds, because RabbitMQ may have a lasting reason, such as a queue that
+#: somebody has bounded. Each replacement delays the hints of all queues.
 _REFUSED_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)
@@ -151,7 +151,7 @@ class Publisher:
         """
         is_new = monotonic() - session.opened_at < self._patience_with_refusals.seconds
         if session is self._session and not is_new and not session.is_given_up.is_set():
-            self._patience_with_refusals.record_left()
+            self._patience_with_refusals.record_loss()
             session.is_given_up.set()
 
     def _on_return(self, name: str) -> None:

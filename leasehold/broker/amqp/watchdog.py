@@ -15,7 +15,7 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: The longest silence that is waited for, and the time after which a silence is forgotten.
+#: The most seconds of patience that losses may lead to, and the time after which the losses are forgotten.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
@@ -36,7 +36,7 @@ class Patience:
             self._losses = 0
         return min(self._seconds * 2.0 ** min(self._losses, 10), max(_MOST_SECONDS, self._seconds))
 
-    def record_left(self) -> None:
+    def record_loss(self) -> None:
         """Record that a silent node, or a channel that refused hints, was given up."""
         self._losses += 1
         self._last_loss_at = monotonic()
@@ -55,7 +55,7 @@ async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) 
             await connection.ready()
             if wire.silence >= half_seconds and not await _is_answered(probe, wire, half_seconds):
                 silence = wire.silence
-                patience.record_left()
+                patience.record_loss()
                 wire.abort()  # otherwise each close of a channel would wait for an answer of the node
                 raise BrokerUnavailable(f"the node is silent for {silence:.1f} s (LEASEHOLD_AMQP_SILENCE_SECONDS)")
     finally:
