@@ -106,14 +106,14 @@ async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
     """Read the run with its steps and outputs. Raises NotFound `run_not_found`, also for another tenant's run."""
     async with services.pool.acquire() as connection:
         row = await run_reads.find_run(connection, caller.tenant_id, run_id)
-    return _existing(row, run_id)
+    return _existing_row(row, run_id)
 
 
 async def find_listed_run(services: Services, caller: Caller, run_id: UUID) -> Row:
     """Read the run without its payload, steps and outputs, as lists do. Raises NotFound as `find_run` does."""
     async with services.pool.acquire() as connection:
         row = await run_reads.find_listed_run(connection, caller.tenant_id, run_id)
-    return _existing(row, run_id)
+    return _existing_row(row, run_id)
 
 
 async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAccess:
@@ -122,10 +122,10 @@ async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAcc
     """
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, caller.tenant_id, run_id)
-    return access_of(services, caller, _existing(row if row is not None and row["is_run"] else None, run_id))
+    return access_of(services, caller, _existing_row(row if row is not None and row["is_run"] else None, run_id))
 
 
-def _existing(row: Row | None, run_id: UUID) -> Row:
+def _existing_row(row: Row | None, run_id: UUID) -> Row:
     """The row. Raises NotFound if there is none. Otherwise adds the run's id to the log context."""
     if row is None:
         raise NotFound("run_not_found", "There is no such run.")

@@ -143,7 +143,7 @@ async def _with_secret(services: Services, connection: Connection, caller: Calle
     which has no such row.
     """
     webhook = orjson.loads(answer.body)
-    row = _existing(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
+    row = _existing_row(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
     secret = Sealing(services.settings).open(row["secrets"][0])
     return json_response(webhook | {"secret": secret_text(secret)}, answer.status_code)
 
@@ -176,7 +176,7 @@ async def change_webhook(request: Request, webhook_id: UUID, body: Changes, call
 async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
     changed_fields = body.model_fields_set
     async with connection.transaction():
-        row = _existing(
+        row = _existing_row(
             await connection.fetchrow(
                 "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
                 " events = coalesce($5, events),"
@@ -201,7 +201,7 @@ def _host(url: str) -> str | None:
     return urlsplit(url).hostname
 
 
-def _existing(row: Row | None) -> Row:
+def _existing_row(row: Row | None) -> Row:
     """The row. Raises NotFound `webhook_not_found` if there is none."""
     if row is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
@@ -229,7 +229,7 @@ async def rotate_secret(
             caller.tenant_id,
             sealed_secret,
         )
-        answer = Answer(HTTPStatus.OK, encoded(_answer(_existing(row))))
+        answer = Answer(HTTPStatus.OK, encoded(_answer(_existing_row(row))))
         await record(connection, caller, "webhook.rotated", webhook_id)
         return answer
 
@@ -251,7 +251,7 @@ async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> R
         row = await connection.fetchrow(
             "DELETE FROM webhook WHERE id = $1 AND tenant_id = $2 RETURNING *", webhook_id, caller.tenant_id
         )
-        await record(connection, caller, "webhook.deleted", webhook_id, host=_host(_existing(row)["url"]))
+        await record(connection, caller, "webhook.deleted", webhook_id, host=_host(_existing_row(row)["url"]))
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -266,7 +266,7 @@ async def list_deliveries(
     request: Request, webhook_id: UUID, caller: Owner, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
+        _existing_row(await webhooks.find(connection, webhook_id, caller.tenant_id))
         # `run_id` is the older name of `job_id`, from the time when webhooks reported only runs.
         rows = await connection.fetch(
             "SELECT j.id, j.status, j.created_at, j.finished_at, j.error, j.params->'event'->>'type' AS event,"
@@ -348,7 +348,7 @@ async def _send(
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        row = _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
+        row = _existing_row(await webhooks.find(connection, webhook_id, caller.tenant_id))
         if not row["enabled"] or pipeline is None:
             raise Conflict("webhook_disabled", "The webhook is disabled.")
         event_params = await read_params(connection)

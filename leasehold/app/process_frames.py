@@ -100,4 +100,5 @@ def _read_exactly(channel: socket.socket, count: int) -> bytes | None:
 
 
 def json_of(value: Any) -> bytes:
+    """The value as JSON. What JSON does not know becomes text."""
     return orjson.dumps(value, default=str)

@@ -73,4 +73,5 @@ class Unique:
     def key(self, params: Mapping[str, Any]) -> str:
         """The key of a submission: two submissions with one key are one run."""
         values = {name: params[name] for name in self.by} if self.by else dict(params)
+        # 40 characters (160 bits) of the hash: no two keys collide, and the key stays short.
         return f"unique:{hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]}"

@@ -66,7 +66,7 @@ class MovedTable:
     order_column: str | None
     has_tenant: bool
 
-    def values(self) -> str:
+    def select_list(self) -> str:
         """SQL: the columns. A due time that the move has postponed gets its earlier value again. DUE: the column with
         due times, by table.
         """
@@ -77,7 +77,7 @@ class MovedTable:
             f"{earlier} AS {column}" if column == due_column else f't."{column}"' for column in self.columns
         )
 
-    def names(self) -> str:
+    def column_list(self) -> str:
         return ", ".join(f'"{column}"' for column in self.columns)
 
 
@@ -123,7 +123,7 @@ def _condition_by_parent(
         if key["child"] == name and parent is not None:
             if parent.has_tenant:  # its condition begins with a column of `t`, and here the parent is `p`
                 parent_condition = parent.condition.replace("t.", "p.", 1)
-            else:  # the only parent without a tenant, `tail`, has the id of its job as its key
+            else:  # the only parent table without a tenant, `tail`, has the id of its job as its key
                 parent_condition = f'p."{key["parent_column"]}" IN (SELECT id FROM job WHERE tenant_id = $1)'
             return (
                 f't."{key["child_column"]}" IN'
@@ -134,25 +134,27 @@ def _condition_by_parent(
 
 def source_query(table: MovedTable, *, digest: bool = False) -> str:
     """SQL: the tenant's rows as the new cell gets them. `digest`: instead their number and the sum of their hashes."""
-    origin, condition = f'"{table.name}" t', table.condition
+    from_clause, condition = f'"{table.name}" t', table.condition
     if table.name == "kept_event":
         # The table `event` has a partition for each day, and the new cell may lack that of an old day. So the rows of
         # both tables become rows of `kept_event` there. The view `history` derives further events from the rows of jobs
         # and tasks, in the new cell as in the old one.
-        both_tables = " UNION ALL ".join(f"SELECT {table.names()} FROM {name}" for name in ("event", "kept_event"))
-        origin = f"({both_tables}) AS t JOIN job j ON j.id = t.job_id"
+        both_tables = " UNION ALL ".join(
+            f"SELECT {table.column_list()} FROM {name}" for name in ("event", "kept_event")
+        )
+        from_clause = f"({both_tables}) AS t JOIN job j ON j.id = t.job_id"
         condition = "t.tenant_id = $1"
-    rows = f"SELECT {table.values()} FROM {origin} WHERE {condition}"
+    rows = f"SELECT {table.select_list()} FROM {from_clause} WHERE {condition}"
     if digest:
         return _digest_of(f"({rows}) AS t", table)
     return rows + (f' ORDER BY t."{table.order_column}"' if table.order_column else "")
 
 
-def _digest_of(origin: str, table: MovedTable) -> str:
+def _digest_of(from_clause: str, table: MovedTable) -> str:
     columns = ", ".join(f't."{column}"' for column in table.columns)
     return (
         f"SELECT count(*) AS rows, coalesce(sum(hashtextextended(ROW({columns})::text, 0)::numeric), 0)::text AS hash"
-        f" FROM {origin}"
+        f" FROM {from_clause}"
     )
 
 
@@ -166,22 +168,22 @@ def _move_prefix(tenant: str) -> str:
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
     """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further ones."""
-    name, literal = _move_prefix(tenant), await _literal(connection, tenant)
+    prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     is_due = "NEW.status IN ('pending', 'retry', 'waiting')"
     await _run_locking(
         connection,
         [
             (
-                f'CREATE OR REPLACE TRIGGER "{name}inserts" BEFORE INSERT ON job FOR EACH ROW'
-                f" WHEN (NEW.tenant_id = {literal}) EXECUTE FUNCTION refuse_while_moving()"
+                f'CREATE OR REPLACE TRIGGER "{prefix}inserts" BEFORE INSERT ON job FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {tenant_literal}) EXECUTE FUNCTION refuse_while_moving()"
             ),
             (
-                f'CREATE OR REPLACE TRIGGER "{name}postpones" BEFORE INSERT OR UPDATE ON task FOR EACH ROW'
-                f" WHEN (NEW.tenant_id = {literal} AND {is_due}) EXECUTE FUNCTION postpone_task_while_moving()"
+                f'CREATE OR REPLACE TRIGGER "{prefix}postpones" BEFORE INSERT OR UPDATE ON task FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {tenant_literal} AND {is_due}) EXECUTE FUNCTION postpone_task_while_moving()"
             ),
             (
-                f'CREATE OR REPLACE TRIGGER "{name}postpones" BEFORE INSERT OR UPDATE ON schedule FOR EACH ROW'
-                f" WHEN (NEW.tenant_id = {literal}) EXECUTE FUNCTION postpone_schedule_while_moving()"
+                f'CREATE OR REPLACE TRIGGER "{prefix}postpones" BEFORE INSERT OR UPDATE ON schedule FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {tenant_literal}) EXECUTE FUNCTION postpone_schedule_while_moving()"
             ),
         ],
     )
@@ -192,7 +194,7 @@ async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[Mo
     """Refuse each change of the tenant's rows. Only the connections of workers and of this command may still change
     them: the trigger's function (migration 0040) knows these by name.
     """
-    name, literal = _move_prefix(tenant), await _literal(connection, tenant)
+    prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     statements = []
     for table in tables:
         if not table.has_tenant or table.name in _WRITTEN_BY_READS:
@@ -200,12 +202,12 @@ async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[Mo
         update = f"UPDATE OF {_KEY_COLUMNS}" if table.name == "api_key" else "UPDATE"
         statements += [
             (
-                f'CREATE OR REPLACE TRIGGER "{name}writes" BEFORE INSERT OR {update} ON "{table.name}" FOR EACH ROW'
-                f" WHEN (NEW.tenant_id = {literal}) EXECUTE FUNCTION refuse_while_moving()"
+                f'CREATE OR REPLACE TRIGGER "{prefix}writes" BEFORE INSERT OR {update} ON "{table.name}" FOR EACH ROW'
+                f" WHEN (NEW.tenant_id = {tenant_literal}) EXECUTE FUNCTION refuse_while_moving()"
             ),
             (
-                f'CREATE OR REPLACE TRIGGER "{name}deletes" BEFORE DELETE ON "{table.name}" FOR EACH ROW'
-                f" WHEN (OLD.tenant_id = {literal}) EXECUTE FUNCTION refuse_while_moving()"
+                f'CREATE OR REPLACE TRIGGER "{prefix}deletes" BEFORE DELETE ON "{table.name}" FOR EACH ROW'
+                f" WHEN (OLD.tenant_id = {tenant_literal}) EXECUTE FUNCTION refuse_while_moving()"
             ),
         ]
     await _run_locking(connection, statements)
@@ -309,11 +311,13 @@ async def _pipe(
 async def take_over(target: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
     """Insert the copies as the tenant's rows, and drop the tables of the move. Call this in a transaction."""
     for table in tables:
-        staging, names = _staging_table(tenant, table), table.names()
+        staging, columns = _staging_table(tenant, table), table.column_list()
         order = " ORDER BY moving_place" if table.order_column else ""
         # The new cell may have the limits that all tenants share (`*`) already.
         on_conflict = " ON CONFLICT (tenant_id, key) DO NOTHING" if table.name == "gate" else ""
-        await target.execute(f'INSERT INTO "{table.name}" ({names}) SELECT {names} FROM {staging}{order}{on_conflict}')
+        await target.execute(
+            f'INSERT INTO "{table.name}" ({columns}) SELECT {columns} FROM {staging}{order}{on_conflict}'
+        )
         await target.execute(f"DROP TABLE {staging}")
 
 
