@@ -199,7 +199,7 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
     steps_and_codes = settled_by_people(services, caller, caller.tenant_id)
     if steps_and_codes:
         orders, _ = await unsettled.orders(
-            connection, caller.tenant_id, steps_and_codes, None, _MAX_UNSETTLED, searched=_MAX_SEARCHED
+            connection, caller.tenant_id, steps_and_codes, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
         )
         if_one = "The outcome of one order is unknown."
         findings += _unsettled("orders", len(orders), if_one, "orders have an unknown outcome.")

@@ -16,11 +16,11 @@ MAX_SEARCHED = 10_000
 
 # Failed jobs that a person must settle: those of pipeline $3[n] that failed at step $4[n] with code $5[n]. $1 tenant,
 # $2 the last job of the page before, $6 the most rows. The index of failed jobs by code finds at most $7 jobs of each
-# code (`searched`). If a code has more, `stopped` is the job at which its search ended. Older jobs, of any code, are
-# then for a later page. `failure_kind`: the failures that only a person can settle.
+# code (`searched_job`). If a code has more, `search_end` is the job at which its search ended, and a later page has the
+# older jobs, of any code. `failure_kind`: the failures that only a person can settle.
 _ORDERS = """
 -- unsettled_orders
-WITH searched AS MATERIALIZED (
+WITH searched_job AS MATERIALIZED (
     SELECT failed_job.id, searched_code.code
     FROM (SELECT DISTINCT code FROM unnest($5::text[]) AS codes(code)) AS searched_code
     CROSS JOIN LATERAL (
@@ -28,19 +28,20 @@ WITH searched AS MATERIALIZED (
         WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
           AND j.error ->> 'code' = searched_code.code
         ORDER BY j.id DESC LIMIT $7) AS failed_job
-), stopped AS (
-    SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY code ORDER BY id DESC) AS nth FROM searched)
+), search_end AS (
+    SELECT (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY code ORDER BY id DESC) AS nth FROM searched_job)
               AS numbered
             WHERE nth = $7 ORDER BY id DESC LIMIT 1) AS id
 )
-SELECT stopped.id AS searched_to, failed_order.* FROM stopped LEFT JOIN LATERAL (
+SELECT search_end.id AS searched_to, failed_order.* FROM search_end LEFT JOIN LATERAL (
     SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
-    FROM searched JOIN job j ON j.id = searched.id
+    FROM searched_job JOIN job j ON j.id = searched_job.id
     JOIN unnest($3::text[], $4::text[], $5::text[]) AS failure_kind(pipeline, step, code)
       ON failure_kind.pipeline = j.pipeline AND j.error ->> 'code' = failure_kind.code
     JOIN task t ON t.job_id = j.id AND t.step = failure_kind.step AND t.status = 'failed'
     LEFT JOIN note n ON n.task_id = t.id
-    WHERE (j.expires_at IS NULL OR j.expires_at > statement_timestamp()) AND (stopped.id IS NULL OR j.id >= stopped.id)
+    WHERE (j.expires_at IS NULL OR j.expires_at > statement_timestamp())
+      AND (search_end.id IS NULL OR j.id >= search_end.id)
       AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
     ORDER BY j.id DESC LIMIT $6) AS failed_order ON true
 ORDER BY failed_order.job_id DESC
@@ -63,24 +64,26 @@ SELECT t.id AS task_id, t.job_id, t.tenant_id, t.step,
        CASE WHEN t.status = 'running' THEN t.lease_until ELSE t.available_at END AS since, t.losses, t.attempt
 FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.external > 0
         AND ($2::uuid IS NULL OR j.id <= (SELECT job_id FROM page_before))
-        ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
-JOIN task t ON t.job_id = live.id
+        ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS searched_job
+JOIN task t ON t.job_id = searched_job.id
 WHERE {SILENT.format(seconds="$3")}
   AND ($2::uuid IS NULL OR t.job_id < (SELECT job_id FROM page_before)
        OR (t.position, t.id) > (SELECT position, id FROM page_before))
 ORDER BY t.job_id DESC, t.position, t.id LIMIT $4
 """
 
-# Runs whose workflow waits for a signal. $2: the last run of the page before.
+# Runs whose workflow waits for a signal: its journal (a row for each call of the workflow) has an open wait. $2: the
+# last run of the page before.
 _WAITING = f"""
 -- unsettled_approvals
-SELECT live.id AS job_id, $1::text AS tenant_id, live.pipeline, wait.signals, wait.since, wait.until
+SELECT searched_job.id AS job_id, $1::text AS tenant_id, searched_job.pipeline, wait.signals, wait.since, wait.until
 FROM (SELECT j.id, j.pipeline FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL
-        AND ($2::uuid IS NULL OR j.id < $2) ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
+        AND ($2::uuid IS NULL OR j.id < $2) ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS searched_job
 CROSS JOIN LATERAL (
     SELECT array_agg(DISTINCT e.name ORDER BY e.name) AS signals, min(e.at) AS since, min(e.due_at) AS until
-    FROM journal e WHERE e.job_id = live.id AND e.kind = 'signal' AND e.state = 'open' HAVING count(*) > 0) AS wait
-ORDER BY live.id DESC LIMIT $3
+    FROM journal e WHERE e.job_id = searched_job.id AND e.kind = 'signal' AND e.state = 'open'
+    HAVING count(*) > 0) AS wait
+ORDER BY searched_job.id DESC LIMIT $3
 """
 
 # The job at which a search of MAX_SEARCHED unfinished jobs ends; no row: there are fewer.
@@ -111,15 +114,15 @@ async def orders(
     settled_by_people: Sequence[tuple[str, str, str]],
     before: UUID | None,
     limit: int,
-    searched: int = MAX_SEARCHED,
+    max_searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
     """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: the pipeline, step and code of
-    the failures that only a person can settle. A page searches `searched` failed jobs of each code. The second value
-    is the last job that the page covers, at which the next page continues. None: this is the last page.
+    the failures that only a person can settle. A page searches at most `max_searched` failed jobs of each code. The
+    second value is the last job that the page covers: the next page continues there. None: this is the last page.
     """
     pipelines, steps, codes = zip(*settled_by_people, strict=True)
     rows = await connection.fetch(
-        _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit + 1, searched
+        _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit + 1, max_searched
     )
     failed_orders = [row for row in rows if row["job_id"] is not None]
     if len(failed_orders) > limit:

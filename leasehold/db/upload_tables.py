@@ -38,15 +38,16 @@ download = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    # the prefix of the first API key in the chain of rotations: a rotation does not reset the limits of a key
+    # the prefix of the first API key in the chain of rotations, because a rotation must not reset the limits of a key
     Column("key_prefix", Text, nullable=False),
     # the artifact's size while it is sent; afterwards the bytes that were sent
     Column("bytes", BigInteger, nullable=False),
     Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    # after this the download counts as over: a process that died cannot end it
+    # after this the download counts as over, because a process that died cannot set `finished_at`
     Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),
     Column("finished_at", TIMESTAMP(timezone=True)),
-    # The first index serves the limits, which count a key's last day; the second serves housekeeping.
+    # The first index serves the limits, which count the downloads of a key in the last day. The second serves
+    # housekeeping.
     Index("download_of_key", "key_prefix", "started_at"),
     Index("download_started", "started_at"),
 )

@@ -1,5 +1,5 @@
-"""Declares the tables of workflows: their journal, and the signals to them. tables.py declares the tables of jobs and
-tasks.
+"""Declares the tables of workflows: the journal (their calls, by which a worker resumes them), and the signals to them.
+tables.py declares the tables of jobs and tasks.
 
 A change here needs a migration.
 """
@@ -37,8 +37,9 @@ journal = Table(
     # '' for the workflow's function itself; each branch of a gather has its own name
     Column("branch", Text, nullable=False),
     Column("number", Integer, nullable=False),  # counted from 1 in each branch
-    # run: starts a task of this job; start: starts another job; result: waits for another job; call: the recorded
-    # result of a plain function; patch: the workflow's code takes the new path of a change
+    # run: starts a task of this job; start: starts another job; result: waits for another job; sleep: waits for a time;
+    # signal: waits for a signal; call: has the result of a plain function; patch: has the path (old or new) that the
+    # workflow takes through changed code
     Column("kind", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("state", Text, nullable=False),
@@ -59,7 +60,8 @@ journal = Table(
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
 )
 
-#: Signals that the workflow has not consumed. When it consumes one, the payload moves to the journal.
+#: Signals (payloads that clients send to a run) that the workflow has not consumed. When it consumes one, the payload
+#: moves to the journal.
 signal = Table(
     "signal",
     metadata,

@@ -35,8 +35,8 @@ class AttemptIdentity(Protocol):
 
     @property
     def errors(self) -> int:
-        """How many attempts have ended with an error or a timeout. Attempts whose worker was lost do not count, and a
-        replay counts from 0.
+        """How many attempts have ended with an error or a timeout. Attempts whose worker was lost do not count. A
+        replay (a new try of a step that failed for good) counts from 0.
         """
 
     @property
@@ -60,7 +60,9 @@ class Attempt(AttemptIdentity, Protocol):
     """One attempt at one step, for an `async def` handler."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]:
-        """Lend a connection of the worker's pool for a statement or two. Leave the block before you wait again."""
+        """Lend a connection of the worker's pool for a statement or two. Leave the block before you wait for anything
+        else, because other attempts need the connection.
+        """
 
     async def read(self, name: str) -> bytes:
         """Read an input of the job, or an output of a step that this step needs. Raises ObjectMissing."""
@@ -72,22 +74,24 @@ class Attempt(AttemptIdentity, Protocol):
         """Store a file as `write` stores bytes. Memory stays flat, however large the file is."""
 
     async def value(self, step: str) -> Any:
-        """The value that another step of this job succeeded with, or None."""
+        """The value that another step of this job returned when it succeeded, or None."""
 
     async def note(self) -> dict[str, Any]:
-        """The note that this step's last Snooze or `remember` wrote, or {}."""
+        """The note that this step last kept, with a Snooze (its wait for a later attempt) or with `remember`; or {}."""
 
     async def remember(self, note: Mapping[str, Any], connection: Any = None) -> None:
         """Commit the note now. Every later attempt of the step sees it, even if this attempt dies immediately.
 
         `connection`: lent by `connection()`, with a transaction open. The note commits with that transaction, and only
-        while this attempt has its lease: so the changes of the transaction happen once. Call `remember` last in the
-        transaction, because it locks the task. Raises LeaseLost if another claim has the task by now. Then let the
+        while this attempt has its lease, so the changes of the transaction happen once. Call `remember` last in the
+        transaction, because it locks the task. If another claim has the task by now, it raises LeaseLost: then let the
         transaction roll back.
         """
 
     async def item(self) -> Any:
-        """The FanOut item that this part works on. None for a step that is not a part."""
+        """The item on which this part works. (A step can fan out: it returns a FanOut, and each item becomes a part.)
+        None for a step that is not a part.
+        """
 
     async def joined(self) -> list[Any] | None:
         """The results of the parts that this step fanned out into, in the items' order. None before the fan-out."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
-#: The chain of acts that do not concern a single tenant: on queues, workers and limits of all tenants, and refused
+#: The chain of acts that do not concern a single tenant: acts on queues, workers and limits of all tenants, and refused
 #: sign-ins.
 SHARED_CHAIN = "*"
 ActorKind: TypeAlias = Literal["key", "person", "command", "platform"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 #: The fields that a row's hash covers, in order; `previous`, `seq` and `at` come before them.
-HASHED = (
+HASHED_FIELDS = (
     "tenant_id",
     "actor_kind",
     "actor",
@@ -38,7 +38,8 @@ HASHED = (
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Who did an act. `name`: the client of a key, a person, or `user@host` of a command. `tenant_id`: the tenant that
-    the actor belongs to; the act may concern another tenant.
+    the actor belongs to; the act may concern another tenant. `key_prefix`: the public part of the API key. `source_ip`,
+    `request_id`: of the request.
     """
 
     kind: ActorKind
@@ -61,7 +62,7 @@ class BrokenRow:
 @dataclass(slots=True)
 class Chain:
     """Checks the rows of one chain in order. `seq` and `hash` are those of the last row that was checked. Before the
-    first check they are those of the last row that retention deleted, or 0 and "".
+    first check they are those of the last row that retention deleted; 0 and "" if it deleted none.
     """
 
     tenant_id: str
@@ -98,10 +99,15 @@ class Chain:
 
 def hash_of(row: Mapping[str, Any]) -> str:
     """The hash that a row must have: SHA-256, in hexadecimal, over its fields. Each field is written with its length,
-    so that no text can move from one field to the next unnoticed.
+    because otherwise text could move from one field to the next without another hash.
     """
     at: datetime = row["at"]
-    fields = [row["previous"], str(row["seq"]), str((at - _EPOCH) // _MICROSECOND), *(row[name] for name in HASHED)]
+    fields = [
+        row["previous"],
+        str(row["seq"]),
+        str((at - _EPOCH) // _MICROSECOND),
+        *(row[name] for name in HASHED_FIELDS),
+    ]
     return hashlib.sha256("".join(map(_field, fields)).encode()).hexdigest()
 
 

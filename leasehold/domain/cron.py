@@ -4,7 +4,8 @@ When daylight saving begins or ends, the library cronsim follows Debian's cron. 
 right after the gap. A time that the clock repeats fires once, the first time. Exception: a schedule with `*` in minutes
 or hours fires by elapsed time.
 
-Time zones come from the package `tzdata`, never from the host: every worker then knows each zone that the API accepted.
+Time zones come from the package `tzdata`, never from the host, because every worker must know each zone that the API
+accepted.
 """
 
 from __future__ import annotations
@@ -96,5 +97,5 @@ def next_after(cron: str, timezone: str, after: datetime) -> datetime | None:
 
 def between(cron: str, timezone: str, after: datetime, until: datetime, at_most: int) -> list[datetime]:
     """The firing instants in (after, until], the earliest first, at most `at_most`. Raises as `ticks`."""
-    due = takewhile(lambda tick: tick <= until, ticks(cron, timezone, after))
-    return list(islice(due, at_most))
+    due_ticks = takewhile(lambda tick: tick <= until, ticks(cron, timezone, after))
+    return list(islice(due_ticks, at_most))

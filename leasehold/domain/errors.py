@@ -9,7 +9,7 @@ LeaseholdError
 │   ├── Gone                    410  existed, and has expired
 │   ├── BodyTooSlow             408  the body did not arrive in time
 │   ├── BodyTooLarge            413  the body has more bytes than the endpoint accepts
-│   ├── WrongCell               421  the tenant, or its key, belongs to another cell
+│   ├── WrongCell               421  the tenant, or its key, belongs to another cell (installation)
 │   ├── Unsupported             415  a media type or kind that this installation does not accept
 │   ├── Invalid                 422  well-formed, but not acceptable
 │   │   └── InvalidArguments    422  the arguments of a task do not fit its parameters
@@ -29,7 +29,7 @@ LeaseholdError
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it
 ├── LeaseLost                   a write carried a lease that the task no longer has
 ├── StepError                   an attempt at a step failed
-│   ├── Retryable               worth another attempt, after the ladder's delay or `after`
+│   ├── Retryable               worth another attempt, after the step's next retry delay or after `after`
 │   │   └── Unforeseen          an isolated handler raised an error of another kind: worth one more attempt, soon
 │   ├── Permanent               cannot succeed: fails the job immediately
 │   ├── StepTimeout             the attempt ran past its time limit
@@ -65,10 +65,10 @@ class LeaseholdError(Exception):
         """Restore a pickled error without a call of `__init__`, because its parameters differ from `args`. A process
         pool pickles the errors that it returns.
         """
-        return _restored, (type(self), self.args, vars(self))
+        return _restore, (type(self), self.args, vars(self))
 
 
-def _restored(kind: type[LeaseholdError], args: tuple[Any, ...], attributes: dict[str, Any]) -> LeaseholdError:
+def _restore(kind: type[LeaseholdError], args: tuple[Any, ...], attributes: dict[str, Any]) -> LeaseholdError:
     error = kind.__new__(kind, *args)
     vars(error).update(attributes)
     return error
@@ -264,9 +264,9 @@ class SignalInvalid(TaskFailed):
 
 
 class NotWhileUndoing(LeaseholdError):
-    """A workflow awaited a call that it cannot make while its run is being cancelled, such as a step or a wait. No
-    worker would claim the step. A wait could last longer than the grace, which is the time that a cancelled run has to
-    undo its work. `call`: the call's kind and name.
+    """A workflow awaited a call that it cannot make while its run is being cancelled: a step, because no worker would
+    claim it, or a wait, because it could outlast the grace (the time that a cancelled run has to undo its work).
+    `call`: the call's kind and name.
     """
 
     def __init__(self, call: str) -> None:
@@ -286,7 +286,9 @@ class TransactionRefused(LeaseholdError):
 
 
 class LeaseLost(LeaseholdError):
-    """This process no longer holds the task's lease: another claim, a cancel or the sweeper ended it. Write nothing."""
+    """This process no longer holds the task's lease: another claim, a cancel or the sweeper (which ends expired leases)
+    ended it. Write nothing.
+    """
 
 
 class StepError(LeaseholdError):
@@ -304,8 +306,8 @@ class StepError(LeaseholdError):
 
 
 class Retryable(StepError):
-    """The attempt failed and another may succeed. `after` replaces the retry ladder's next delay. Raises TypeError when
-    `after` is not a timedelta.
+    """The attempt failed and another may succeed. `after`: the delay before the next attempt; None: the next delay of
+    the step's `retry_ladder`. Raises TypeError when `after` is not a timedelta.
     """
 
     def __init__(self, message: str, *, code: str = "retryable", after: timedelta | None = None) -> None:
@@ -316,8 +318,8 @@ class Retryable(StepError):
 
 
 class Unforeseen(Retryable):
-    """An isolated handler raised an error that is not a StepError. The same code on the same input would raise it
-    again: one more attempt shows whether the machine or the code is at fault.
+    """An isolated handler (one in a child process) raised an error that is not a StepError. One more attempt shows
+    whether the machine or the code is at fault, because the same code on the same input raises the error again.
     """
 
     def __init__(self, message: str) -> None:

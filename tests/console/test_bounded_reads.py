@@ -130,7 +130,7 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
     found, following = await unsettled.orders(rows, "acme", by_people, None, 10)
     assert len(found) == 3
     assert following is None
-    newest, following = await unsettled.orders(rows, "acme", by_people, None, 10, searched=2)
+    newest, following = await unsettled.orders(rows, "acme", by_people, None, 10, max_searched=2)
     assert [row["job_id"] for row in newest] == [row["job_id"] for row in found[:2]]
     assert following == newest[-1]["job_id"]
     assert "3 orders have an unknown outcome." in await (await person()).see("/")
@@ -157,7 +157,7 @@ async def test_the_pages_of_orders_find_each_one_however_few_jobs_a_page_searche
     pages: list[list[UUID]] = []
     before = None
     while not pages or before is not None:
-        page, before = await unsettled.orders(rows, "acme", by_people, before, 10, searched=1)
+        page, before = await unsettled.orders(rows, "acme", by_people, before, 10, max_searched=1)
         pages.append([row["job_id"] for row in page])
         assert len(pages) < 10
     assert pages == [[], [jobs[1]], [jobs[0]], []]

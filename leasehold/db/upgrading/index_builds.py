@@ -1,4 +1,4 @@
-"""Builds and drops indexes in revisions, without making writers wait. A build that died is detected and repeated.
+"""Builds and drops indexes in revisions (migrations), while others write. A build that died is detected and repeated.
 
 A `CREATE INDEX CONCURRENTLY` that dies half-way leaves an invalid index. PostgreSQL maintains that index at every write
 and no query uses it, so the next try must drop it first.
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from alembic import op
 from sqlalchemy import TextClause, text
 
-#: An option of alembic's context, which rendering.py sets because it renders without a connection: the indexes of the
-#: database, and whether each is valid.
+#: The option of alembic's context with the indexes of the database, and whether each is valid. rendering.py sets the
+#: option, because it has no connection to ask.
 INDEXES_OPTION = "leasehold_indexes"
 
 
@@ -26,7 +26,7 @@ def build_index(
     """
     is_valid = _is_valid(name)
     with op.get_context().autocommit_block():
-        # The build waits for the transactions that run now, without holding up others.
+        # No time limit: the build waits for the transactions that run now, but nobody waits behind the build.
         op.execute("SET lock_timeout = 0")
         if is_valid is False:
             op.execute(f'DROP INDEX CONCURRENTLY "{name}"')
@@ -47,7 +47,7 @@ def drop_index(name: str) -> None:
     committed first, as for `build_index`.
     """
     with op.get_context().autocommit_block():
-        # The drop waits for the transactions that run now, without holding up others.
+        # No time limit: the drop waits for the transactions that run now, but nobody waits behind the drop.
         op.execute("SET lock_timeout = 0")
         op.execute(f'DROP INDEX CONCURRENTLY IF EXISTS "{name}"')
         op.execute("RESET lock_timeout")

@@ -1,8 +1,8 @@
 """Computes the table locks of each statement of a revision (a migration), and whether it scans or rewrites the tables.
 
-plan.py shows them before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py runs every
-statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with these rules. A statement that
-no rule matches is `unknown`.
+plan.py shows these before an upgrade. The rules are PostgreSQL's. tests/upgrades/test_measured_locks.py runs every
+statement of every revision on a real PostgreSQL, and compares what `pg_locks` shows with the rules here. If no rule
+matches a statement, its effect is not known (`Effect.known`).
 """
 
 from __future__ import annotations
@@ -88,23 +88,25 @@ class SchemaTables:
         text = " ".join(statement.split())
         for pattern, rule in _RULES:
             if match := pattern.match(text):
-                return self._on_tables_of_others(rule(self, match, text))
+                return self._merge_locks(rule(self, match, text))
         return Effect(known=False)
 
-    def _on_tables_of_others(self, effect: Effect) -> Effect:
-        """The effect with one lock for each table: the strongest mode, and the most work. Tables that only this
-        revision uses are left out.
+    def _merge_locks(self, effect: Effect) -> Effect:
+        """The effect with one lock for each table: the strongest mode, and the most work. Tables that this revision has
+        made are left out, because nobody else uses them.
         """
-        by_table: dict[str, Lock] = {}
+        lock_by_table: dict[str, Lock] = {}
         for lock in self._with_partitions(effect.locks) if effect.recurses else effect.locks:
-            other = by_table.get(lock.table, lock)
-            mode = max(lock.mode, other.mode, key=MODES.index)
-            by_table[lock.table] = Lock(lock.table, mode, max(lock.work, other.work, key=_WORK.index))
-        locks = tuple(lock for lock in by_table.values() if lock.table not in self.new_tables)
+            earlier = lock_by_table.get(lock.table, lock)
+            mode = max(lock.mode, earlier.mode, key=MODES.index)
+            lock_by_table[lock.table] = Lock(lock.table, mode, max(lock.work, earlier.work, key=_WORK.index))
+        locks = tuple(lock for lock in lock_by_table.values() if lock.table not in self.new_tables)
         return replace(effect, locks=locks)
 
     def _with_partitions(self, locks: Sequence[Lock]) -> Iterator[Lock]:
-        """The locks, and the same locks on the partitions. A table with partitions has no rows of its own."""
+        """The locks, and the same locks on the partitions. A table with partitions has no rows of its own, so the work
+        is on the partitions. ACCESS SHARE is not repeated: CREATE VIEW locks only the table that it names.
+        """
         for lock in locks:
             partitions = self.partitions.get(lock.table, ()) if lock.mode != _ACCESS_SHARE else ()
             yield replace(lock, work="") if partitions else lock
@@ -112,6 +114,7 @@ class SchemaTables:
 
 
 _Rule = Callable[[SchemaTables, "re.Match[str]", str], Effect]
+#: A name, with or without its schema and quotes. The group is the name itself.
 _NAME = r'(?:"?\w+"?\.)?"?(\w+)"?'
 _NEXT_ACTION = re.compile(r", (?=(?:ADD|ALTER|DROP|VALIDATE|RENAME) )")
 _DROPPED_CONSTRAINT = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}")
@@ -155,16 +158,16 @@ def _drop_index(schema: SchemaTables, match: re.Match[str], _text: str) -> Effec
 def _alter_table(schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
     """A statement may have several actions: their locks and their work add up."""
     table, actions = match.groups()
-    effects = [_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
-    replaced = set(_DROPPED_CONSTRAINT.findall(actions)) & set(_ADDED_CONSTRAINT.findall(actions))
-    # The statement may replace a constraint by another of the same name. No rule can tell whether the new constraint
-    # refuses more. So nothing is reported of this statement, and the revision's docstring must say what it narrows.
-    narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced)
+    effects = [_effect_of_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
+    replaced_constraints = set(_DROPPED_CONSTRAINT.findall(actions)) & set(_ADDED_CONSTRAINT.findall(actions))
+    # If a constraint replaces another of the same name, no rule can tell whether the new one refuses more rows. Then
+    # `narrows` is empty, and the revision's docstring must say what the statement narrows.
+    narrows = "; ".join(effect.narrows for effect in effects if effect.narrows and not replaced_constraints)
     locks = tuple(lock for effect in effects for lock in effect.locks)
     return Effect(locks, narrows, known=all(effect.known for effect in effects))
 
 
-def _action(schema: SchemaTables, table: str, action: str) -> Effect:
+def _effect_of_action(schema: SchemaTables, table: str, action: str) -> Effect:
     for pattern, rule in _ACTIONS:
         if match := pattern.match(action):
             return rule(schema, table, match, action)
@@ -176,7 +179,7 @@ def _add_column(schema: SchemaTables, table: str, match: re.Match[str], action: 
     is_rewrite = "GENERATED" in action or any(f"{name}(" in action for name in _VOLATILE)
     needs_value = "NOT NULL" in action and "DEFAULT" not in action and "GENERATED" not in action
     narrows = f"{table}.{match[1]} has no default: older code writes none" if needs_value else ""
-    work = "rewrite" if is_rewrite else "scan" if needs_value else ""
+    work = "rewrite" if is_rewrite else "scan" if needs_value else ""  # the scan looks for a row without a value
     lock = Lock(table, _ACCESS_EXCLUSIVE, work)
     return Effect((lock, *_locks_of_references(action)), narrows)
 

@@ -1,4 +1,4 @@
-"""Runs revisions beside a running installation, and tries again when a table lock is not free.
+"""Runs revisions (migrations) beside a running installation, and tries again when a table lock is not free.
 
 A statement that waits for a strong lock makes every later statement on the same table wait behind it. So a statement of
 a revision waits for one second only (`Patience.lock_seconds`). Then it gives up, lets the others through, and is tried
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 #: A lock was not free: the revision is tried again.
 _LOCK_NOT_FREE = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 _SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-_PAUSE_SECONDS, _LONGEST_PAUSE = 0.2, 1.0
-#: How many times `_watched` looks for the holders of locks while one statement waits.
+#: Seconds between two tries: at first, and at most. Each try doubles the pause.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0
+#: How many times `_watch_blockers` looks for the holders of locks while one statement waits.
 _SAMPLES = 5
 #: Who holds the locks that a session waits for, as sentences. The sentences leave out the texts of queries, which may
 #: contain data of clients.
@@ -65,8 +66,8 @@ class Patience:
 
 
 class Progress:
-    """Records the applied revisions: alembic calls it after each revision. `applied`: their number. `before`: the
-    schema's revision before the first of them; None: the schema was empty. `after`: the newest of them.
+    """Records the applied revisions: alembic calls the object after each. `applied`: the number of revisions. `before`:
+    the schema's revision before the first of them; None: the schema was empty. `after`: the newest of them.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ async def run_patiently(
     holders of locks. Raises SchemaLocked, or asyncpg's error.
     """
     loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + patience.seconds, _PAUSE_SECONDS
+    deadline, pause = loop.time() + patience.seconds, _FIRST_PAUSE
     is_watched = False
     async with AsyncExitStack() as stack:
         blockers: list[str] = []
@@ -105,14 +106,14 @@ async def run_patiently(
             if await _try_to_run(run):
                 return
             await roll_back()
-            if progress.applied > applied_before:  # the revision that is tried now has a time of its own
-                deadline, pause = loop.time() + patience.seconds, _PAUSE_SECONDS
+            if progress.applied > applied_before:  # the next revision has its own `patience.seconds`
+                deadline, pause = loop.time() + patience.seconds, _FIRST_PAUSE
             if loop.time() + pause >= deadline:
                 raise SchemaLocked(patience.seconds, blockers)
             patience.waiting("A table is in use. The migration lets others through, and tries again.")
             if not is_watched:
                 is_watched = True
-                await stack.enter_async_context(_watched(pid, connect, patience, blockers))
+                await stack.enter_async_context(_watch_blockers(pid, connect, patience, blockers))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -138,7 +139,7 @@ def _cause_of(error: BaseException) -> BaseException:
 
 
 @asynccontextmanager
-async def _watched(pid: int, connect: Connect, patience: Patience, blockers: list[str]) -> AsyncIterator[None]:
+async def _watch_blockers(pid: int, connect: Connect, patience: Patience, blockers: list[str]) -> AsyncIterator[None]:
     """During the block, store in `blockers` the sessions that last blocked the session `pid`, as sentences."""
     connection = await connect()
 
@@ -148,10 +149,10 @@ async def _watched(pid: int, connect: Connect, patience: Patience, blockers: lis
                 blockers[:] = [row[0] for row in rows]
             await asyncio.sleep(patience.lock_seconds / _SAMPLES)
 
-    watching = asyncio.create_task(watch())
+    watch_task = asyncio.create_task(watch())
     try:
         yield
     finally:
-        watching.cancel()
-        await asyncio.wait([watching])
+        watch_task.cancel()
+        await asyncio.wait([watch_task])
         connection.terminate()

@@ -76,13 +76,15 @@ class PlannedRevision:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The pending revisions of all schemas, and the size of each table by its name."""
+
     revisions: tuple[PlannedRevision, ...]
     sizes: dict[str, Size]
 
 
 async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str = "head") -> Plan:
-    """The plan for a database, which is only read. `target`: a revision of the first schema; with `head`, all schemas
-    are planned. Raises alembic's CommandError for an unknown revision.
+    """The plan for a database, which is only read. `target`: a revision of the first schema, the platform's; `head`:
+    the newest revisions of all schemas. Raises alembic's CommandError for an unknown revision.
     """
     indexes = await connection.fetch(_INDEXES)
     tables = await connection.fetch(_TABLES)
@@ -90,7 +92,7 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
     validity_by_index = {row["name"]: row["valid"] for row in indexes}
     planned_revisions: list[PlannedRevision] = []
     for number, schema in enumerate(schemas):
-        is_platform = number == 0  # the first schema is the platform's
+        is_platform = number == 0
         if not is_platform and target != "head":
             break
         current = (await state_of(connection, schema)).revision
@@ -101,6 +103,7 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
 
 
 def _partitions(tables: Sequence[asyncpg.Record]) -> dict[str, list[str]]:
+    """{partitioned table: its partitions}."""
     partitions: dict[str, list[str]] = {}
     for row in tables:
         if row["parent"] is not None:
@@ -111,7 +114,7 @@ def _partitions(tables: Sequence[asyncpg.Record]) -> dict[str, list[str]]:
 def _plan_revision(schema: str, rendered: Rendered, schema_tables: SchemaTables) -> PlannedRevision:
     schema_tables.begin_revision()
     transactions = tuple(_plan_transaction(statements, schema_tables) for statements in rendered.transactions)
-    return PlannedRevision(schema, rendered.revision, rendered.title, rendered.beside, transactions)
+    return PlannedRevision(schema, rendered.revision, rendered.title, rendered.beside_old_code, transactions)
 
 
 def _plan_transaction(statements: Sequence[str], schema_tables: SchemaTables) -> tuple[PlannedStatement, ...]:

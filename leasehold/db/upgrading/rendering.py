@@ -1,4 +1,4 @@
-"""Renders the statements of pending revisions as alembic would run them, for plan.py. It runs no statement."""
+"""Renders the statements of pending revisions (migrations) as alembic would run them, for plan.py. It runs none."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BEGIN, _COMMIT = "BEGIN", "COMMIT"
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A revision. `transactions`: its statements, grouped by transaction. A statement that runs outside a transaction
-    is a group of its own. `beside`: what the revision's docstring says about older code that still runs; "" if nothing.
+    is a group of its own. `beside_old_code`: what the revision's docstring says about older code that still runs.
     """
 
     revision: str
     title: str
-    beside: str
+    beside_old_code: str
     transactions: tuple[tuple[str, ...], ...]
 
 
@@ -57,8 +57,8 @@ def config_of(versions: Path | None) -> Config:
 
 
 def passed_revision(current: str, target: str) -> str | None:
-    """The revision that `target` names, if a schema at the revision `current` is past it. None: the schema is not past
-    it, or `current` is newer than this code.
+    """The revision that `target` names, if it is older than the schema's revision `current`. None: it is not older, or
+    this code does not know `current`, because a newer release has migrated.
 
     Raises alembic's error for an unknown `target`.
     """
@@ -92,8 +92,8 @@ def _render(script: Script, indexes: Mapping[str, bool]) -> Rendered:
     with Operations.context(context):
         script.module.upgrade()
     notes = " ".join(script.longdoc.split())
-    beside = notes.partition(_MAY_RUN)[2].strip()
-    return Rendered(script.revision, script.doc, beside, tuple(_transactions(statements.all)))
+    beside_old_code = notes.partition(_MAY_RUN)[2].strip()
+    return Rendered(script.revision, script.doc, beside_old_code, tuple(_transactions(statements.all)))
 
 
 def _transactions(statements: list[str]) -> Iterator[tuple[str, ...]]:
