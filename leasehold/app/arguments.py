@@ -18,7 +18,7 @@ from leasehold.app.place import declaration_error
 from leasehold.domain.errors import InvalidArguments
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.sentences import with_article
-from leasehold.domain.storable import NotStorable, storable
+from leasehold.domain.storable import NotStorable, encode_storable
 
 #: The kinds of parameters that take positional arguments.
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -70,7 +70,7 @@ class Arguments:
             checked_model = self.model.model_validate(values)
             encoded: dict[str, Any] = checked_model.model_dump(mode="json", by_alias=True, warnings=False)
             self.model.model_validate(encoded)
-            storable(encoded)
+            encode_storable(encoded)
         except ValidationError as error:
             raise InvalidArguments(*first_mismatch_of(error)) from None
         except NotStorable as error:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError, SchemaError
 from leasehold.app.place import declaration_error
 from leasehold.domain.errors import ObjectMissing, Permanent, ResultUnreadable
 from leasehold.domain.json_pointer import first_mismatch_of
-from leasehold.domain.storable import storable
+from leasehold.domain.storable import encode_storable
 
 #: The output of a step that holds a large result.
 OUTPUT = "result.json"
@@ -40,7 +40,7 @@ class Results:
     def encoded(self, result: Any) -> bytes:
         """The result as JSON. Raises Permanent `result_not_serialisable`."""
         try:
-            return storable(self._adapter.dump_python(result, mode="json", warnings="error", by_alias=True))
+            return encode_storable(self._adapter.dump_python(result, mode="json", warnings="error", by_alias=True))
         except (PydanticSerializationError, TypeError, ValueError) as error:
             kind = type(result).__name__
             sentence = (

@@ -22,7 +22,8 @@ from leasehold.domain.tags import NAME
 MAX_CHARACTERS, MAX_TERMS = 1000, 20
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
-_AGE = re.compile(r"([0-9]{1,6})([smhdw])")
+#: A length of time: `90s`, `2h`.
+_LENGTH = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. Anything else that has a colon is text.
 _KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
@@ -56,9 +57,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """The terms of a filter, all of which must hold. `waited`, `duration`: of the job, in seconds. `payload`: the keys
-    and positions of each JSON pointer, with the value there. `positions`: the position of each term, by its key, for
-    errors.
+    """The terms of a filter, all of which must hold. `waited`: how long the job waited for its start, and `duration`:
+    how long it ran, in seconds. `payload`: the keys and list positions of each JSON pointer, with the value there.
+    `positions`: {key of a term: the character at which the term begins}, for errors.
     """
 
     kind: str | None = None
@@ -79,7 +80,7 @@ class JobFilter:
     positions: dict[str, int] = field(default_factory=dict)
 
     def refused(self, key: str, sentence: str, code: str = "invalid_filter") -> InvalidFilter:
-        """The error about the term with this key."""
+        """The error about the term with this key. An unknown key: about the filter as a whole."""
         return InvalidFilter(self.positions.get(key, 1), sentence, code)
 
 
@@ -98,7 +99,7 @@ def parse(text: str, now: datetime) -> JobFilter:
     """The filter that `text` describes. Ages are counted from `now`. Raises InvalidFilter."""
     if len(text) > MAX_CHARACTERS:
         raise InvalidFilter(MAX_CHARACTERS + 1, f"A filter has at most {MAX_CHARACTERS} characters.")
-    terms = _terms(text)
+    terms = _split_terms(text)
     if len(terms) > MAX_TERMS:
         raise InvalidFilter(terms[MAX_TERMS].position, f"A filter has at most {MAX_TERMS} terms.")
     builder = _FilterBuilder(now)
@@ -107,7 +108,7 @@ def parse(text: str, now: datetime) -> JobFilter:
     return builder.filter()
 
 
-def _terms(text: str) -> list[_Term]:
+def _split_terms(text: str) -> list[_Term]:
     """Split the filter into terms. Raises InvalidFilter."""
     terms: list[_Term] = []
     index = 0
@@ -120,7 +121,7 @@ def _terms(text: str) -> list[_Term]:
         if key is not None:
             index = key.end()
         value_start = index
-        value, index = _value(text, index)
+        value, index = _read_value(text, index)
         if key is None:
             terms.append(_Term("", None, value, start + 1, value_start + 1))
         elif key[1] not in _KEYS:
@@ -137,7 +138,7 @@ def _all_terms() -> str:
     return ", ".join(key + {"tag": ".NAME", "payload": "./POINTER"}.get(key, "") for key in _KEYS)
 
 
-def _value(text: str, start: int) -> tuple[str, int]:
+def _read_value(text: str, start: int) -> tuple[str, int]:
     """The value that begins at `start`, and where it ends."""
     if start >= len(text) or text[start].isspace():
         raise InvalidFilter(start + 1, "A value is missing.")
@@ -174,7 +175,7 @@ class _FilterBuilder:
         self._adders: dict[str, Callable[[_Term], None]] = {
             "": lambda term: self._texts.append(term.value),
             "tag": self._add_tag,
-            "payload": lambda term: self._payload.append((_pointer(term), term.value)),
+            "payload": lambda term: self._payload.append((_read_pointer(term), term.value)),
             "created": self._add_created,
             "waited": self._add_range,
             "duration": self._add_range,
@@ -216,16 +217,16 @@ class _FilterBuilder:
         date.
         """
         sign, operand = _comparison(term)
-        age = _AGE.fullmatch(operand)
-        if age is not None:  # an older job was created earlier: the sign turns round
+        age = _LENGTH.fullmatch(operand)
+        if age is not None:  # a greater age means created earlier, so the sign turns round
             name = "created_before" if sign == ">" else "created_after"
             self._set(term, name, _instant_before(self._now, _length_of(age)))
         else:
-            self._set(term, "created_after" if sign == ">" else "created_before", _instant(term, operand))
+            self._set(term, "created_after" if sign == ">" else "created_before", _read_instant(term, operand))
 
     def _add_range(self, term: _Term) -> None:
         sign, operand = _comparison(term)
-        length = _AGE.fullmatch(operand)
+        length = _LENGTH.fullmatch(operand)
         if length is None:
             raise InvalidFilter(term.value_position + 1, "Write a length of time such as 90s, 10m, 2h, 3d or 1w.")
         bounds: Range = self._fields.get(term.key) or Range()
@@ -251,7 +252,7 @@ def _instant_before(now: datetime, length: timedelta) -> datetime:
     return FIRST if length >= now - FIRST else now - length
 
 
-def _instant(term: _Term, text: str) -> datetime:
+def _read_instant(term: _Term, text: str) -> datetime:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
@@ -262,7 +263,7 @@ def _instant(term: _Term, text: str) -> datetime:
     return instant.astimezone(UTC)
 
 
-def _pointer(term: _Term) -> tuple[str, ...]:
+def _read_pointer(term: _Term) -> tuple[str, ...]:
     pointer = term.detail or ""
     if not pointer.startswith("/"):
         raise InvalidFilter(term.position, "Write `payload./POINTER:VALUE`, with a JSON pointer such as /customer/id.")
@@ -280,7 +281,7 @@ def _reader_of_names(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
     return read
 
 
-def _status(term: _Term) -> JobState:
+def _read_status(term: _Term) -> JobState:
     try:
         return JobState(term.value)
     except ValueError:
@@ -289,7 +290,7 @@ def _status(term: _Term) -> JobState:
         ) from None
 
 
-def _id(term: _Term) -> UUID:
+def _read_id(term: _Term) -> UUID:
     try:
         return UUID(term.value)
     except ValueError:
@@ -299,11 +300,11 @@ def _id(term: _Term) -> UUID:
 #: By key: reads the value of a term that has no adder of its own in `_FilterBuilder`.
 _READERS: dict[str, Callable[[_Term], object]] = {
     "kind": _reader_of_names(_WORD),
-    "status": _status,
+    "status": _read_status,
     "queue": _reader_of_names(_ANY_NAME),
     "template": _reader_of_names(_ANY_NAME),
     "tenant": _reader_of_names(_ANY_NAME),
     "code": _reader_of_names(_ANY_NAME),
-    "worker": _id,
-    "schedule": _id,
+    "worker": _read_id,
+    "schedule": _read_id,
 }

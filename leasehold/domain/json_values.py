@@ -1,7 +1,7 @@
 """Declares types of JSON values for Pydantic models, as strict as the OpenAPI document: number, flag, instant.
 
-Without them Pydantic accepts `true` and "1" as 1, 1 as `true`, and a number of seconds as an instant. A client that
-sends one of these has a bug: the API refuses the value, so that the client learns of it.
+Without these types Pydantic accepts `true` and "1" as 1, 1 as `true`, and a number of seconds as an instant. The API
+refuses such a value, because a client that sends one has a bug, and should learn of it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ MAX_SMALLINT = 32_767
 MAX_INTEGER = 2**31 - 1
 
 
-def _number(value: Any) -> Any:
+def _check_number(value: Any) -> Any:
     if isinstance(value, bool | str | bytes):
         raise ValueError("a number is expected")  # noqa: TRY004 - pydantic turns only a ValueError into an answer
     return value
 
 
-def _flag(value: Any) -> Any:
+def _check_flag(value: Any) -> Any:
     if not isinstance(value, bool):
         raise ValueError("true or false is expected")  # noqa: TRY004 - as above
     return value
 
 
-def _instant(value: Any) -> Any:
+def _check_instant(value: Any) -> Any:
     if isinstance(value, str) and not _RFC3339.fullmatch(value):
         raise ValueError("a time of RFC 3339 with its zone is expected, such as 2026-11-22T10:30:00Z")
     if isinstance(value, bool | int | float):
@@ -38,10 +38,10 @@ def _instant(value: Any) -> Any:
     return value
 
 
-#: For a field that may also be null: `Annotated[int, Field(ge=1), JsonNumber] | None`. Put JsonNumber last: the OpenAPI
-#: document loses bounds that follow it.
-JsonNumber = BeforeValidator(_number)
+#: For a field that may also be null: `Annotated[int, Field(ge=1), JsonNumber] | None`. Put JsonNumber last, because the
+#: OpenAPI document loses bounds that follow it.
+JsonNumber = BeforeValidator(_check_number)
 Integer: TypeAlias = Annotated[int, JsonNumber]
 Number: TypeAlias = Annotated[float, JsonNumber]
-Flag: TypeAlias = Annotated[bool, BeforeValidator(_flag)]
-JsonInstant = BeforeValidator(_instant)
+Flag: TypeAlias = Annotated[bool, BeforeValidator(_check_flag)]
+JsonInstant = BeforeValidator(_check_instant)

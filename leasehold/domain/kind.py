@@ -29,11 +29,12 @@ class Scopes:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The objects that a kind stores beside the outputs of its jobs, for `leasehold doctor --reconcile`.
+    """The objects that a kind stores beside the outputs of its jobs. `leasehold doctor --reconcile` compares the store
+    with the database by these fields.
 
-    `prefix`: their keys are `{prefix}ID/...`, with the UUIDv7 of a row, which tells their age. `owners`: an SQL query
-    that returns those `id`s of the array `$1` that have a row. `keys`: an SQL query that returns `id, key` of objects
-    that must exist: at most `$2` rows, ordered by `id`, from the first id above `$1`.
+    `prefix`: the keys of the objects are `{prefix}ID/...`. ID is the UUIDv7 of a row: its time is the object's age.
+    `owners`: an SQL query that returns those `id`s of the array `$1` that have a row. `keys`: an SQL query that returns
+    `id, key` of objects that must exist: at most `$2` rows, ordered by `id`, from the first id above `$1`.
     """
 
     prefix: str
@@ -72,15 +73,17 @@ class Kind:
     `migrations`: a package (not an attribute) of Alembic revisions with one head. `leasehold migrate` runs them after
     the platform's, and the table `alembic_version_{name}` stores the database's current revision.
     `stored`: an SQL query, not a hook. Its answer is one number: the bytes that the kind stores for the tenant `$1`
-    beside the outputs of its jobs. They count against the tenant's bytes.
+    beside the outputs of its jobs. The tenant's quota counts these bytes, too.
     `objects`: what the kind stores beside the outputs of its jobs; None: it stores no such objects.
-    `housekeeping`: a callable that returns the kind's duties for the leading worker (leasehold.kinds.housekeeping).
-    `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees them
+    `housekeeping`: a callable that returns the kind's duties (maintenance loops), which the leading worker runs
+    (leasehold.kinds.housekeeping).
+    `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key sees these jobs
     there.
     `redacted`: the names of parameters that /v1/jobs never shows.
-    `parents`: pipeline -> JSON pointer to the id of the job that caused it, in the parameters of that pipeline's jobs.
-    `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints do, for example because they
-    count downloads.
+    `parents`: {pipeline: JSON pointer}. In the parameters of a job of the pipeline, the pointer leads to the id of the
+    job that caused this one.
+    `signed_links`: whether /v1/jobs links to outputs. False: only the kind's own endpoints link to them, for example
+    because these endpoints count downloads.
     `operations`: a callable that returns the kind's part in cancels and retries (leasehold.kinds.job_kinds).
     `questions`: a callable that returns the kind's queries for the exporter (leasehold.kinds.metrics).
     """

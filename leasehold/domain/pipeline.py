@@ -1,7 +1,7 @@
 """The declaration of a kind of work: a Pipeline, its steps, the files they read, and their limits.
 
 A declaration is light, because the API imports it to validate parameters and to write rows. The handlers are in
-`Pipeline.module`. Only workers import that module; for isolated steps only the worker's child process does.
+`Pipeline.module`. Only workers import that module. For isolated steps (in a sandbox) only a child process imports it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from leasehold.domain.json_pointer import find_value
 #: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share: those
 #: that run in the worker's own process.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
-#: Takes an attempt of an inline step, and is entered around it.
+#: Takes an attempt of an inline step. The worker enters the context before the attempt, and leaves it afterwards.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
-#: Takes an attempt of an inline step, is entered around it, and yields whether there is room for it.
+#: As Around. The context also yields whether there is room for the attempt.
 Room: TypeAlias = Callable[[Any], AbstractAsyncContextManager[bool]]
 #: An Opener that also takes the worker's registry of pipelines.
 RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any]]
@@ -89,15 +89,16 @@ class Step:
 
     `needs`: steps that must have succeeded before this step runs.
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
-    `writes`: the primary output. The worker stores it last, so that its presence proves the other outputs.
+    `writes`: the primary output. The worker stores it last: if it is there, the other outputs are there, too.
     `version`: raise it when the code gives other output bytes for the same input.
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
+    `retry_ladder`: the delays before the second attempt, the third, and so on.
     `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
     `isolated`: the handler runs in a sandboxed child process. If not, the step is inline: the worker itself runs it.
     `external`: external workers do the step over HTTP. They claim it by `queue`.
-    `handler`: the name `PIPELINE.STEP` of the step in code whose handler does this one. Templates written over HTTP use
-    it.
+    `handler`: the `PIPELINE.STEP` of another step, declared in code, whose handler does this step, too. Templates that
+    clients write over HTTP use it.
     """
 
     name: str
@@ -143,7 +144,7 @@ class RunTerms:
     `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope. Two runs have the same scope when
     they were submitted with equal `scope`, `scope_id` and parameters named in `dedupe_keys`.
     `timeout`: the longest time that a run may take, once its scope and its concurrency limits have let it start.
-    `start_within`: the longest time that a run may wait for these. None: no bound.
+    `start_within`: the longest time that a run may wait for its scope and its limits. None: no bound.
     `grace`: how long a running step may take to stop after a cancel, and a workflow to undo its work. In whole seconds,
     at most MAX_GRACE.
     """
@@ -154,7 +155,7 @@ class RunTerms:
     dedupe_keys: tuple[str, ...] = ()
     timeout: timedelta | None = None
     start_within: timedelta | None = None
-    cancelable: bool = True
+    cancelable: bool = True  # a client may cancel a run
     grace: timedelta = timedelta(seconds=30)
     repeatable: bool = True  # a client may start a run of the pipeline again (rerun)
     schedulable: bool = True  # a schedule may start runs of the pipeline
@@ -197,7 +198,7 @@ class Pipeline:
     ) -> None:
         """`slots`: the name of a setting with the number of worker slots that only this pipeline's inline steps use.
 
-        Use `slots` for steps that wait for servers of strangers: a slow server must not hold the slots of other
+        Use `slots` for steps that wait for servers of strangers, because a slow server must not hold the slots of other
         pipelines. The queues of these steps must serve this pipeline alone.
 
         `preload`: modules that isolated handlers import when they run, because they take long to load. The worker loads
@@ -211,24 +212,24 @@ class Pipeline:
         self.inputs = inputs
         self.module = module
         self.terms = terms if terms is not None else RunTerms()
-        self.steps: tuple[Step, ...] = self._checked_in_order(steps)
+        self.steps: tuple[Step, ...] = self._check_and_sort(steps)
         self.by_name: dict[str, Step] = {step.name: step for step in self.steps}
         self.handlers: dict[str, Callable[..., Any]] = {}
         self.slots = slots
         self.preload = preload
         self.opener: Opener | None = None
-        #: When a run of this pipeline fails or expires, a run of that one is started (transitions/webhooks.py).
+        #: The pipeline of the run that starts when a run of this pipeline fails or expires (transitions/webhooks.py).
         self.on_failure: Pipeline | None = None
         #: Concurrency limits of this pipeline's runs, beside those that an operator declares.
         self.limits: tuple[PipelineLimit, ...] = ()
         #: Entered around each inline attempt. It may see the error that the handler raises, but must not swallow it.
         self.around: Around | None = None
-        #: Entered before `around`. It yields whether there is room for the attempt. Without room the attempt snoozes.
+        #: Entered before `around`. Without room the attempt snoozes: the step runs again later.
         self.room: Room | None = None
         self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}
 
-    def _checked_in_order(self, steps: list[Step]) -> tuple[Step, ...]:
+    def _check_and_sort(self, steps: list[Step]) -> tuple[Step, ...]:
         """The steps, each after those that it needs. Raises DeclarationError."""
         if all(step.part for step in steps):
             raise DeclarationError(f"pipeline {self.name} has no steps")
@@ -288,8 +289,8 @@ class Pipeline:
     def opens(self, opener: Opener) -> Opener:
         """A decorator that registers the pipeline's opener. An opener opens, for example, a client or a pool.
 
-        A worker enters the opener once for all inline attempts of this pipeline, and leaves it when it stops. Handlers
-        read the opened object as `attempt.opened`. Use it in the pipeline's `module`.
+        A worker enters the opener once for all inline attempts of this pipeline, and leaves the opener when it stops.
+        Handlers read the opened object as `attempt.opened`. Use the decorator in the pipeline's `module`.
         """
         if self.opener not in (None, opener):
             raise DeclarationError(f"pipeline {self.name} has two openers")

@@ -1,6 +1,6 @@
 """The registry of pipelines: every process builds one at start, from code and from installed packages.
 
-A registry refuses two pipelines of one name. A worker also loads the handlers, and every step must then have one.
+A registry refuses two pipelines of one name. A worker also loads the handlers; then every step must have a handler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leasehold.domain.sentences import with_article
 ENTRY_POINTS = "leasehold.pipelines"
 #: The package of the platform's own kinds of work. The handlers in its folder `media` need the extra
 #: `leasehold[media]`, and so on.
-_SHIPPED = "leasehold.pipelines."
+_SHIPPED_PREFIX = "leasehold.pipelines."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,21 @@ class Pipelines:
         for pipeline_or_kind in declared:
             self.add(pipeline_or_kind)
 
-    def add(self, declared: Pipeline | Kind) -> None:
+    def add(self, pipeline_or_kind: Pipeline | Kind) -> None:
         """Add a pipeline, or a kind with all of its pipelines. Raises DeclarationError and adds nothing when one of the
         names is taken.
         """
-        if isinstance(declared, Kind) and declared.name in self._kinds:
-            raise DeclarationError(f"two kinds of work are named {declared.name!r}")
-        added: dict[str, Pipeline] = {}
-        for pipeline in declared.pipelines if isinstance(declared, Kind) else (declared,):
-            if pipeline.name in self._by_name or pipeline.name in added:
+        kind = pipeline_or_kind if isinstance(pipeline_or_kind, Kind) else None
+        if kind is not None and kind.name in self._kinds:
+            raise DeclarationError(f"two kinds of work are named {kind.name!r}")
+        new_pipelines: dict[str, Pipeline] = {}
+        for pipeline in pipeline_or_kind.pipelines if isinstance(pipeline_or_kind, Kind) else (pipeline_or_kind,):
+            if pipeline.name in self._by_name or pipeline.name in new_pipelines:
                 raise DeclarationError(f"two pipelines are named {pipeline.name!r}")
-            added[pipeline.name] = pipeline
-        if isinstance(declared, Kind):
-            self._kinds[declared.name] = declared
-        self._by_name |= added
+            new_pipelines[pipeline.name] = pipeline
+        if kind is not None:
+            self._kinds[kind.name] = kind
+        self._by_name |= new_pipelines
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -95,32 +96,34 @@ class Pipelines:
         return [f"{pipeline.name}.{step.name}" for pipeline in self for step in pipeline.steps
                 if pipeline.has_code_of(step)]  # fmt: skip
 
-    def load_handlers(self, pipeline: str) -> Pipeline:
-        """Import the module with the pipeline's handlers. Every step must have one, except external steps.
+    def load_handlers(self, name: str) -> Pipeline:
+        """Import the module with the handlers of the pipeline `name`. Every step must have a handler, except external
+        steps (those that external workers do over HTTP).
 
         Raises DeclarationError: it names the steps without a handler, or the extra of Leasehold that is not installed.
         Raises ImportError if Python cannot import a module that does not ship with the platform.
         """
-        declared = self[pipeline]
+        pipeline = self[name]
         try:
-            importlib.import_module(declared.module)
+            importlib.import_module(pipeline.module)
         except ModuleNotFoundError as error:
-            if not declared.module.startswith(_SHIPPED):
+            if not pipeline.module.startswith(_SHIPPED_PREFIX):
                 raise
-            extra = declared.module.removeprefix(_SHIPPED).partition(".")[0]
+            extra = pipeline.module.removeprefix(_SHIPPED_PREFIX).partition(".")[0]
             raise DeclarationError(
-                f"pipeline {pipeline} needs {error.name}, which is not installed: pip install 'leasehold[{extra}]', "
+                f"pipeline {name} needs {error.name}, which is not installed: pip install 'leasehold[{extra}]', "
                 "or leave the pipeline out (LEASEHOLD_PIPELINES)"
             ) from error
-        steps_with_code = [step.name for step in declared.steps if not step.external]
-        if missing := [name for name in steps_with_code if name not in declared.handlers]:
-            raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
-        return declared
+        steps_with_code = [step.name for step in pipeline.steps if not step.external]
+        if missing := [step for step in steps_with_code if step not in pipeline.handlers]:
+            raise DeclarationError(f"pipeline {name}: no handler in {pipeline.module} for {missing}")
+        return pipeline
 
     @classmethod
     def from_source(cls, source: str) -> Pipelines:
-        """The registry that `source` ("module:name") names. The name is that of an App, of a registry, or of a callable
-        that returns a registry. Without `:name`, the name is `app`. The module may be in the current folder.
+        """The registry that `source` ("module:name") names. The name is that of an App (which has a registry of its
+        tasks), of a registry, or of a callable that returns a registry. Without `:name`, the name is `app`. The module
+        may be in the current folder.
 
         Raises DeclarationError when there is no registry, CodeBroken when the module raises an error, and any error
         that the callable raises.
@@ -143,11 +146,11 @@ class Pipelines:
     def add_installed(self) -> None:
         """Add the pipelines and kinds that installed packages offer under ENTRY_POINTS."""
         for entry in entry_points(group=ENTRY_POINTS):
-            offered = entry.load()
-            if not isinstance(offered, (Pipeline, Kind)):
-                type_name = with_article(type(offered).__name__)
+            pipeline_or_kind = entry.load()
+            if not isinstance(pipeline_or_kind, (Pipeline, Kind)):
+                type_name = with_article(type(pipeline_or_kind).__name__)
                 raise DeclarationError(f"entry point {entry.name} is {type_name}, neither a Pipeline nor a Kind")
-            self.add(offered)
+            self.add(pipeline_or_kind)
 
 
 def object_at(source: str) -> Any:
@@ -175,8 +178,8 @@ def _import(module: str, source: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         # Python did not find the module itself, or a package that contains it.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        if not is_missing and (broken := broken_code(source, error)) is not None:
-            raise broken from error  # the module's own code raised the error
+        if not is_missing and (code_broken := broken_code(source, error)) is not None:
+            raise code_broken from error  # the module's own code raised the error
         if not isinstance(error, ImportError):  # the error comes from elsewhere, and needs its own traceback
             raise
         hint = f"; {Path.cwd()} is searched, too" if is_missing else ""
@@ -194,7 +197,9 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
 
 
 def import_from_current_folder() -> None:
-    """Let Python import from the current folder, after installed packages: a user's file must not hide a library."""
+    """Let Python import from the current folder, but from installed packages first: a user's file must not hide a
+    library.
+    """
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)

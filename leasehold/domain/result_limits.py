@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultLimits:
-    """Limits of a result, in bytes of JSON. PostgreSQL keeps a result of up to `inline` bytes. The object store keeps a
-    larger result, up to `longest` bytes. `store`: whether there is an object store.
+    """Limits of a result, in bytes of JSON. PostgreSQL keeps a result of up to `inline_bytes`. The object store keeps a
+    larger result, up to `max_bytes`. `has_store`: whether there is an object store.
     """
 
-    inline: int
-    longest: int
-    store: bool
+    inline_bytes: int
+    max_bytes: int
+    has_store: bool
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Self:
@@ -27,22 +27,23 @@ class ResultLimits:
 
     @classmethod
     def default(cls) -> Self:
-        """The limits by the defaults of the settings, for an attempt that no worker runs."""
+        """The limits by the defaults of the settings, for an attempt outside a worker."""
         from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task loads no settings
 
         fields = Settings.model_fields
-        return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, store=True)
+        return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, has_store=True)
 
     def is_small(self, encoded: bytes) -> bool:
-        """Whether the result is small enough for PostgreSQL. Raises Permanent `result_too_large` if nothing can keep
-        it.
+        """Whether the result is small enough for PostgreSQL. Raises Permanent `result_too_large` if it is too large for
+        the object store, too, or if there is no store.
         """
-        if len(encoded) > self.longest:
-            sentence = f"the result has {len(encoded)} bytes of JSON; at most {self.longest} are stored"
+        size = len(encoded)
+        if size > self.max_bytes:
+            sentence = f"the result has {size} bytes of JSON; at most {self.max_bytes} are stored"
             raise Permanent("result_too_large", sentence)
-        if len(encoded) > self.inline and not self.store:
+        if size > self.inline_bytes and not self.has_store:
             sentence = (
-                f"the result has {len(encoded)} bytes of JSON; without an object store at most {self.inline} are stored"
+                f"the result has {size} bytes of JSON; without an object store at most {self.inline_bytes} are stored"
             )
             raise Permanent("result_too_large", sentence)
-        return len(encoded) <= self.inline
+        return size <= self.inline_bytes

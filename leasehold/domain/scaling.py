@@ -1,4 +1,6 @@
-"""Computes how many workers a pool should have, from its load and its present size. It keeps no other state."""
+"""Computes how many workers a pool (workers that are scaled together) should have, from its load and its present size.
+It keeps no other state.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from math import ceil
 from leasehold.domain.pipeline import pinned_queue
 
 #: A pool shrinks only to the size at which this share of its slots would be busy. It grows only when all its slots
-#: would be busy. Between the two sizes it stays as it is, so that small swings of the load start and stop no worker.
-FULL = 0.7
+#: would be busy. Between the two sizes it stays as it is, because small swings of the load must not start and stop
+#: workers. (A slot is room for one attempt in a worker.)
+BUSY_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,14 @@ class QueueLoad:
     slots: int | None
 
 
-def served_queues(named: frozenset[str], labels: tuple[str, ...]) -> frozenset[str]:
-    """The queues `named`, and those that are pinned to one of the labels: `QUEUE@LABEL`."""
-    return named | {pinned_queue(queue, label) for queue in named for label in labels if "@" not in queue}
+def served_queues(queues: frozenset[str], labels: tuple[str, ...]) -> frozenset[str]:
+    """These queues, and each of them pinned to one of the labels (`QUEUE@LABEL`, which other workers do not serve)."""
+    return queues | {pinned_queue(queue, label) for queue in queues for label in labels if "@" not in queue}
 
 
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
-    """How many slots let every due task start within about `target_wait` seconds: the busy slots, and further slots for
-    the due tasks, at most one for each.
+    """How many slots the queue needs so that every due task starts within about `target_wait` seconds: the busy slots,
+    and further slots for the due tasks, at most one for each.
     """
     if load.attempt_seconds is None:
         return load.running + load.due
@@ -46,13 +49,14 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
     """The number of workers that the pool should have, from `least` to `most`. `present`: the workers that the pool
     has, without draining workers.
 
-    Tasks in a queue whose slots nobody has reported keep the pool from shrinking. If the pool is empty, its first
-    worker starts and reports them. A queue with 0 slots is left out: more workers would not serve it either.
+    If a queue has tasks, but no worker has reported its slots for the queue, the pool does not shrink. If it is empty,
+    its first worker starts, and reports the slots. A queue with 0 slots is left out, because more workers would not
+    serve it either.
     """
     is_unknown = any(load.slots is None and load.due + load.running for load in loads.values())
     if is_unknown:
         least = max(least, present, 1)
     busy_workers = sum(slots_needed(load, target_wait) / load.slots for load in loads.values() if load.slots)
-    grows_to, shrinks_to = ceil(busy_workers), ceil(busy_workers / FULL)
+    grows_to, shrinks_to = ceil(busy_workers), ceil(busy_workers / BUSY_SHARE)
     size = min(max(present, grows_to), shrinks_to)
     return min(max(size, least), most)

@@ -68,17 +68,18 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
         frozenset({TaskState.BLOCKED}) | RUNNABLE,
         frozenset({TaskState.SKIPPED, TaskState.CANCELLED}),
     ),
+    # The concurrency limits let the job begin.
     "admit": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.PENDING, TaskState.WAITING})),
     "expire_lease": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING, TaskState.FAILED})),
-    # SKIPPED and CANCELLED: the job's failure skipped or stopped these tasks.
+    # A client asks to try the failed job again. SKIPPED and CANCELLED: its failure skipped or stopped these tasks.
     "replay": (
         frozenset({TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED}),
         frozenset({TaskState.PENDING, TaskState.BLOCKED}),
     ),
     # A person knows that the step succeeded after all; a replay follows in the same transaction.
     "resolve": (frozenset({TaskState.FAILED}), frozenset({TaskState.SUCCEEDED})),
-    # A replay from an earlier step runs this step again. `replay` does not accept SUCCEEDED, so `rewind` comes before
-    # it, in the same transaction.
+    # A replay from an earlier step runs this step again. `replay` does not accept SUCCEEDED, so `rewind` precedes
+    # `replay` in the same transaction.
     "rewind": (frozenset({TaskState.SUCCEEDED}), frozenset({TaskState.SKIPPED})),
 }
 
@@ -89,7 +90,7 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.RUNNING, JobState.WAITING_WORKER}),
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER}),
     ),
-    # A workflow that has made a call is claimed once more, so that its code sees the cancel of the job.
+    # A workflow that has made a call is claimed once more, because its code must see the cancel of the job.
     "claim_to_see_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED})),
     "complete": (
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER, JobState.CANCEL_REQUESTED}),

@@ -12,7 +12,7 @@ from leasehold.domain.json_pointer import pointer_to
 
 
 class NotStorable(ValueError):
-    """`path`: JSON pointer to the value that cannot be stored. `reason`: why, in words."""
+    """`path`: the JSON pointer to the value that cannot be stored. `reason`: why not, as a sentence."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path or 'the value'}: {reason}")
@@ -20,7 +20,7 @@ class NotStorable(ValueError):
         self.reason = reason
 
 
-def storable(value: Any) -> bytes:
+def encode_storable(value: Any) -> bytes:
     """The JSON of `value`, which is made of lists, dicts and JSON's scalars.
 
     Raises NotStorable for a text with a NUL character, which PostgreSQL refuses; for an integer beyond 64 bits, which
@@ -30,7 +30,7 @@ def storable(value: Any) -> bytes:
         encoded = orjson.dumps(value)
     except TypeError as error:
         raise _first_problem(value) or NotStorable("", str(error)) from None
-    # The search in the bytes is fast, and finds too much: a text may contain the word null, for example.
+    # The search in the bytes is fast, but finds too much (a text may contain the word null, for example).
     if b"\\u0000" in encoded or (b"null" in encoded and not _is_finite(value)):
         problem = _first_problem(value)
         if problem is not None:
@@ -39,7 +39,7 @@ def storable(value: Any) -> bytes:
 
 
 def _first_problem(value: Any) -> NotStorable | None:
-    return next(_problems((), value), None)
+    return next(_find_problems((), value), None)
 
 
 def _is_finite(value: Any) -> bool:
@@ -63,15 +63,15 @@ def storable_text(text: str) -> str:
     return text.replace("\x00", "").encode(errors="replace").decode()
 
 
-def _problems(path: tuple[object, ...], value: Any) -> Iterator[NotStorable]:
+def _find_problems(path: tuple[object, ...], value: Any) -> Iterator[NotStorable]:
     """An error for each value within `value` that cannot be stored. `path`: the keys and positions down to `value`."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _problems((*path, name), name)
-            yield from _problems((*path, name), inner)
+            yield from _find_problems((*path, name), name)
+            yield from _find_problems((*path, name), inner)
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _problems((*path, number), inner)
+            yield from _find_problems((*path, number), inner)
     elif isinstance(value, str) and "\x00" in value:
         yield NotStorable(pointer_to(path), "a text with a NUL character cannot be stored")
     elif isinstance(value, float) and not isfinite(value):

@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from leasehold.domain.backoff import capped
 from leasehold.domain.errors import Permanent
-from leasehold.domain.storable import storable
+from leasehold.domain.storable import encode_storable
 from leasehold.workflows.pending import (
     Gather,
     LocalCall,
@@ -204,7 +204,7 @@ def _return_type(function: Callable[..., Any]) -> Any:
 
 def _encoded(adapter: TypeAdapter[Any], result: Any) -> bytes:
     try:
-        return storable(adapter.dump_python(result, mode="json", warnings="error"))
+        return encode_storable(adapter.dump_python(result, mode="json", warnings="error"))
     except (PydanticSerializationError, TypeError, ValueError) as error:
         raise Permanent(
             "result_not_serialisable", f"ctx.call returned a value that cannot be converted to JSON: {error}"

@@ -132,7 +132,7 @@ async def test_a_process_sends_no_result_that_nothing_keeps() -> None:
     try:
         call = CallOfProcess(
             module=child_tasks.__name__, task="children.large", params={"size": 100}, job_id=str(new_id()),
-            task_id=str(new_id()), tenant="me", number=1, result_limits=ResultLimits(10, 50, store=True),
+            task_id=str(new_id()), tenant="me", number=1, result_limits=ResultLimits(10, 50, has_store=True),
         )  # fmt: skip
         async with asyncio.timeout(SECONDS):
             kind, body = await process.call(call, lambda _kind, _body: None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leasehold.domain.json_pointer import path_of, pointer_to
-from leasehold.domain.storable import NotStorable, storable
+from leasehold.domain.storable import NotStorable, encode_storable
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ from leasehold.domain.storable import NotStorable, storable
 )
 def test_what_a_reader_would_read_otherwise_is_refused_with_its_place(value: Any, path: str) -> None:
     with pytest.raises(NotStorable) as refused:
-        storable(value)
+        encode_storable(value)
     assert refused.value.path == path
 
 
 def test_nulls_and_texts_that_only_look_odd_are_stored() -> None:
-    assert storable({"none": None, "text": "null \\u0000", "number": 1.5}) == (
+    assert encode_storable({"none": None, "text": "null \\u0000", "number": 1.5}) == (
         b'{"none":null,"text":"null \\\\u0000","number":1.5}'
     )
 

@@ -190,7 +190,7 @@ class Children:
 
     def _verdict_of(self, child: ChildProcess, answer: frames.Answer, directory: Path) -> Done:
         if isinstance(answer, frames.Finished):
-            result_bytes = 0 if self._result_limits is None else self._result_limits.inline
+            result_bytes = 0 if self._result_limits is None else self._result_limits.inline_bytes
             return checked(answer, directory.absolute(), result_bytes)
         if answer.error == "cancelled":
             raise Cancelled
