@@ -12,7 +12,7 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class File:
     """A file that an isolated handler (one that runs in a sandboxed process) wrote into its directory. The worker
-    stores it under the step's prefix in the object store.
+    stores the file under the step's prefix in the object store.
     """
 
     path: Path
@@ -23,8 +23,8 @@ class File:
 class Done:
     """The step is finished.
 
-    `files`: output name -> file; only isolated handlers return files. `value`: small JSON for readers of the job, such
-    as a picture's dimensions. It is committed with the step.
+    `files`: {output name: file}; only isolated handlers return files. `value`: small JSON for readers of the job, such
+    as a picture's dimensions. The value is committed with the step.
     """
 
     files: Mapping[str, File] = field(default_factory=dict)

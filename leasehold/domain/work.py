@@ -1,4 +1,6 @@
-"""The attempt that an isolated handler receives in its child process: plain files and parameters, no connections."""
+"""The attempt that an isolated handler (one in a sandboxed child process) receives: plain files and parameters, no
+connections.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +44,8 @@ class Work:
     `files`: the files that the step reads, by output or input name. The worker has downloaded and verified them.
     `directory`: empty, and used by this attempt alone. The handler writes its outputs there.
     `params`: an instance of the pipeline's params model.
+    `item`: the item on which this part works, if another step fanned out into this one (verdicts.FanOut).
+    `supervisor`: the channel to the worker.
     `result_limits`: the limits of the result of an app's task. None: no worker runs this attempt.
     """
 
@@ -50,7 +54,7 @@ class Work:
     params: Any
     files: Mapping[str, Path]
     directory: Path
-    item: Any = None  # the FanOut item that this part works on
+    item: Any = None
     supervisor: Supervisor = field(default_factory=NoSupervisor, repr=False, compare=False)
     result_limits: ResultLimits | None = None
 
@@ -63,6 +67,6 @@ class Work:
         self.supervisor.emit(chunk)
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the job was requested. Do not catch it, and leave files as they are."""
+        """Raises Cancelled once a cancel of the job was requested. Let it pass, and leave the files to the worker."""
         if self.supervisor.cancelled():
             raise Cancelled

@@ -16,13 +16,13 @@ from leasehold.embedded.process import EmbeddedError, kill_if_running
 
 DOWNLOAD_SECONDS = 300.0
 MESSAGE_LINES = 5  # of a failed program's output, in the error
-#: A line of a simulated installation: the package that it would install.
-_INSTALLS = re.compile(r"^Inst (\S+)", re.MULTILINE)
+#: Matches each line of a simulated installation that names a package to install. The group is the package.
+_PACKAGE_LINE = re.compile(r"^Inst (\S+)", re.MULTILINE)
 
 
 async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: bool = False) -> None:
     """Download the packages `names` and unpack them into `target`. The system itself does not change. `with_missing`:
-    also download their dependencies that the system lacks.
+    also download and unpack those of their dependencies that the system lacks.
 
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
@@ -41,25 +41,26 @@ async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: b
 async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> None:
     """Download with the system's package lists. If these are missing or old, download with new private lists."""
     try:
-        await _download_by(names, work, None, with_missing=with_missing)
+        await _download_by_lists(names, work, None, with_missing=with_missing)
     except EmbeddedError:
         for package in (work / "archives").glob("*.deb"):
             package.unlink()  # its version may be older than that of the new lists
-        await _apt(["update"], work, lists=work / "state")
-        await _download_by(names, work, work / "state", with_missing=with_missing)
+        await _run_apt(["update"], work, lists=work / "state")
+        await _download_by_lists(names, work, work / "state", with_missing=with_missing)
 
 
-async def _download_by(names: Sequence[str], work: Path, lists: Path | None, *, with_missing: bool) -> None:
+async def _download_by_lists(names: Sequence[str], work: Path, lists: Path | None, *, with_missing: bool) -> None:
+    """Download by the package lists in `lists`; None: the system's lists."""
     if with_missing:
-        plan = await _apt(["install", "--simulate", "--no-install-recommends", *names], work, lists=lists)
-        names = sorted({*names, *_INSTALLS.findall(plan)})
-    await _apt(["download", *names], work, lists=lists)
+        plan = await _run_apt(["install", "--simulate", "--no-install-recommends", *names], work, lists=lists)
+        names = sorted({*names, *_PACKAGE_LINE.findall(plan)})
+    await _run_apt(["download", *names], work, lists=lists)
 
 
-async def _apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> str:
+async def _run_apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> str:
     options = {
         "Dir::Cache": str(work / "cache"),
-        "APT::Sandbox::User": "",  # this user owns the private directories, not the user _apt
+        "APT::Sandbox::User": "",  # the user _apt could not write to the private directories
         "Debug::NoLocking": "1",
     }
     if lists is not None:

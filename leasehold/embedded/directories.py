@@ -1,7 +1,8 @@
-"""Makes the directories of private servers: one for the data of each run, and a cache for programs.
+"""Makes the directories of private servers: one for the data of each run, and a cache that keeps programs between runs.
+(A run is one start of the servers, by `leasehold dev` or by the tests.)
 
 The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks it. A later
-run removes directories without a lock, because their processes were killed. The cache keeps programs between runs.
+run removes directories without a lock, because their processes have died.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import Self
 from leasehold.embedded.process import EmbeddedError
 
 PREFIX = "leasehold-run-"
-LOCK = "owner.lock"
+LOCK_NAME = "owner.lock"
 
 
 class RunDirectory:
-    """The directory of one run, made in `root` and removed at the end. `keep`: use this directory, and do not remove
-    it.
+    """The directory of one run, made in `root` and removed at the end. `keep`: a directory to use instead, which is not
+    removed.
     """
 
     def __init__(self, keep: Path | None = None, *, root: Path | None = None) -> None:
         self._keep = keep
         self._root = root or temporary_root()
-        self._lock = -1
+        self._lock = -1  # the descriptor of the lock file
         self.path = Path()
 
     def __enter__(self) -> Self:
@@ -42,7 +43,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o711)  # the servers' user may enter, but sees only its own files
         try:
-            self._lock = _lock(self.path)
+            self._lock = _take_lock(self.path)
         except BlockingIOError:
             raise EmbeddedError(f"{self.path} is in use by another process") from None
         return self
@@ -55,24 +56,24 @@ class RunDirectory:
         os.close(self._lock)
 
 
-def _lock(directory: Path) -> int:
+def _take_lock(directory: Path) -> int:
     """Lock the directory's lock file. Returns its descriptor. Raises BlockingIOError if another process has the lock.
 
     A new file is locked before it gets its final name. So an unlocked lock file always means that its owner is dead.
     """
-    final = directory / LOCK
-    if final.exists():
-        lock = os.open(final, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    lock_file = directory / LOCK_NAME
+    if lock_file.exists():
+        lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             raise
         return lock
-    new_file = directory / f"{LOCK}.{os.getpid()}"
+    new_file = directory / f"{LOCK_NAME}.{os.getpid()}"
     lock = os.open(new_file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    new_file.rename(final)
+    new_file.rename(lock_file)
     return lock
 
 
@@ -80,7 +81,7 @@ def remove_abandoned(root: Path) -> list[Path]:
     """Remove the directories that this user's dead runs have left in `root`. Returns the removed directories."""
     removed = []
     for directory in root.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another process may remove it at this moment
+        with contextlib.suppress(OSError):  # another process may remove the directory at this moment
             if _is_abandoned(directory):
                 shutil.rmtree(directory, ignore_errors=True)
                 removed.append(directory)
@@ -92,7 +93,7 @@ def _is_abandoned(directory: Path) -> bool:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return False
     try:
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False  # the owner is making the directory at this moment
     try:

@@ -1,9 +1,10 @@
-"""The guard of one server: a small program that lets no process of the server outlive the server's owner.
+"""The guard of one server: a small program that lets no process of the server outlive the server's owner (the process
+that started the guard).
 
-`leasehold.embedded.process` starts it as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`. It uses
-the standard library only. UID -1: the server runs as the guard's own user. LAST_SIGNAL: the guard sends it and
-waits a little before it kills the server. The guard kills the server and all processes that the server started, daemons
-included:
+`leasehold.embedded.process` starts the guard as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`. It
+uses the standard library only. UID -1: the server runs as the guard's own user. LAST_SIGNAL: the guard sends this
+signal, and waits a little, before it kills the server. The guard kills the server and all processes that the server
+started, daemons included:
 - when the owner ends in any way: the pipe to the guard closes, or the owner's pidfd reports it;
 - when the guard gets SIGTERM, SIGINT or SIGHUP;
 - when the server ends.
@@ -28,8 +29,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SECONDS_FOR_LAST_SIGNAL = 3.0
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-KILLED = 128 + signal.SIGKILL
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KILLED_CODE = 128 + signal.SIGKILL  # the exit code of a process that SIGKILL ended
 
 
 def prctl(option: int, value: int) -> None:
@@ -66,7 +67,7 @@ def shell_code(status: int) -> int:
 
 
 def kill_everything(server: int) -> None:
-    """SIGKILL all descendants until none is left. The guard is a subreaper, so it inherits every orphan."""
+    """SIGKILL all descendants until none is left. The guard is a subreaper, so every orphan becomes its child."""
     while True:
         # PermissionError: the process runs as another user. The other processes must still be killed.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -87,25 +88,26 @@ class Guard:
         self.last_signal = last_signal
         self.status: int | None = None
         self.stopped = False
-        self.wakeup, writer = os.pipe()
-        for end in (self.wakeup, writer):
+        self.wakeup_fd, writer_fd = os.pipe()  # Python writes a byte for each signal that arrives
+        for end in (self.wakeup_fd, writer_fd):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(writer)
-        for number in (signal.SIGCHLD, *STOPPING):
+        signal.set_wakeup_fd(writer_fd)
+        for number in (signal.SIGCHLD, *STOP_SIGNALS):
             signal.signal(number, self.on_signal)
         self.poll = select.poll()
-        self.poll.register(self.wakeup, select.POLLIN)
+        self.poll.register(self.wakeup_fd, select.POLLIN)
         self.poll.register(0, select.POLLIN)
         self.owner_fd = self.watch(owner)
-        self.server = 0
+        self.server = 0  # the server's process id
 
     def on_signal(self, number: int, _frame: object) -> None:
-        self.stopped = self.stopped or number in STOPPING
+        self.stopped = self.stopped or number in STOP_SIGNALS
 
     def watch(self, owner: int) -> int | None:
         """Add the owner's pidfd to the poll. None: the system has no pidfds.
 
-        The pipe alone is not enough: a process that the owner forked may keep it open after the owner's death.
+        The pipe alone is not enough, because a process that the owner forked may keep the pipe open after the owner's
+        death.
         """
         try:
             owner_fd = os.pidfd_open(owner)
@@ -115,7 +117,7 @@ class Guard:
         return owner_fd
 
     def start(self, argv: list[str], uid: int, gid: int) -> None:
-        # Kept, because a Popen without a reference collects a child that has ended: `reap` would never get its status.
+        # The guard keeps the Popen: without a reference, Popen itself would collect the child's status before `reap`.
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -138,7 +140,7 @@ class Guard:
         if self.status is None:
             self.send_last_signal()
         kill_everything(self.server)
-        return KILLED if self.status is None else shell_code(self.status)
+        return KILLED_CODE if self.status is None else shell_code(self.status)
 
     def wait_for_event(self) -> bool:
         """Wait for the next event, and forward signals to the server. False: the owner has ended, or a signal stops the
@@ -158,21 +160,21 @@ class Guard:
     def reap(self) -> None:
         """Collect the processes that have ended. If the server is among them, keep its status."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self.wakeup, 512)
+            os.read(self.wakeup_fd, 512)
         with contextlib.suppress(ChildProcessError):
             while (child := os.waitpid(-1, os.WNOHANG))[0]:
                 if child[0] == self.server:
                     self.status = child[1]
 
     def send_last_signal(self) -> None:
-        """Send the last signal and wait a little before the SIGKILL: only the server can free its shared memory."""
+        """Send the last signal, and wait a little: before the SIGKILL, the server can free its shared memory."""
         if self.last_signal == signal.SIGKILL:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.server, self.last_signal)
         deadline = time.monotonic() + SECONDS_FOR_LAST_SIGNAL
         while self.status is None and time.monotonic() < deadline:
-            select.select([self.wakeup], [], [], 0.1)
+            select.select([self.wakeup_fd], [], [], 0.1)
             self.reap()
 
 
@@ -181,7 +183,7 @@ def main() -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = Guard(owner, last_signal)
     if os.getppid() != owner:  # the owner ended before the guard could watch it
-        return KILLED
+        return KILLED_CODE
     try:
         guard.start(sys.argv[5:], uid, gid)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A client of RabbitMQ's management API. With it each test makes a virtual host of its own in milliseconds."""
+"""A client of RabbitMQ's management API. By it each test makes a virtual host of its own within milliseconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Management:
     amqp_url: str = field(repr=False)
 
     async def add_vhost(self, name: str) -> str:
-        """Make a virtual host and give the user all permissions in it. Returns its AMQP URL."""
+        """Make a virtual host and give the administrator all permissions in it. Returns its AMQP URL."""
         await self.call("PUT", f"/api/vhosts/{quote(name, safe='')}", {})
         permissions = {"configure": ".*", "write": ".*", "read": ".*"}
         await self.call("PUT", f"/api/permissions/{quote(name, safe='')}/{quote(self._user, safe='')}", permissions)
@@ -65,9 +65,9 @@ class Management:
         Raises:
             OSError: the broker did not answer, or answered with an error.
         """
-        return await asyncio.to_thread(self._call, method, path, body)
+        return await asyncio.to_thread(self._call_blocking, method, path, body)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def _call_blocking(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         password = unquote(urlsplit(self.amqp_url).password or "")
         token = base64.b64encode(f"{self._user}:{password}".encode()).decode()
         request = urllib.request.Request(  # noqa: S310 - HTTP to a private server

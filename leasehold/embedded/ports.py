@@ -2,7 +2,7 @@
 
 A port is chosen before its server binds it, so another process could take the port in between. Two rules prevent that.
 All ports lie outside the kernel's range for outgoing connections. And each process reserves whole blocks of ports, so
-that two processes never choose the same port. A server that can bind port 0 and report its port needs neither rule.
+two processes never choose the same port. A server that can bind port 0 and report its port does not need this module.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pathlib import Path
 
 from leasehold.embedded.process import EmbeddedError
 
-BLOCK = 32
+BLOCK_SIZE = 32
 _KERNEL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _END = 20_000, 65_536
-#: Used if the kernel's range leaves no ports. An outgoing connection may take one of these before the server does.
+#: The ports to use if the kernel's range leaves none. An outgoing connection may take one of these before the server
+#: does.
 _LAST_RESORT = range(20_000, 32_000)
 
 
@@ -25,17 +26,17 @@ class Ports:
     """The ports of one process. No two calls of `take` return the same port, not even in two processes that live at the
     same time.
 
-    A Unix socket with an abstract name reserves a block. Like ports, such names belong to a network namespace. The
-    kernel frees them whenever the process ends.
+    A Unix socket with an abstract name reserves a block. Such a name belongs to a network namespace, as ports do. The
+    kernel frees the name when the process ends in any way.
     """
 
     def __init__(self, candidates: range) -> None:
         # Only whole blocks are used, so the last candidates may be left out.
-        self._blocks = [range(first, first + BLOCK) for first in candidates[: -BLOCK + 1 : BLOCK]]
+        self._blocks = [range(first, first + BLOCK_SIZE) for first in candidates[: -BLOCK_SIZE + 1 : BLOCK_SIZE]]
         random.SystemRandom().shuffle(self._blocks)  # not `random.shuffle`: a test may have seeded it
-        self._reservations: list[int] = []
-        self._block: list[int] = []
-        self._owner = os.getpid()
+        self._reservations: list[int] = []  # the descriptors of the Unix sockets
+        self._block_ports: list[int] = []  # the ports of the newest block that were not taken yet
+        self._owner_pid = os.getpid()
 
     def take(self) -> int:
         """A port of 127.0.0.1 on which nothing listens now.
@@ -43,22 +44,22 @@ class Ports:
         Raises:
             EmbeddedError: every block is reserved, or something listens on each of its ports.
         """
-        if self._owner != os.getpid():  # a fork must not take ports from its parent's block
-            self._owner, self._block = os.getpid(), []
+        if self._owner_pid != os.getpid():  # a fork must not take ports from its parent's block
+            self._owner_pid, self._block_ports = os.getpid(), []
         while True:
-            while self._block:
-                port = self._block.pop(0)
+            while self._block_ports:
+                port = self._block_ports.pop(0)
                 if _is_free(port):
                     return port
-            self._block = list(self._reserve())
+            self._block_ports = list(self._reserve_block())
 
     def close(self) -> None:
         """Release the blocks. Other processes may choose their ports from now on."""
-        self._block = []
+        self._block_ports = []
         while self._reservations:
             os.close(self._reservations.pop())
 
-    def _reserve(self) -> range:
+    def _reserve_block(self) -> range:
         while self._blocks:
             block = self._blocks.pop()
             with socket.socket(socket.AF_UNIX) as reservation:
@@ -72,17 +73,18 @@ class Ports:
 
 
 def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
-    """The ports that no outgoing connection takes: those below the kernel's range, or those above it if they are more.
+    """The ports that no outgoing connection takes: those below or those above the kernel's range, whichever are more.
     Ports below 20,000 are left to the machine's own servers.
     """
     below = range(_LOWEST, max(_LOWEST, first_outgoing))
     above = range(max(_LOWEST, last_outgoing + 1), _END)
     chosen = max(below, above, key=len)
-    return chosen if len(chosen) >= BLOCK else _LAST_RESORT
+    return chosen if len(chosen) >= BLOCK_SIZE else _LAST_RESORT
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nothing listens now. No other call returns it, in this or another living process.
+    """A port of 127.0.0.1 on which nothing listens now. No other call returns this port, in this process or in another
+    one that lives at the same time.
 
     Raises:
         EmbeddedError: no port is left.

@@ -36,7 +36,7 @@ NOT_DURABLE = DURABLE | {
     "max_wal_senders": "0",
     "max_wal_size": "128MB",  # its directory may lie in memory
 }
-SHUTDOWN = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
+SHUTDOWN_SIGNALS = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
 
 
 class Postgres:
@@ -44,9 +44,9 @@ class Postgres:
 
     Args:
         directory: the directory of the data; the first start fills it
-        durable: False turns fsync off, for tests: a crash of the machine then loses data; a crash of the server does
-            not
-        port: 0: a free port
+        durable: False turns fsync off, for tests: a crash of the machine may then lose data, but a crash of the server
+            loses none
+        port: the port to listen on; 0: a free port
         tls: if given, the server accepts only encrypted connections
         programs: the directory of `initdb` and `postgres`; None: `start` finds one
     """
@@ -103,7 +103,7 @@ class Postgres:
             env=_environment(),
             cwd=self.directory,
             run_as=self._run_as,
-            last_signal=signal.SIGQUIT,  # sent to the server if this process dies
+            last_signal=signal.SIGQUIT,  # the guard sends it if this process dies: the server frees its shared memory
         )
         await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
@@ -126,7 +126,7 @@ class Postgres:
     async def stop(self, mode: Literal["fast", "smart", "immediate"] = "fast") -> None:
         """Stop as `pg_ctl stop -m MODE` does. A server that does not run stays stopped."""
         if self._server is not None:
-            await self._server.stop(SHUTDOWN[mode], grace=STOP_SECONDS)
+            await self._server.stop(SHUTDOWN_SIGNALS[mode], grace=STOP_SECONDS)
 
     async def kill(self) -> None:
         """Kill the server and all its children by SIGKILL, as in a crash."""
@@ -148,7 +148,7 @@ class Postgres:
         return self.directory / "postgres.log"
 
     async def _make_cluster(self) -> None:
-        """Make the data by initdb, if there is none. Set the password of the data."""
+        """Make the data directory by initdb, if there is none. Set `_password` to the password of the data."""
         password_file = self.directory / "password"
         if (self._data / "PG_VERSION").exists():
             self._password = password_file.read_text()
@@ -195,18 +195,19 @@ class Postgres:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
         context.check_hostname = False  # the certificate may have no IP address
-        if self._tls.requires_client_certificate:  # as its own, the client shows the server's certificate
+        if self._tls.requires_client_certificate:  # this client shows the server's certificate, the only one there is
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
 
 
 def _verifier(password: str) -> str:
-    """The SCRAM verifier of RFC 5803 with one iteration, which PostgreSQL stores unchanged. More iterations would
-    protect a weak password; this one has 192 random bits. With PostgreSQL's 4096 each connection would take 2 ms more.
+    """The SCRAM verifier of the password (RFC 5803), which PostgreSQL stores unchanged. It has one iteration, because
+    with PostgreSQL's 4096 each connection would take 2 ms more. More iterations protect only weak passwords, and this
+    password has 192 random bits.
     """
     salt = secrets.token_bytes(16)
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
-    client_key, server_key = (hmac.digest(salted, name, "sha256") for name in (b"Client Key", b"Server Key"))
+    salted_password = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
+    client_key, server_key = (hmac.digest(salted_password, name, "sha256") for name in (b"Client Key", b"Server Key"))
     stored_key = hashlib.sha256(client_key).digest()
     parts = [base64.b64encode(part).decode() for part in (salt, stored_key, server_key)]
     return "SCRAM-SHA-256$1:{}${}:{}".format(*parts)
@@ -214,8 +215,8 @@ def _verifier(password: str) -> str:
 
 def _environment() -> dict[str, str]:
     # The PG* variables of the caller must not change the server. The system's programs may need LD_LIBRARY_PATH.
-    passed_on = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", **passed_on}
+    library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", **library_path}
 
 
 def _remove_shared_memory(pid_file: Path) -> None:

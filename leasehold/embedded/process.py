@@ -23,12 +23,14 @@ LOG_LINES_SHOWN = 15
 
 
 class EmbeddedError(LeaseholdError):
-    """A server did not start, or it ended by itself. The message ends with the last lines of its log."""
+    """A private server could not be installed, started or used. After a start, the message ends with the last lines of
+    the server's log.
+    """
 
 
 @dataclass(frozen=True)
 class RunAs:
-    """The user and group that a server runs as; -1: those of this process."""
+    """The ids of the user and the group that a server runs as; -1: those of this process."""
 
     uid: int = -1
     gid: int = -1
@@ -59,14 +61,12 @@ class RunAs:
         return self.give(path)
 
     def write_file(self, path: Path, text: str) -> Path:
-        """Write a file that only the server's user can read. If this process dies meanwhile, the old file (or none)
-        stays.
-        """
-        new = path.with_name(f"{path.name}.new")
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        """Write a file that only the server's user can read. If this process dies meanwhile, `path` is unchanged."""
+        new_file = path.with_name(f"{path.name}.new")
+        new_file.unlink(missing_ok=True)
+        with os.fdopen(os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
-        return self.give(new).replace(path)
+        return self.give(new_file).replace(path)
 
 
 def unprivileged() -> RunAs:
@@ -97,8 +97,8 @@ class Server:
         run_as: RunAs,
         last_signal: signal.Signals = signal.SIGKILL,
     ) -> Server:
-        """Start `argv` with the environment `env` and no other variables. If this process dies, the guard sends
-        `last_signal` to the server.
+        """Start `argv` with the environment `env` and no other variables, and write its output to `log`. If this
+        process dies, the guard sends `last_signal` to the server, and kills it a little later.
         """
         guard = [sys.executable, "-I", "-S", GUARD, os.getpid(), run_as.uid, run_as.gid, int(last_signal)]
         with log.open("ab") as output:
@@ -123,10 +123,10 @@ class Server:
         return await self._process.wait()
 
     async def wait_until_ready(self, probe: Coroutine[Any, Any, None], *, seconds: float) -> None:
-        """Wait until `probe` returns. If it raises or takes longer than `seconds`, the server is killed.
+        """Wait until `probe` returns. If it raises or takes longer than `seconds`, kill the server.
 
         Raises:
-            EmbeddedError: the server runs but did not answer within `seconds`.
+            EmbeddedError: the server did not answer within `seconds`. Also raises what `probe` raises.
         """
         try:
             await asyncio.wait_for(probe, seconds)
@@ -138,8 +138,8 @@ class Server:
             raise
 
     async def stop(self, number: signal.Signals, *, grace: float) -> None:
-        """Send a signal and wait until the server has ended. After `grace` seconds kill it. The signal goes to the
-        guard as one byte, and the guard sends it to the server.
+        """Send the signal `number` and wait until the server has ended. After `grace` seconds kill the server. The
+        signal goes to the guard as one byte, and the guard sends it to the server.
         """
         pipe = self._process.stdin
         if self.running and pipe is not None:

@@ -43,8 +43,8 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
 
     Args:
         program: an executable below one of `tree`
-        tree: directories or files of one parent that must be copied together
-        run_as: the user that will start it
+        tree: what the program needs: directories or files, all in one directory, that are copied together
+        run_as: the user that will start the program
 
     Raises:
         EmbeddedError: the user can start neither the program nor the copy.
@@ -63,7 +63,7 @@ async def runnable_copy_of(program: Path, tree: Sequence[Path], run_as: RunAs) -
 
 
 def _fingerprint(program: Path) -> str:
-    """Changes when the program is replaced, so that an older copy is not used for it."""
+    """A text that changes when the program is replaced, because an older copy must not be used for a newer program."""
     status = program.stat()
     return hashlib.sha256(f"{program.name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
 

@@ -18,9 +18,9 @@ USER = "leasehold"
 START_SECONDS = 90.0  # it takes 8 s on a quiet machine
 STOP_SECONDS = 30.0
 FLUSH_BYTES = 16 * 1024  # the write cache of the node's definitions (see flush_definitions)
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
-METHOD_FRAME = b"\x01"
-DISK, MEMORY = "50MB", "512MB"  # the limits at which the node raises an alarm
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"  # the first bytes of a client
+METHOD_FRAME = b"\x01"  # the first byte of the node's answer
+DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm with less free disk, or more memory in use
 
 # Two schedulers, and none of them spins while it waits: on a small machine spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
@@ -28,8 +28,8 @@ ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio non
 # With this file the node's name resolves without /etc/hosts, for example in a bare chroot.
 HOST_NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
-PLAIN = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
-ENCRYPTED = """\
+PLAIN_LISTENER = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
+ENCRYPTED_LISTENER = """\
 listeners.tcp = none
 listeners.ssl.1 = 127.0.0.1:{amqp}
 ssl_options.certfile = {certificate}
@@ -58,9 +58,9 @@ log.file = false
 class RabbitMQ:
     """One node with its data in `directory`. A restart uses the same data and ports.
 
-    `settings`: further lines of rabbitmq.conf. `tls`: if given, the node accepts only encrypted AMQP connections.
-    `epmd_port`: the port of the epmd (Erlang's port mapper) that the nodes of a cluster share; None: the node starts
-    its own. `erlang`: further flags of the Erlang VM.
+    `program`: the installed RabbitMQ. `settings`: further lines of rabbitmq.conf. `tls`: if given, the node accepts
+    only encrypted AMQP connections. `epmd_port`: the port of the epmd (Erlang's port mapper) that the nodes of a
+    cluster share; None: the node starts its own. `erlang`: further flags of the Erlang VM.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class RabbitMQ:
         if self._server is not None:
             await self._server.kill()
 
-    async def need_free_disk(self, size: str = DISK) -> None:
+    async def need_free_disk(self, size: str = DISK_LIMIT) -> None:
         """Set the disk alarm: with less free disk than `size` the node blocks publishers. The next start resets it.
 
         Raises:
@@ -157,7 +157,7 @@ class RabbitMQ:
         """
         await self.run_tool("rabbitmqctl", "set_disk_free_limit", size)
 
-    async def allow_memory(self, size: str = MEMORY) -> None:
+    async def allow_memory(self, size: str = MEMORY_LIMIT) -> None:
         """Set the memory alarm: with more memory in use than `size` the node blocks publishers. The next start resets
         it.
 
@@ -167,7 +167,7 @@ class RabbitMQ:
         await self.run_tool("rabbitmqctl", "set_vm_memory_high_watermark", "absolute", size)
 
     async def run_tool(self, name: str, *arguments: str) -> str:
-        """What one of RabbitMQ's own programs, such as rabbitmqctl, prints about this node.
+        """Run one of RabbitMQ's own programs, such as rabbitmqctl, on this node. Returns what it prints.
 
         Raises:
             EmbeddedError: the program failed.
@@ -217,8 +217,8 @@ class RabbitMQ:
             management=self._management_port,
             user=USER,
             password=self._password,
-            disk=DISK,
-            memory=MEMORY,
+            disk=DISK_LIMIT,
+            memory=MEMORY_LIMIT,
         )
         configuration += "".join(f"{line}\n" for line in self._settings)
         self._run_as.write_file(self.directory / "rabbitmq.conf", configuration)
@@ -227,9 +227,9 @@ class RabbitMQ:
 
     def _listeners(self) -> str:
         if self._tls is None:
-            return PLAIN.format(amqp=self.port)
+            return PLAIN_LISTENER.format(amqp=self.port)
         certificate, key, authority = self._tls.write(self.directory, self._run_as)
-        return ENCRYPTED.format(
+        return ENCRYPTED_LISTENER.format(
             amqp=self.port,
             certificate=certificate,
             key=key,
@@ -271,7 +271,7 @@ class RabbitMQ:
 
     @property
     def _node_name(self) -> str:
-        """The name without the host. The data depends on it, so it stays the same as long as the data exists."""
+        """The node's name without the host. The data belongs to the name, so a file beside the data keeps it."""
         path = self.directory / "node-name"
         if not path.exists():
             self._run_as.write_file(path, f"leasehold-{secrets.token_hex(4)}")

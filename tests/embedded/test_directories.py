@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.embedded.directories import LOCK, PREFIX, RunDirectory, cache_directory, remove_abandoned
+from leasehold.embedded.directories import LOCK_NAME, PREFIX, RunDirectory, cache_directory, remove_abandoned
 from leasehold.embedded.process import EmbeddedError
 
 
@@ -39,7 +39,7 @@ def test_a_directory_in_use_is_refused_to_another(tmp_path: Path) -> None:
 def test_what_a_dead_owner_left_is_removed(own_root: Path) -> None:
     left = own_root / f"{PREFIX}dead"
     left.mkdir()
-    (left / LOCK).touch()
+    (left / LOCK_NAME).touch()
     assert remove_abandoned(own_root) == [left]
     assert not left.exists()
 
@@ -53,10 +53,10 @@ def test_what_a_living_owner_uses_is_not_touched(own_root: Path) -> None:
 def test_a_link_to_elsewhere_is_not_followed(own_root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / LOCK).touch()
+    (elsewhere / LOCK_NAME).touch()
     (own_root / f"{PREFIX}link").symlink_to(elsewhere)
     assert remove_abandoned(own_root) == []
-    assert (elsewhere / LOCK).exists()
+    assert (elsewhere / LOCK_NAME).exists()
 
 
 def test_a_directory_without_a_lock_is_somebody_elses(own_root: Path) -> None:

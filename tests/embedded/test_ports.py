@@ -13,10 +13,10 @@ from contextlib import closing, suppress
 import pytest
 
 from leasehold.cli.installation import Installation
-from leasehold.embedded.ports import BLOCK, Ports, free_port, ports_outside
+from leasehold.embedded.ports import BLOCK_SIZE, Ports, free_port, ports_outside
 from leasehold.embedded.process import EmbeddedError
 
-TAKES = 3 * BLOCK
+TAKES = 3 * BLOCK_SIZE
 #: Chooses ports, prints them, and lives on until its input ends. All have the same seed.
 CHOOSER = f"""
 import random, sys
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 def own_block() -> range:
     """A block that no process chooses from: real blocks begin at other ports."""
-    return range(first := 20_001 + BLOCK * random.SystemRandom().randrange(300), first + BLOCK)
+    return range(first := 20_001 + BLOCK_SIZE * random.SystemRandom().randrange(300), first + BLOCK_SIZE)
 
 
 def started(program: str) -> subprocess.Popen[str]:
@@ -83,9 +83,9 @@ def test_a_block_is_taken_by_one_and_free_again_when_its_process_is_dead() -> No
 def test_a_port_on_which_a_stranger_listens_is_passed_over_and_none_is_returned_twice() -> None:
     block = own_block()
     with socket.create_server(("127.0.0.1", block[1])), closing(Ports(block)) as ports:
-        taken = [ports.take() for _ in range(BLOCK - 2)]
+        taken = [ports.take() for _ in range(BLOCK_SIZE - 2)]
         assert block[1] not in taken
-        assert len(set(taken)) == BLOCK - 2
+        assert len(set(taken)) == BLOCK_SIZE - 2
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_port_on_which_a_stranger_listens_is_passed_over_and_none_is_returned_
         ((32_768, 60_999), range(20_000, 32_768)),
         ((20_000, 40_000), range(40_001, 65_536)),
         ((15_000, 65_535), range(20_000, 32_000)),  # nothing is left
-        ((20_000 + BLOCK, 65_535), range(20_000, 20_000 + BLOCK)),
-        ((19_999 + BLOCK, 65_535), range(20_000, 32_000)),
+        ((20_000 + BLOCK_SIZE, 65_535), range(20_000, 20_000 + BLOCK_SIZE)),
+        ((19_999 + BLOCK_SIZE, 65_535), range(20_000, 32_000)),
         ((10, 10_000), range(20_000, 65_536)),
     ],
 )
@@ -105,10 +105,10 @@ def test_ports_lie_outside_the_range_of_outgoing_connections(outgoing: tuple[int
 
 def test_blocks_do_not_reach_beyond_the_candidates() -> None:
     first = own_block().start
-    with closing(Ports(range(first, first + BLOCK + BLOCK // 2))) as ports:
+    with closing(Ports(range(first, first + BLOCK_SIZE + BLOCK_SIZE // 2))) as ports:
         taken = list(iter_until_exhausted(ports))
     assert taken
-    assert max(taken) < first + BLOCK
+    assert max(taken) < first + BLOCK_SIZE
 
 
 async def test_a_second_installation_on_a_port_that_answers_already_is_refused_before_anything_starts() -> None:

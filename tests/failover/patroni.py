@@ -18,7 +18,7 @@ import httpx2
 from pydantic import SecretStr
 
 from leasehold.embedded.ports import free_port
-from leasehold.embedded.postgres import SHUTDOWN
+from leasehold.embedded.postgres import SHUTDOWN_SIGNALS
 from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import Server, unprivileged
 from leasehold.settings import Settings
@@ -60,7 +60,7 @@ class Node:
             env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"},
             cwd=self.directory,
             run_as=unprivileged(),
-            last_signal=SHUTDOWN["immediate"],
+            last_signal=SHUTDOWN_SIGNALS["immediate"],
         )
 
     async def kill(self) -> None:
