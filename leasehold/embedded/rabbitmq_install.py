@@ -17,7 +17,7 @@ from leasehold.embedded.debian import unpack_packages
 from leasehold.embedded.directories import cache_directory
 from leasehold.embedded.process import EmbeddedError
 
-# The parts of Erlang that RabbitMQ needs. With its dependencies apt would install 150 packages.
+# The parts of Erlang that RabbitMQ needs. They are named here, because apt would choose 150 packages by itself.
 ERLANG = (
     "asn1 base crypto eldap ftp inets mnesia os-mon parsetools public-key "
     "runtime-tools snmp ssl syntax-tools tftp tools xmerl"
@@ -54,8 +54,8 @@ class RabbitServer:
         program = next((program for program in programs if program.exists()), None)
         if program is None:
             return None
-        bundled = root / "usr/lib/erlang/bin/erl"
-        erl = str(bundled) if bundled.exists() else shutil.which("erl") or "/usr/bin/erl"
+        bundled_erl = root / "usr/lib/erlang/bin/erl"  # `erl` starts the Erlang VM
+        erl = str(bundled_erl) if bundled_erl.exists() else shutil.which("erl") or "/usr/bin/erl"
         libraries = [] if root == Path("/") else [*root.glob("usr/lib/*-gnu"), *root.glob("lib/*-gnu")]
         return cls(
             program,
@@ -76,7 +76,7 @@ def find_rabbitmq() -> RabbitServer | None:
     # The wrapper /usr/sbin/rabbitmq-server is of no use: it changes to a system user and refuses all others.
     if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists() and shutil.which("erl"):
         return RabbitServer.at(Path("/"))
-    return RabbitServer.at(_folder_of_unpacked())
+    return RabbitServer.at(_unpack_folder())
 
 
 async def install_rabbitmq() -> RabbitServer:
@@ -85,9 +85,9 @@ async def install_rabbitmq() -> RabbitServer:
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
     """
-    target = _folder_of_unpacked()
+    target = _unpack_folder()
     with (target.parent / "rabbitmq.lock").open("w") as lock:
-        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another process may be unpacking RabbitMQ now
         if server := find_rabbitmq():
             return server
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
@@ -103,7 +103,7 @@ async def install_rabbitmq() -> RabbitServer:
     return server
 
 
-def _folder_of_unpacked() -> Path:
+def _unpack_folder() -> Path:
     """The folder of the cache into which `install_rabbitmq` unpacks: one for each release of the system."""
     try:
         release = platform.freedesktop_os_release()
@@ -115,17 +115,19 @@ def _folder_of_unpacked() -> Path:
 
 
 def _relocate_erlang(root: Path, target: Path) -> None:
-    """Change the directory in Debian's script `erl` to the one below `target`: no environment variable overrides it."""
+    """Change Erlang's directory in Debian's script `erl` to the one below `target`, because no environment variable
+    overrides it. `target`: the later path of `root`.
+    """
     home = shlex.quote(str(target / "usr/lib/erlang"))
     for erl in [root / "usr/lib/erlang/bin/erl", *root.glob("usr/lib/erlang/erts-*/bin/erl")]:
         if erl.is_file() and not erl.is_symlink():
-            relocated = re.sub(r"ROOTDIR=/usr/lib/erlang\b", lambda _: f"ROOTDIR={home}", erl.read_text())
-            erl.write_text(relocated)
+            script = re.sub(r"ROOTDIR=/usr/lib/erlang\b", lambda _: f"ROOTDIR={home}", erl.read_text())
+            erl.write_text(script)
 
 
 async def _add_libraries(root: Path) -> None:
     """Unpack the shared libraries that neither the system nor `root` has."""
-    missing = await _missing_libraries(root)
+    missing = await _find_missing_libraries(root)
     unknown = missing - LIBRARIES.keys()
     if unknown:
         raise EmbeddedError(f"this system lacks shared libraries of Erlang: {', '.join(sorted(unknown))}")
@@ -143,7 +145,8 @@ async def _unpack_first_available(names: tuple[str, ...], root: Path) -> None:
     return await unpack_packages(names[-1:], root)
 
 
-async def _missing_libraries(root: Path) -> set[str]:
+async def _find_missing_libraries(root: Path) -> set[str]:
+    """The shared libraries that Erlang's native files need and the dynamic linker does not find."""
     ldd = await asyncio.create_subprocess_exec(
         "ldd",
         *map(str, _native_files(root)),

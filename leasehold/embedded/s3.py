@@ -27,8 +27,8 @@ class S3:
     Args:
         directory: the directory of the objects and the log
         bucket: a bucket that `start` makes
-        port: 0: a free port
-        secret_key: "": the first start makes a key and keeps it with the data
+        port: the port to listen on; 0: a free port
+        secret_key: the key of the S3 client; "": the first start makes a key and keeps it with the data
         allow_origin: the web page that may upload from a browser; "*" allows every page
         tls: if given, the server speaks HTTPS only
     """
@@ -128,14 +128,16 @@ class S3:
 
 
 async def find_rclone(run_as: RunAs) -> Path:
-    """The path of rclone: $LEASEHOLD_RCLONE; else the wheel's program beside this Python; else rclone on the PATH. A
-    copy, if the unprivileged user cannot run it there.
+    """The path of rclone: $LEASEHOLD_RCLONE; else the program that a wheel has installed beside this Python; else
+    rclone on the PATH. If the user `run_as` cannot run it there, the path of a copy.
 
     Raises:
         EmbeddedError: there is no rclone.
     """
-    of_wheel = Path(sys.executable).with_name("rclone")
-    path = os.environ.get("LEASEHOLD_RCLONE") or (str(of_wheel) if of_wheel.exists() else shutil.which("rclone"))
+    wheel_program = Path(sys.executable).with_name("rclone")
+    path = os.environ.get("LEASEHOLD_RCLONE") or (
+        str(wheel_program) if wheel_program.exists() else shutil.which("rclone")
+    )
     if path is None:
         raise EmbeddedError(
             "no rclone was found: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"

@@ -48,47 +48,47 @@ async def serve(options: argparse.Namespace) -> int:
         s3=not options.no_s3,
         rabbitmq=None if options.no_rabbitmq else await install_rabbitmq(),
     )
-    stopped = stop_signals()  # from now on a signal only sets this event; then the block below stops the servers
+    stop_event = event_of_stop_signals()  # from now on a signal only sets the event; then this block stops the servers
     async with stack:
-        if stopped.is_set():  # a signal came while the servers started
+        if stop_event.is_set():  # a signal came while the servers started
             return 128 + signal.SIGINT
         if options.command:
-            return await run_command(options.command, stack.environment, stopped)
+            return await run_command(options.command, stack.environment, stop_event)
         for name, value in stack.environment.items():
             print(f"export {name}={shlex.quote(value)}", flush=True)  # noqa: T201 - this is its output
         print("Ready. Ctrl-C stops them.", file=sys.stderr)  # noqa: T201
-        await stopped.wait()
+        await stop_event.wait()
     return 0
 
 
-def stop_signals() -> asyncio.Event:
+def event_of_stop_signals() -> asyncio.Event:
     """An event that SIGINT or SIGTERM sets."""
-    stopped = asyncio.Event()
+    stop_event = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return stopped
+        asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
+    return stop_event
 
 
-async def run_command(command: list[str], environment: dict[str, str], stopped: asyncio.Event) -> int:
-    """Run a command to its end. Returns its exit code, or 128 + N if signal N ended it. After SIGINT or SIGTERM to
-    this program the command gets SIGTERM, and SIGKILL if it still runs after STOP_SECONDS.
+async def run_command(command: list[str], environment: dict[str, str], stop_event: asyncio.Event) -> int:
+    """Run a command to its end. Returns its exit code, or 128 + N if signal N ended it. After `stop_event` the command
+    gets SIGTERM, and SIGKILL if it still runs after STOP_SECONDS.
     """
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
-    ended = asyncio.create_task(process.wait())
-    stop_requested = asyncio.create_task(stopped.wait())
-    await asyncio.wait({ended, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
-    stop_requested.cancel()
+    exit_task = asyncio.create_task(process.wait())
+    stop_task = asyncio.create_task(stop_event.wait())
+    await asyncio.wait({exit_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+    stop_task.cancel()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if not ended.done():
-            _send(process, number)
-            await asyncio.wait({ended}, timeout=STOP_SECONDS)
-    if not ended.done():
+        if not exit_task.done():
+            _send_signal(process, number)
+            await asyncio.wait({exit_task}, timeout=STOP_SECONDS)
+    if not exit_task.done():
         raise EmbeddedError(f"{command[0]} runs as another user, and did not end: end it yourself")
-    code = ended.result()
+    code = exit_task.result()
     return code if code >= 0 else 128 - code
 
 
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     # A program such as sudo runs as another user, to whose processes this user may not send signals.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         process.send_signal(number)

@@ -20,7 +20,7 @@ class EmbeddedStack:
 
     Args:
         data: a directory that keeps the data; None: the data is deleted when the stack ends
-        durable: PostgreSQL waits for the disk; tests do not need it
+        durable: whether PostgreSQL waits for the disk at each commit; tests do not need this
         postgres: run PostgreSQL
         s3: run an S3 server
         rabbitmq: the server to run, from `find_rabbitmq()` or `await install_rabbitmq()`; None: run no RabbitMQ
@@ -45,7 +45,7 @@ class EmbeddedStack:
         self._data = data
         self._durable = durable
         self._options = (postgres, s3, rabbitmq)
-        self._cleanup = AsyncExitStack()  # stops all that was started
+        self._cleanup = AsyncExitStack()  # stops the servers and removes the directory
 
     @property
     def environment(self) -> dict[str, str]:
@@ -98,8 +98,8 @@ class EmbeddedStack:
         return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
 
     async def _stop_all(self) -> None:
-        # RabbitMQ needs 6 s for an orderly stop: kill it if its data is deleted anyway. PostgreSQL needs 30 ms, and its
-        # orderly stop frees its shared memory.
+        # An orderly stop of RabbitMQ takes 6 s, so it is killed if its data is deleted anyway. An orderly stop of
+        # PostgreSQL takes 30 ms, and frees its shared memory.
         for server in self._servers:
             if server is self.rabbitmq and self._data is None:
                 await server.kill()

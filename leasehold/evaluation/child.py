@@ -1,9 +1,9 @@
-"""The program of the evaluator's child process, which checks payloads against JSON Schemas: it reads questions from
-stdin and writes answers to stdout.
+"""The program of the evaluator's child process, which checks payloads against JSON Schemas. It reads questions (a
+schema and payloads) from stdin, and writes answers to stdout.
 
 Each question starts a timer of CPU seconds. When the timer ends, the kernel sends SIGPROF, whose default action kills
-the process, also inside a library. The timer counts CPU seconds, so that no honest payload is refused because the
-machine is busy. The parent also limits the elapsed time, for a child that is stopped or gets no CPU time.
+the process, also inside a library. The timer counts CPU seconds and not elapsed time, because a busy machine must not
+lead to a refusal. The parent also limits the elapsed time, for a child that is stopped or gets no CPU time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jsonschema_rs import Draft202012Validator, ReferencingError, ValidationErro
 
 from leasehold.domain.json_pointer import pointer_to
 from leasehold.evaluation.cost import InPlaceCycle, expanded_size
-from leasehold.evaluation.flat import compiled
+from leasehold.evaluation.flat import compile_schema
 
 #: The head of a question: the size of its body in bytes, and the CPU seconds for the answer.
 QUESTION = struct.Struct(">Id")
@@ -32,8 +32,8 @@ ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME",
 
 #: The child caches at most this many compiled schemas.
 _MAX_VALIDATORS = 64
-#: `expanded_size` follows chains of references by recursion. A recursion of this depth is safe: pure Python code uses
-#: no C stack.
+#: `expanded_size` follows chains of references by recursion. A recursion of this depth is safe, because pure Python
+#: code uses no C stack.
 _RECURSION_LIMIT = 100_000
 #: The most characters of a message.
 _MAX_MESSAGE = 300
@@ -48,7 +48,7 @@ def main(memory_bytes: int) -> None:
     while (header := questions.read(QUESTION.size)) and len(header) == QUESTION.size:
         size, cpu_seconds = QUESTION.unpack(header)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        answer = orjson.dumps(_answer(validators, questions, size))
+        answer = orjson.dumps(_answer_next(validators, questions, size))
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(ANSWER.pack(len(answer)) + answer)
         answers.flush()
@@ -70,11 +70,11 @@ def _confine(memory_bytes: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _answer(validators: OrderedDict[str, Draft202012Validator], questions: BinaryIO, size: int) -> dict[str, Any]:
+def _answer_next(validators: OrderedDict[str, Draft202012Validator], questions: BinaryIO, size: int) -> dict[str, Any]:
     """The answer to the next question, whose body has `size` bytes. {}: the schema is valid, and all payloads fit.
 
-    A question names its schema. It has the schema itself only if this child may not know it yet. `at_most`: the highest
-    cost that the schema may have.
+    A question names its schema by a digest. It has the schema itself only if this child may not have it yet. `at_most`:
+    the highest cost that the schema may have. `validators`: the compiled schemas by name.
     """
     question = orjson.loads(questions.read(size))
     name = question["name"]
@@ -82,7 +82,7 @@ def _answer(validators: OrderedDict[str, Draft202012Validator], questions: Binar
         try:
             if "at_most" in question and (cost := expanded_size(question["schema"])) > question["at_most"]:
                 return {"cost": cost}
-            validators[name] = compiled(question["schema"])
+            validators[name] = compile_schema(question["schema"])
         except InPlaceCycle:  # references that lead back to themselves at the same place of the payload
             return {"cycle": True}
         except (ValidationError, ReferencingError, ValueError) as error:

@@ -36,9 +36,10 @@ _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 
 #: The cost of a reference that leads out of the document, for example to a metaschema. Its target is not counted.
 _OUTSIDE_COST = 1000
-_REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
-#: Counts stop here: sums of sums could become numbers of a million digits.
-_MAX = 10**9
+#: A counted repetition in a pattern, such as `{2,5}`.
+_REPETITION = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+#: A cost is at most this, because sums of sums could become numbers of a million digits.
+_MAX_COST = 10**9
 
 
 class InPlaceCycle(Exception):
@@ -87,7 +88,7 @@ class _Document:
         if isinstance(value, dict):
             if isinstance(own_id := value.get("$id"), str):
                 uri = urldefrag(own_id)[0]
-                # The document's own base stays "", so that both "" and its `$id` name it.
+                # The base of the whole document stays "": then its `$id` names it, and "" does, too.
                 base = "" if value is self._schema else uri
                 self._by_uri[uri] = self._by_uri[base] = value
             self._base_of[id(value)] = base
@@ -169,15 +170,15 @@ def value_count(value: Any) -> int:
 def _pattern_cost(pattern: str) -> int:
     """The pattern's length, plus the bound of each counted repetition."""
     size = len(pattern)
-    for least, most in _REPEATED.findall(pattern):
-        size = min(_MAX, size + max(int(least), int(most or 0)))
+    for least, most in _REPETITION.findall(pattern):
+        size = min(_MAX_COST, size + max(int(least), int(most or 0)))
     return size
 
 
 def _number_groups(root: _Node) -> None:
     """Number the strongly connected components: groups of nodes that reach each other (Tarjan's algorithm)."""
-    order: dict[_Node, int] = {}  # in which the nodes were visited
-    low: dict[_Node, int] = {}  # the earliest node on the stack that the node reaches
+    order: dict[_Node, int] = {}  # the number of the node's visit
+    low: dict[_Node, int] = {}  # the number of the earliest node on the stack that the node reaches
     stack: list[_Node] = []
 
     def visit(node: _Node) -> None:
@@ -209,5 +210,5 @@ def _cost_of(node: _Node, visiting: set[_Node]) -> int:
     # A part of the same group is a recursion. It ends with the payload, so it counts once.
     parts = sum(1 if other.group == node.group else _cost_of(other, visiting) for other in node.parts)
     visiting.discard(node)
-    node.total = min(_MAX, node.own_cost + same + parts)
+    node.total = min(_MAX_COST, node.own_cost + same + parts)
     return node.total

@@ -1,11 +1,11 @@
-"""Checks the schemas and payloads of clients in child processes, so that no schema can stop the calling process.
-Exception: the calling process itself checks payloads against flat schemas, which cost little (flat.py).
+"""Checks the schemas and payloads of clients in child processes, because a hostile schema could stop the calling
+process. Exception: the calling process itself checks payloads against flat schemas, which cost little (flat.py).
 
 A question is a schema, with the payloads to check against it. There are two children; each starts when it is first
 needed. A question goes to the quick child, where it may take a few milliseconds of CPU. If it takes longer, the kernel
-kills the child. The question then goes to the slow child, and so do all questions of that tenant for a minute. So
-tenants with cheap schemas do not wait for expensive ones. The children work on one question of a tenant at a time, so
-that other tenants get turns.
+kills the child. The question then goes to the slow child, and so do all questions of that tenant for a minute: tenants
+with cheap schemas must not wait for expensive ones. The children work on one question of a tenant at a time, because
+other tenants must get turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _MAX_REFUSALS = 4096
 
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
-    """The limits of evaluations. settings.py describes them."""
+    """The limits of evaluations. `schema_max_size`: the highest cost of a schema (cost.py). `cpu_seconds` and
+    `wall_seconds` of one question. `memory_bytes` of a child. `waiting`: the most questions of a tenant at once.
+    """
 
     schema_max_size: int
     cpu_seconds: float
@@ -123,7 +125,7 @@ class Evaluator:
             raise PayloadMismatch(
                 answer["place"], "invalid_payload", mismatch_sentence(answer["path"], answer["message"])
             )
-        if answer:  # the child refuses the schema: an earlier release has stored it, and its limits were higher
+        if answer:  # the child refuses the schema, which an earlier release with higher limits has stored
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
@@ -141,9 +143,9 @@ class Evaluator:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)  # only the wait for the turn has this limit
-                # This is a task, because a client that disconnects must not kill a child. The task goes on without this
-                # function, so the task (`_in_turn`) releases the turn.
-                task = asyncio.create_task(self._in_turn(tenant_id, tenant, question))
+                # The children are asked in a task of its own, because a client that disconnects must not kill a child.
+                # The task may outlive this function, so the task releases the turn.
+                task = asyncio.create_task(self._ask_children(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             return await asyncio.shield(task)
@@ -167,7 +169,7 @@ class Evaluator:
             "evaluations_waiting", message, policy="evaluations", at_most=self._limits.waiting, retry_after=1
         )
 
-    async def _in_turn(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
+    async def _ask_children(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
         """Ask the quick child and, if it dies, the slow child. Then release the tenant's turn. Raises Died and Late."""
         try:
             if self._slow_until.get(tenant_id, 0.0) <= monotonic():
@@ -220,7 +222,8 @@ class _Question:
             digest.update(len(payload).to_bytes(8, "big") + payload)
         return digest.digest()
 
-    def encoded(self, *, with_schema: bool) -> bytes:
+    def encode(self, *, with_schema: bool) -> bytes:
+        """The question as the child reads it. `with_schema`: False leaves the schema out, if the child may know it."""
         body: dict[str, Any] = {"name": self.name, "payloads": [orjson.Fragment(text) for text in self.payloads]}
         if with_schema or self.at_most is not None:
             body["schema"] = orjson.Fragment(self.schema)
@@ -239,29 +242,30 @@ class _Child:
         self._process: Process | None = None
 
     async def ask(self, question: _Question) -> dict[str, Any]:
-        """The child's answer. Raises Died and Late. A child may die because of questions that it answered before, for
-        example because they have filled its memory. So after such a child died, a new child gets the question once.
+        """The child's answer. Raises Died and Late. A child may die because earlier questions have filled its memory.
+        So if the child had answered questions before, a new child gets this question once more.
         """
         async with self._turn:
-            process = await self._living_process()
+            process = await self._start_if_dead()
             is_new_child = process.answered == 0
             try:
                 return await self._exchange(process, question)
             except Died as death:
                 if death.cpu_spent or is_new_child:
                     raise
-            return await self._exchange(await self._living_process(), question)
+            return await self._exchange(await self._start_if_dead(), question)
 
     async def _exchange(self, process: Process, question: _Question) -> dict[str, Any]:
         """Ask by the schema's name first, and with the schema when the child does not know it."""
         for with_schema in (False, True):
-            body = question.encoded(with_schema=with_schema)
+            body = question.encode(with_schema=with_schema)
             answer = await process.ask(body, self._cpu_seconds, self._limits.wall_seconds)
             if "unknown" not in answer:
                 break
         return answer
 
-    async def _living_process(self) -> Process:
+    async def _start_if_dead(self) -> Process:
+        """The living process: a new one, if there is none."""
         if self._process is None or not self._process.alive:
             self._process = await Process.start(self._limits.memory_bytes)
         return self._process

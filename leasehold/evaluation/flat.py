@@ -83,12 +83,12 @@ def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
     if heaviest is None:
         return None
     try:
-        return heaviest, compiled(schema)
+        return heaviest, compile_schema(schema)
     except (ValidationError, ReferencingError, ValueError):  # not a JSON Schema: the evaluator reports why
         return None
 
 
-def compiled(schema: Any) -> Draft202012Validator:
+def compile_schema(schema: Any) -> Draft202012Validator:
     """A validator that sends no requests, and whose patterns take linear time. Raises ValidationError, ReferencingError
     or ValueError.
     """

@@ -56,16 +56,16 @@ class Process:
         return self._process.returncode is None
 
     async def ask(self, question: bytes, cpu_seconds: float, wall_seconds: float) -> dict[str, Any]:
-        """The child's answer. Raises Died or Late. After these, and after a cancellation, the child is dead.
+        """The child's answer. Raises Died or Late. After such an error, and after a cancellation, the child is dead.
 
-        `question`: JSON, a schema and what to check with it (evaluator._Question.encoded).
+        `question`: JSON, a schema and what to check with it (evaluator._Question.encode).
         """
         assert self._process.stdin is not None
         try:
             async with asyncio.timeout(wall_seconds):
                 self._process.stdin.write(QUESTION.pack(len(question), cpu_seconds) + question)
                 await self._process.stdin.drain()
-                answer = await self._answer()
+                answer = await self._read_answer()
         except TimeoutError:
             await self.end()
             raise Late from None
@@ -77,11 +77,11 @@ class Process:
         self.answered += 1
         return answer
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         (size,) = ANSWER.unpack(await self._process.stdout.readexactly(ANSWER.size))
         if size > _MAX_ANSWER_BYTES:
-            raise EOFError  # no answer is so large: `ask` ends the child as one that has closed its pipe
+            raise EOFError  # no answer is so large: `ask` treats this as the end of the child
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer
 

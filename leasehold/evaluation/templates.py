@@ -1,7 +1,7 @@
 """Finds templates by type (a template's name) and version, and checks payloads against their schemas.
 
 Code declares templates for all tenants. A tenant writes its own templates over HTTP. The schema of such a template may
-be hostile: the evaluator checks payloads against it, in a child process if the schema is not trivial.
+be hostile, so the evaluator checks payloads against it, in a child process if the schema is not trivial.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.domain.template import Template, encoded_payload, template_of_pipeline
 from leasehold.evaluation.child import first_mismatch
 from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator, PayloadMismatch, mismatch_sentence
-from leasehold.evaluation.flat import compiled
+from leasehold.evaluation.flat import compile_schema
 from leasehold.runtime.pacing import paced
 from leasehold.settings import Settings
 
@@ -42,7 +42,7 @@ class TemplateVersion:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        return compiled(self.template.payload_schema)  # cached: to compile it costs as much as a run's commit
+        return compile_schema(self.template.payload_schema)  # cached: a compilation costs as much as a run's commit
 
     @property
     def independent(self) -> bool:
@@ -63,9 +63,9 @@ class TemplateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePage:
-    """Versions by type, the newest version first. `next_after`: the type and version of the last entry, for the next
-    page; None: this is the last page. A version that this release cannot read is left out, but counts for the page's
-    length.
+    """Versions by type, the newest version first. `next_after`: the type and version of the last entry, after which the
+    next page begins; None: this is the last page. A version that this release cannot read is left out, but counts for
+    the page's length.
     """
 
     versions: Sequence[TemplateVersion]
@@ -83,7 +83,7 @@ class Templates:
         self.pipelines = pipelines
         self._reserved = reserved
         self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
-        # A cache by the pipeline's name: to make a version costs as much as a run's commit.
+        # A cache by the pipeline's name, because making a version costs as much as a run's commit.
         self._in_code: dict[str, TemplateVersion] = {}
 
     def all_declared_in_code(self) -> list[TemplateVersion]:
@@ -100,7 +100,7 @@ class Templates:
         return template_version
 
     def declared_in_code(self, template_type: str, version: int | None = None) -> TemplateVersion | None:
-        """The template that is declared in code. It comes before a tenant's template of the same name."""
+        """The template that is declared in code. It takes precedence over a tenant's template of the same name."""
         for template_version in self.all_declared_in_code():
             if template_version.template.type == template_type and version in (None, template_version.template.version):
                 return template_version
@@ -167,17 +167,18 @@ class Templates:
         self, tenant_id: str, template_version: TemplateVersion, payloads: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """As `params`, for many payloads. Raises PayloadMismatch, which has the payload's position, for Invalid."""
-        checked: list[dict[str, Any]] = []
-        encoded: list[bytes] = []
-        async for payload in paced(payloads):  # pauses, so that other requests run meanwhile
+        all_params: list[dict[str, Any]] = []
+        encoded_payloads: list[bytes] = []
+        async for payload in paced(payloads):  # pauses, because other requests must run meanwhile
             try:
-                encoded.append(encoded_payload(payload))
-                checked.append(template_version.params_by_code(payload) if template_version.in_code else dict(payload))
+                encoded_payloads.append(encoded_payload(payload))
+                params = template_version.params_by_code(payload) if template_version.in_code else dict(payload)
+                all_params.append(params)
             except Invalid as error:
-                raise PayloadMismatch(len(checked), error.code, error.message) from None
+                raise PayloadMismatch(len(all_params), error.code, error.message) from None
         if not template_version.in_code:
-            await self._evaluator.check(tenant_id, template_version.template.payload_schema, encoded)
-        return checked
+            await self._evaluator.check(tenant_id, template_version.template.payload_schema, encoded_payloads)
+        return all_params
 
     async def check(self, tenant_id: str, template: Template) -> None:
         """Check that the template may be written. Raises Conflict if its name is reserved or a pipeline in code has it,
@@ -192,10 +193,11 @@ class Templates:
             await self._evaluator.check_schema(tenant_id, template.payload_schema)
 
     async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
-        """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.check_room` for it.
+        """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.check_room`.
 
         Raises Conflict `template_exists`. Raises Conflict `template_version_used` for a version that was deleted, or
-        that is older than a deleted version: runs name their version, and a rerun must not find other content there.
+        that is older than a deleted version. The reason: runs name their version, and a run that is repeated must not
+        find another content there.
         """
         deleted_version = await connection.fetchval(
             "SELECT version FROM template_deletion WHERE tenant_id = $1 AND type = $2", tenant_id, template.type
@@ -250,7 +252,7 @@ class Templates:
         """
         if self.declared_in_code(template_type) is not None:
             raise Conflict("template_reserved", "A template that code declares is deleted with its code.")
-        row = await connection.fetchrow(_USED, tenant_id, template_type, version)
+        row = await connection.fetchrow(_USES, tenant_id, template_type, version)
         if row is None:
             raise NotFound("template_not_found", "There is no such template.")
         if row["scheduled"]:
@@ -279,39 +281,40 @@ class Templates:
             if template_type in (None, version.template.type) and _sort_key_of(version) > last_key
         }
         for row in rows:  # a version in code comes before a tenant's version of the same type and number
-            versions.setdefault(_sort_key(row["type"], row["version"]), _readable(tenant_id, row))
+            versions.setdefault(_sort_key(row["type"], row["version"]), _read_or_leave_out(tenant_id, row))
         keys = sorted(versions)
         page_keys = keys[:limit]
-        readable = [version for key in page_keys if (version := versions[key]) is not None]
+        readable_versions = [version for key in page_keys if (version := versions[key]) is not None]
         if len(keys) <= limit:
-            return TemplatePage(readable, None)
+            return TemplatePage(readable_versions, None)
         type_of_last, negative_version = page_keys[-1]
-        return TemplatePage(readable, (type_of_last, -negative_version))
+        return TemplatePage(readable_versions, (type_of_last, -negative_version))
 
 
 #: Whether something uses a version. `scheduled`: a schedule of this version, or a schedule of the newest enabled
 #: version if no other version is enabled. `unfinished`: runs of this version.
-_USED = """
+_USES = """
 -- template_used
 SELECT EXISTS (SELECT FROM schedule s WHERE s.tenant_id = $1 AND s.template = $2
                AND CASE WHEN s.version IS NULL
-                        THEN NOT EXISTS (SELECT FROM template o WHERE o.tenant_id = $1 AND o.type = $2
-                                         AND o.version <> $3 AND o.enabled)
+                        THEN NOT EXISTS (SELECT FROM template other WHERE other.tenant_id = $1 AND other.type = $2
+                                         AND other.version <> $3 AND other.enabled)
                         ELSE s.version = $3 END) AS scheduled,
        EXISTS (SELECT FROM job j JOIN run r ON r.job_id = j.id
                WHERE j.tenant_id = $1 AND j.pipeline = $2 AND j.finished_at IS NULL AND r.version = $3) AS unfinished
 FROM template t WHERE t.tenant_id = $1 AND t.type = $2 AND t.version = $3
 """
 
-#: `template_deletion` has a row for each type, with its newest deleted version. Neither it nor an older version can be
-#: written again.
+#: `template_deletion` has a row for each type, with its newest deleted version. A new version must have a higher
+#: number.
 _DELETE = """
 -- template_delete
-WITH deleted AS (
+WITH deleted_version AS (
     DELETE FROM template WHERE tenant_id = $1 AND type = $2 AND version = $3 RETURNING tenant_id, type, version
 )
-INSERT INTO template_deletion AS d (tenant_id, type, version) SELECT tenant_id, type, version FROM deleted
-ON CONFLICT (tenant_id, type) DO UPDATE SET version = greatest(d.version, excluded.version)
+INSERT INTO template_deletion AS deletion (tenant_id, type, version)
+SELECT tenant_id, type, version FROM deleted_version
+ON CONFLICT (tenant_id, type) DO UPDATE SET version = greatest(deletion.version, excluded.version)
 """
 
 #: PostgreSQL compares types by their bytes (COLLATE "C"), as Python does. $3, $4: the type and version of the last
@@ -334,7 +337,7 @@ def _sort_key_of(version: TemplateVersion) -> tuple[str, int]:
     return _sort_key(version.template.type, version.template.version)
 
 
-def _readable(tenant_id: str, row: Any) -> TemplateVersion | None:
+def _read_or_leave_out(tenant_id: str, row: Any) -> TemplateVersion | None:
     """The version in the row. None: this release cannot read it, so the list leaves it out."""
     try:
         template = _read(row["declaration"])

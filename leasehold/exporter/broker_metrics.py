@@ -1,4 +1,6 @@
-"""Metrics of a process's own connections to the broker: whether they are up, and how many messages were invalid."""
+"""Metrics of a process's own connections to the broker: whether they are up, and how many messages were not valid hints
+(messages that tell workers of due tasks).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class BrokerMetrics(Collector):
         self._broker = broker
 
     def describe(self) -> list[Metric]:
-        return []  # with an answer of its own, the registry does not call `collect` at the registration
+        return []  # without this method, the registry would call `collect` when it registers the collector
 
     def collect(self) -> Iterator[Metric]:
         counts = self._broker.describe()

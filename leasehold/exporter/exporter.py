@@ -1,10 +1,10 @@
-"""Exports metrics that only the database knows: queues, leases, the outbox (hints that the broker has not got yet),
-the database's own health.
+"""Exports metrics that only the database knows: queues, leases, the outbox (hints that the broker has not got yet), the
+database's own health.
 
-One elected process exports them, the leader. Every worker and every API process tries to lead. The leader is the
-process that has the leadership row. It queries the database every few seconds and adds the answers to its /metrics;
-other processes add nothing. So the metrics exist as long as any process lives. When the leader changes, two processes
-may export them for a while. The values are the same, and dashboards use the greatest.
+One elected process, the leader, exports them: the process that has the row `exporter` of the table `leadership`. Every
+worker and every API process tries to lead. The leader queries the database every few seconds and adds the answers to
+its /metrics; other processes add nothing. So the metrics exist as long as any process lives. When the leader changes,
+two processes may export the metrics for a while. The values are the same, and dashboards use the greatest.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]
     }
 
 
-#: The questions about the server itself. A standby would answer for itself.
-OF_SERVER = frozenset({"tables", "sessions", "slow", "database"})
+#: The questions about the server itself. They go to the primary, because a standby would answer about itself.
+SERVER_QUESTIONS = frozenset({"tables", "sessions", "slow", "database"})
 
 
 async def query_all(
@@ -102,7 +102,7 @@ async def query_all(
         try:
             rows[name] = await connection.fetch(statement, *values, timeout=_STATEMENT_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            timeouts += isinstance(error, TimeoutError)  # for `is_away`, a timeout alone is no absence
+            timeouts += isinstance(error, TimeoutError)  # `is_away` (the database is gone) is false for a timeout
             # On an open connection, an InterfaceError means that the question has too many or too few values.
             has_wrong_values = isinstance(error, asyncpg.InterfaceError) and not connection.is_closed()
             if timeouts > 1 or (not has_wrong_values and is_away(connection, error)):
@@ -121,7 +121,9 @@ def _check_names(kind_questions: Sequence[Question]) -> None:
 
 
 class Exporter(Collector):
-    """Asks the questions while `run` runs. A registered exporter adds the latest answers to each scrape."""
+    """Asks the questions while `run` runs. A registered exporter adds the latest answers to each scrape. `owner`: the
+    id of this process, as the leader.
+    """
 
     def __init__(
         self,
@@ -165,15 +167,15 @@ class Exporter(Collector):
             return
         began = monotonic()
         with QUERY_SECONDS.time():
-            self._latest = await self._rows(connection)
+            self._latest = await self._query_round(connection)
         pause = self._pauses.done(began)
-        self._fresh_until = monotonic() + 3 * pause
+        self._fresh_until = monotonic() + 3 * pause  # the answers are too old when two rounds have not come
 
-    async def _rows(self, primary: Connection) -> Rows:
+    async def _query_round(self, primary: Connection) -> Rows:
         """The rows of one round. The questions that count work go to the standby, if there is one and it keeps up."""
         if self._replica is None:
             return await query_all(primary, self._silent_seconds, self._kind_questions)
-        rows_of_server = await query_all(primary, self._silent_seconds, includes=lambda name: name in OF_SERVER)
+        rows_of_server = await query_all(primary, self._silent_seconds, includes=lambda name: name in SERVER_QUESTIONS)
         try:
             async with self._replica.caught_up(primary) as standby:
                 rows_of_work = await self._query_work(standby)
@@ -186,7 +188,7 @@ class Exporter(Collector):
 
     async def _query_work(self, connection: Connection) -> Rows:
         return await query_all(
-            connection, self._silent_seconds, self._kind_questions, lambda name: name not in OF_SERVER
+            connection, self._silent_seconds, self._kind_questions, lambda name: name not in SERVER_QUESTIONS
         )
 
     def describe(self) -> list[Metric]:
@@ -213,8 +215,8 @@ def families(rows: Rows, kind_questions: Sequence[Question] = ()) -> Iterator[Me
 
 
 def _metrics_of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """The metrics of a kind's question. If the kind's code fails, there are none: the other metrics must reach the
-    scrape.
+    """The metrics of a kind's question. If the kind's code fails, there are none, because the other metrics must reach
+    the scrape.
     """
     try:
         return list(question.to_metrics(rows))
@@ -226,14 +228,14 @@ def _metrics_of_kind(question: Question, rows: Sequence[Mapping[str, Any]]) -> l
 
 def _backlog_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (backlog,) = rows
-    capped = f"; counted up to {CAP}"
-    yield _gauge("outbox_rows", f"Hints written and not yet confirmed by the broker{capped}", backlog["outbox"])
+    bound = f"; counted up to {CAP}"
+    yield _gauge("outbox_rows", f"Hints written and not yet confirmed by the broker{bound}", backlog["outbox"])
     yield _gauge("outbox_oldest_seconds", "Age of the oldest row of the outbox", backlog["outbox_oldest"])
-    yield _gauge("dead_letters", f"Failed tasks that wait for somebody to replay them{capped}", backlog["dead_letters"])
+    yield _gauge("dead_letters", f"Failed tasks that wait for somebody to replay them{bound}", backlog["dead_letters"])
     yield _gauge(
         "schedule_oldest_due_seconds", "How long the most overdue schedule has been due", backlog["schedule_oldest"]
     )
-    yield _gauge("jobs_unfinished", f"Jobs that have not ended{capped}", backlog["unfinished"])
+    yield _gauge("jobs_unfinished", f"Jobs that have not ended{bound}", backlog["unfinished"])
 
 
 def _workers_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -253,30 +255,40 @@ def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    leased = {row["queue"]: row for row in leases}
+    leases_by_queue = {row["queue"]: row for row in leases}
     # Tenants name queues, so there may be many. First come the queues that workers serve, then those whose oldest
     # task has waited longest.
-    exported = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
-    by_queue = {row["queue"]: row for row in exported}
-    # A queue that is only in `leased` has running tasks and no others.
-    names = sorted({*by_queue, *sorted(leased)[:MAX_QUEUES]})
+    exported_rows = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
+    by_queue = {row["queue"]: row for row in exported_rows}
+    # A queue that is only in `leases_by_queue` has running tasks and no others.
+    names = sorted({*by_queue, *sorted(leases_by_queue)[:MAX_QUEUES]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
-    tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]
+    tasks += [((name, "running"), leases_by_queue[name]["running"] if name in leases_by_queue else 0) for name in names]
     yield _labelled(
         "queue_tasks",
         f"Tasks of a queue. due: could run now; later: wait for their time; running. Counted up to {CAP}",
         ["queue", "state"],
         tasks,
     )
-    yield _per_queue("queue_oldest_due_seconds", "How long the oldest due task has waited", by_queue, names, "oldest")
-    yield _per_queue("queue_workers", "Workers that serve the queue and are not draining", by_queue, names, "workers")
-    yield _per_queue("queue_paused", "1 while somebody has paused the queue", by_queue, names, "paused")
-    yield _per_queue("lease_oldest_seconds", "How long the oldest attempt has been running", leased, names, "oldest")
-    yield _per_queue(
-        "leases_overdue", "Leases that have expired and that nobody has taken over", leased, names, "overdue"
+    yield _metric_per_queue(
+        "queue_oldest_due_seconds", "How long the oldest due task has waited", by_queue, names, "oldest"
     )
-    yield _per_queue(
-        "lease_overdue_oldest_seconds", "How long ago the oldest of them expired", leased, names, "overdue_oldest"
+    yield _metric_per_queue(
+        "queue_workers", "Workers that serve the queue and are not draining", by_queue, names, "workers"
+    )
+    yield _metric_per_queue("queue_paused", "1 while somebody has paused the queue", by_queue, names, "paused")
+    yield _metric_per_queue(
+        "lease_oldest_seconds", "How long the oldest attempt has been running", leases_by_queue, names, "oldest"
+    )
+    yield _metric_per_queue(
+        "leases_overdue", "Leases that have expired and that nobody has taken over", leases_by_queue, names, "overdue"
+    )
+    yield _metric_per_queue(
+        "lease_overdue_oldest_seconds",
+        "How long ago the oldest of them expired",
+        leases_by_queue,
+        names,
+        "overdue_oldest",
     )
 
 
@@ -317,7 +329,7 @@ _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]
 }
 
 
-def _per_queue(
+def _metric_per_queue(
     name: str, meaning: str, rows: Mapping[str, Mapping[str, Any]], queues: Sequence[str], column: str
 ) -> Metric:
     values = [((queue,), rows[queue][column] if queue in rows else 0) for queue in queues]

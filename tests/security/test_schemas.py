@@ -332,7 +332,7 @@ async def test_who_leaves_kills_no_child_and_keeps_the_turn_of_its_tenant(evalua
 
 async def test_a_child_that_needs_too_much_memory_dies_and_the_next_question_is_answered(evaluator: Evaluator) -> None:
     hungry = {"anyOf": [{"enum": ["x" * 1000]}]}
-    process = await evaluator._quick._living_process()
+    process = await evaluator._quick._start_if_dead()
     while resource.prlimit(process.pid, resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:  # it is still loading
         await asyncio.sleep(0.01)
     used = int((PROC / str(process.pid) / "statm").read_text().split()[0]) * resource.getpagesize()
