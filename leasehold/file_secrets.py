@@ -1,7 +1,7 @@
 """Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
 
-A changed file is read again. So the next connection, signature or seal uses the new value, without a restart.
-A file with a mapping of secrets is JSON. A process knows only the names that the file had when the process started.
+A changed file is read again. So the next connection, signature or encryption uses the new value, without a restart. A
+file with a mapping of secrets is JSON. A process knows only the names that the file had when the process started.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SettingsWithFiles(BaseSettings):
 
 
 def _value_from_file(variable: str, path: str, annotation: object) -> Any:
-    """The value of a setting with this type. `variable`: names the path. Raises ValueError."""
+    """The value of a setting of the type `annotation`. `variable`: the variable with the path. Raises ValueError."""
     try:
         secret = FileSecret(Path(path))
         return secret if annotation is SecretStr else _secrets_of(secret)

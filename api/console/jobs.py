@@ -171,7 +171,7 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
     pipelines = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})  # by kinds of work, or by none
     suggestions = [  # for the field of the filter
         *(f"status:{state}" for state in JobState),
-        *(f"kind:{kind}" for kind in kinds if services.job_kinds.named(kind) is not None),
+        *(f"kind:{kind}" for kind in kinds if services.job_kinds.find(kind) is not None),
         *(f"template:{name}" for name in pipelines),
         *("created:<1h", "created:<1d", "created:>1h", "waited:>10m", "duration:>5m", "queue:", "code:", "worker:"),
         *("tag.", "tenant:", "schedule:", "payload./"),

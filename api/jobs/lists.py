@@ -78,7 +78,7 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
     Raises InvalidFilter for a kind that the installation does not have.
     """
     kinds = services.job_kinds
-    if job_filter.kind is not None and kinds.named(job_filter.kind) is None:
+    if job_filter.kind is not None and kinds.find(job_filter.kind) is None:
         raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
     permitted_jobs = permitted_jobs_of(services, caller, kind=job_filter.kind)
     tenant_id = permitted_jobs.tenant_id if permitted_jobs.tenant_id is not None else job_filter.tenant

@@ -76,7 +76,7 @@ def _check_terms(services: Services, job_filter: JobFilter, action: Action) -> N
     """Raises InvalidFilter if no operation with this action may use the filter."""
     if not job_filter.positions:
         raise job_filter.refused("", "Name at least one term: `created:>0s` finds every job.")
-    if job_filter.kind is not None and services.job_kinds.named(job_filter.kind) is None:
+    if job_filter.kind is not None and services.job_kinds.find(job_filter.kind) is None:
         raise job_filter.refused("kind", f"There is no kind {job_filter.kind}.")
     if job_filter.kind == OPERATION.name:
         raise job_filter.refused("kind", "An operation does not act on operations: cancel them one by one.")

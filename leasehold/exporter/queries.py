@@ -13,63 +13,65 @@ from leasehold.db.task_lines import lines_of_all_queues
 MAX_LINES = 2000
 
 # A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
-# scan. The lines of a queue share the cap: each counts up to `share.most`. `waiting`: the counts by queue. `serving`:
-# the workers by queue; so a queue without tasks has a row, too, if workers serve it.
+# scan. The lines of a queue share the cap: each counts up to `share.max_tasks`. `waiting_tasks`: the counts by queue.
+# `serving_workers`: the workers by queue. A queue that workers serve has a row even if it has no tasks.
 # $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
 QUEUES = f"""
 -- exporter_queues
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
 {lines_of_all_queues("$3")}
 ), share AS (
-    SELECT queue, greatest($1 / count(*), 10) AS most FROM line GROUP BY queue
-), waiting AS (
-    SELECT line.queue, sum(due.n)::int AS due, sum(later.n)::int AS later, max(oldest.seconds) AS oldest
+    SELECT queue, greatest($1 / count(*), 10) AS max_tasks FROM line GROUP BY queue
+), waiting_tasks AS (
+    SELECT line.queue, sum(due_tasks.n)::int AS due, sum(later_tasks.n)::int AS later, max(first_task.seconds) AS oldest
     FROM line JOIN share ON share.queue = line.queue
     CROSS JOIN LATERAL (
         SELECT count(*) AS n FROM (
             SELECT 1 FROM task t
             WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
               AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= now()
-            ORDER BY t.available_at LIMIT share.most) AS capped
-    ) AS due
+            ORDER BY t.available_at LIMIT share.max_tasks) AS capped
+    ) AS due_tasks
     CROSS JOIN LATERAL (
         SELECT count(*) AS n FROM (
             SELECT 1 FROM task t
             WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
               AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at > now()
-            ORDER BY t.available_at LIMIT share.most) AS capped
-    ) AS later
+            ORDER BY t.available_at LIMIT share.max_tasks) AS capped
+    ) AS later_tasks
     LEFT JOIN LATERAL (
         SELECT greatest(extract(epoch FROM now() - t.available_at), 0) AS seconds FROM task t
         WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
           AND t.status IN ('pending', 'retry', 'waiting')
         ORDER BY t.available_at LIMIT 1
-    ) AS oldest ON true
+    ) AS first_task ON true
     GROUP BY line.queue
-), serving AS (
+), serving_workers AS (
     SELECT q.queue, count(*) FILTER (WHERE NOT w.draining AND w.seen_at > now() - make_interval(secs => $2)) AS n
     FROM worker w, unnest(w.queues) AS q(queue) GROUP BY q.queue
 )
-SELECT queue, coalesce(waiting.due, 0) AS due, coalesce(waiting.later, 0) AS later,
-       coalesce(waiting.oldest, 0)::float8 AS oldest, coalesce(serving.n, 0)::int AS workers,
-       EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = coalesce(waiting.queue, serving.queue))::int AS paused
-FROM waiting FULL JOIN serving USING (queue)
+SELECT queue, coalesce(waiting_tasks.due, 0) AS due, coalesce(waiting_tasks.later, 0) AS later,
+       coalesce(waiting_tasks.oldest, 0)::float8 AS oldest, coalesce(serving_workers.n, 0)::int AS workers,
+       EXISTS (SELECT 1 FROM paused_queue p
+               WHERE p.queue = coalesce(waiting_tasks.queue, serving_workers.queue))::int AS paused
+FROM waiting_tasks FULL JOIN serving_workers USING (queue)
 """
 
 # Reads the partial index of running tasks. $1 the cap.
 LEASES = """
 -- exporter_leases
-SELECT l.queue, count(*)::int AS running,
-       coalesce(max(extract(epoch FROM now() - l.started_at)), 0)::float8 AS oldest,
-       count(*) FILTER (WHERE l.lease_until < now())::int AS overdue,
-       coalesce(max(extract(epoch FROM now() - l.lease_until)) FILTER (WHERE l.lease_until < now()), 0)::float8
+SELECT lease.queue, count(*)::int AS running,
+       coalesce(max(extract(epoch FROM now() - lease.started_at)), 0)::float8 AS oldest,
+       count(*) FILTER (WHERE lease.lease_until < now())::int AS overdue,
+       coalesce(max(extract(epoch FROM now() - lease.lease_until)) FILTER (WHERE lease.lease_until < now()), 0)::float8
            AS overdue_oldest
-FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' LIMIT $1) AS l
-GROUP BY l.queue
+FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' LIMIT $1) AS lease
+GROUP BY lease.queue
 """
 
-# A row of `outbox` is one hint that the broker has not confirmed, a row of `outbox_batch` several. A dead letter is a
-# failed task; but if a workflow started the task (`contained`), its failure is the workflow's to handle. $1 the cap.
+# A row of `outbox` is one hint (a message about a due task) that the broker has not confirmed; a row of `outbox_batch`
+# is several. A dead letter is a failed task. Exception: if a workflow started the task (`contained`), the workflow
+# handles the failure. $1 the cap.
 BACKLOG = """
 -- exporter_backlog
 SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)
@@ -88,12 +90,13 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 # $1 seconds without a heartbeat after which a worker is silent.
 WORKERS = """
 -- exporter_workers
-SELECT count(*) FILTER (WHERE heard AND NOT draining)::int AS serving,
-       count(*) FILTER (WHERE heard AND draining)::int AS draining,
-       count(*) FILTER (WHERE NOT heard)::int AS silent
-FROM (SELECT draining, seen_at > now() - make_interval(secs => $1) AS heard FROM worker) AS w
+SELECT count(*) FILTER (WHERE has_heartbeat AND NOT draining)::int AS serving,
+       count(*) FILTER (WHERE has_heartbeat AND draining)::int AS draining,
+       count(*) FILTER (WHERE NOT has_heartbeat)::int AS silent
+FROM (SELECT draining, seen_at > now() - make_interval(secs => $1) AS has_heartbeat FROM worker) AS w
 """
 
+# The units (single things on which a duty works) that failed and are tried again later, by duty (a maintenance loop).
 QUARANTINE = """
 -- exporter_quarantine
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty

@@ -1,5 +1,5 @@
-"""The hook `Kind.housekeeping`: the types with which a kind of work declares what the leading worker deletes for it.
-worker/maintenance/housekeeping.py runs these duties.
+"""The hook `Kind.housekeeping`: the types with which a kind of work declares duties (maintenance loops) that delete
+what the kind needs no more. The leading worker runs them (worker/maintenance/housekeeping.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from leasehold.limits.uploads import Acquire, OnTooLarge
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
-_U = TypeVar("_U")
-#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Of these jobs, only
-#: those past `expires_at` are deleted: so restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
+_Unit = TypeVar("_Unit")
+#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Restrict each statement
+#: with `leasehold.transitions.sweeps.EXPIRED`, because only those of the jobs that are past `expires_at` are deleted.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 
 
@@ -42,21 +42,21 @@ class Tidying:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgetting(Generic[_U]):
+class Forgetting(Generic[_Unit]):
     """A duty that deletes objects before their rows: `find` returns units (each some objects with their rows), `delete`
     deletes the objects of one unit, and `forget` deletes the rows of units.
 
-    If a unit fails by itself, for example because the store refuses to delete its objects, it goes to the quarantine of
-    `duty`, which delays its next try, and the duty goes on with the other units. So `find` must leave out quarantined
-    units, with `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. The duty
-    holds no connection during `delete`.
+    If a unit fails by itself, for example because the store refuses to delete its objects, the unit is quarantined (set
+    aside and tried again later), and the duty goes on with the other units. So `find` must leave out quarantined units,
+    with `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. The duty holds
+    no connection during `delete`.
     """
 
     duty: str
-    find: Callable[[Connection], Awaitable[Sequence[_U]]]
-    key: Callable[[_U], object]
-    delete: Callable[[_U], Awaitable[None]]
-    forget: Callable[[Connection, Sequence[_U]], Awaitable[None]]
+    find: Callable[[Connection], Awaitable[Sequence[_Unit]]]
+    key: Callable[[_Unit], object]
+    delete: Callable[[_Unit], Awaitable[None]]
+    forget: Callable[[Connection, Sequence[_Unit]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class KindHousekeeping:
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
     enough. `upload_too_large`: called for each upload whose object is too large, in a transaction, before the object is
-    deleted. `prefixes`: the prefixes in the store under which this kind writes. The platform ends unfinished multipart
-    uploads of dead writers there.
+    deleted. `prefixes`: the prefixes in the store under which this kind writes. Under these prefixes the platform ends
+    multipart uploads whose writer has died.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()

@@ -44,8 +44,8 @@ class RetryTerms:
     limits: Sequence[ConcurrencyLimit] = ()
 
 
-#: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns hints to publish after the
-#: commit.
+#: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages that
+#: tell workers of due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
@@ -63,7 +63,7 @@ class SentOrder:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOrders:
-    """How people settle failed jobs with an unknown order: nobody knows whether the other system accepted it.
+    """How people settle failed jobs with an unknown order: nobody knows whether the other system accepted the order.
 
     `step`: the step that orders. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)` returns the
     order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds.
@@ -89,8 +89,8 @@ class KindOperations:
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A kind of job as /v1/jobs knows it. `scopes`: None means that /v1/jobs does not show its jobs. The other fields
-    are as in `Kind`.
+    """A kind of job as /v1/jobs knows it. `scopes`: as in `Kind`; None: /v1/jobs does not show the jobs of this kind.
+    The other fields are as in `Kind`, too.
     """
 
     name: str
@@ -118,8 +118,8 @@ class PermittedJobs:
 
 
 def reported_jobs_of(kinds: Iterable[Kind]) -> ReportedJobs:
-    """Which jobs webhooks report: those of the pipelines of `kinds`, under the names of their kinds. Some of these
-    pipelines are the platform's own (`own`): webhooks send nothing about their jobs.
+    """Which jobs webhooks report: those of the pipelines of `kinds`, under the names of the kinds. Exception: webhooks
+    send nothing about the jobs of the platform's own pipelines (`own`).
     """
     named_pipelines = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
     # `unlimited`: exempt from declared concurrency limits, because the pipeline does the platform's own work.
@@ -155,10 +155,12 @@ class JobKinds:
         """The kind of a job. A job of a pipeline that belongs to no kind counts as a run."""
         return self._by_name[RUN] if is_run else self._by_pipeline.get(pipeline, self._by_name[RUN])
 
-    def named(self, name: str) -> JobKind | None:
+    def find(self, name: str) -> JobKind | None:
+        """The kind with this name, or None."""
         return self._by_name.get(name)
 
     def pipeline(self, name: str) -> Pipeline | None:
+        """The pipeline with this name, of a kind or of the registry; or None."""
         kind = self._by_pipeline.get(name)
         return self._registry.find(name) if kind is None else kind.pipelines[name]
 

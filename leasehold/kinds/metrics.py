@@ -24,9 +24,8 @@ class Question:
 
     The exporter runs the statement every 10 to 60 s, and stops it after 3 s. So the statement must read a small index,
     never a table, and stop counting at CAP. If the database refuses the statement, or `to_metrics` raises, the exporter
-    leaves out the metrics of this question only. Exception: when a second statement of the
-    same round takes more than 3 s, the round ends. `name`: no other question of a kind or of the platform may have this
-    name.
+    leaves out the metrics of this question only. Exception: the round ends when a second statement of it takes more
+    than 3 s. `name`: no other question of a kind or of the platform may have this name.
     """
 
     name: str

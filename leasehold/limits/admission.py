@@ -4,9 +4,9 @@
         async with admission.submitting(connection, payer, queues_of(tenant, pipeline)) as paid:
             ... write the jobs ...
 
-A submission is charged in the transaction that writes its jobs: so a refused or failed submission costs nothing. A
-repetition with the same idempotency key is not charged again. All submissions take locks in the same order. They lock
-the rows of the rates first, before any write. They take the locks of the queues' depths last.
+A submission is charged in the transaction that writes its jobs, so a refused or failed submission costs nothing. A
+repetition with the same idempotency key is not charged again. All submissions take locks in the same order: first the
+rows of the rates, before any write, and last the locks of the queues' depths (how many tasks wait in a queue).
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Admission:
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
     async def reserve_single_run(self, pool: ConnectionSource, tenant_id: str) -> bool:
-        """A shortcut for one run: reserve its place among the tenant's unfinished jobs, and return True, if there is
-        nothing else for `submitting` to do. That is so if no rate and no queue depth is set, and the tenant is far from
+        """A shortcut for one run, in place of `submitting`: reserve its place among the tenant's unfinished jobs.
+        Returns False if the caller needs `submitting`: the settings limit rates or queue depths, or the tenant is near
         its bound on unfinished jobs. Raises the same errors as `submitting`.
         """
         settings = self._settings
@@ -105,7 +105,7 @@ class Admission:
         yield paid
         if not is_far_from_bound:
             await self._usage.check_exactly(connection, payer.tenant_id)
-        await self._check_depth_of_written(connection, paid.queues)
+        await self._check_depth_after_write(connection, paid.queues)
 
     async def add_queues_of(self, connection: Connection, paid: Paid, job_id: UUID) -> None:
         """Add to `paid` the queues in which the job's runnable tasks wait. For jobs that are not new, as in a retry."""
@@ -150,7 +150,7 @@ class Admission:
             if not quota.allowed:
                 raise _rate_limited(quota, charged_as)
             quotas.append(quota)
-        return _fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
+        return _header_fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
 
     async def charge_upload(self, connection: Connection, payer: Payer) -> dict[str, str]:
         """As `charge`, for one upload that begins. Also raises TooMany `storage_full`."""
@@ -182,20 +182,21 @@ class Admission:
         return [(key, per_minute) for key, per_minute in rates_of_payer if per_minute is not None]
 
     async def _check_depth(self, connection: Connection, queues: Mapping[str, int], count: int) -> None:
+        """Check that each queue has room for the tasks of `count` jobs."""
         at_most = self._settings.queue_depth_limit
         if at_most is None:
             return
         for queue, tasks in queues.items():
-            added = tasks * count
-            if added > at_most:
-                sentence = f"{added} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
+            new_tasks = tasks * count
+            if new_tasks > at_most:
+                sentence = f"{new_tasks} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
                 raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
-            if await run_reads.depth(connection, queue, at_most) + added > at_most:
+            if await run_reads.depth(connection, queue, at_most) + new_tasks > at_most:
                 raise _queue_full(at_most)
 
-    async def _check_depth_of_written(self, connection: Connection, queues: Collection[str]) -> None:
-        """Check the depths again after the write, under a lock for each queue: so concurrent submissions see the tasks
-        of each other.
+    async def _check_depth_after_write(self, connection: Connection, queues: Collection[str]) -> None:
+        """Check the depths again after the write, under a lock for each queue, because concurrent submissions must see
+        the tasks of each other.
         """
         at_most = self._settings.queue_depth_limit
         if at_most is None:
@@ -206,7 +207,7 @@ class Admission:
                 raise _queue_full(at_most)
 
 
-def _fields(quota: Quota, charged_as: Charge) -> dict[str, str]:
+def _header_fields(quota: Quota, charged_as: Charge) -> dict[str, str]:
     return {
         "RateLimit-Policy": f'"{charged_as}";q={quota.limit};w=60',
         "RateLimit": f'"{charged_as}";r={quota.remaining};t=60',

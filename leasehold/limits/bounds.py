@@ -15,7 +15,7 @@ from leasehold.domain.errors import Conflict
 Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.
-_COUNTS = {
+_CONDITIONS = {
     "template": "true",
     "schedule": "true",
     "webhook": "true",
@@ -47,19 +47,20 @@ _REMEDIES = {
 
 
 async def lock_additions(connection: Connection, thing: Thing, tenant_id: str) -> None:
-    """Take a lock: until this transaction ends, no other transaction adds such a row for the tenant."""
+    """Take a lock: until the caller's transaction ends, no other transaction adds such a row for the tenant."""
     await lock_name(connection, f"{thing} of {tenant_id}")
 
 
 async def check_room(connection: Connection, thing: Thing, tenant_id: str, at_most: int) -> None:
     """Check that the tenant has fewer than `at_most` rows. The caller then inserts one row, in the same transaction.
 
-    Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
-    `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`, `too_many_people`, `too_many_views`.
+    Another transaction that adds such a row for this tenant waits until the caller's transaction ends. Raises Conflict
+    `too_many_templates`, `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`,
+    `too_many_people`, `too_many_views`.
     """
     await lock_additions(connection, thing, tenant_id)
     row_count = await connection.fetchval(
-        f"SELECT count(*) FROM {thing} WHERE tenant_id = $1 AND {_COUNTS[thing]}", tenant_id
+        f"SELECT count(*) FROM {thing} WHERE tenant_id = $1 AND {_CONDITIONS[thing]}", tenant_id
     )
     if row_count >= at_most:
         code = "templates" if thing == "template" else _PLURALS[thing]

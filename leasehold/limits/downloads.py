@@ -22,7 +22,8 @@ RATES = ((5, 10), (20, 60))
 #: (bytes, within seconds)
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 
-# A row for each time window: its requests and bytes, and the seconds until its oldest download is outside of it.
+# A row for each time window: its requests and bytes, and the seconds until its oldest download leaves the window
+# (`wait`).
 _BY_WINDOW = """
 -- downloads_seen
 SELECT time_window.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
@@ -49,11 +50,11 @@ VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The downloads of a key within a time window. `wait`: seconds until the oldest of them is outside of it."""
+    """The downloads of a key within a time window. `wait_seconds`: until the oldest of them leaves the window."""
 
     requests: int
     bytes: int
-    wait: float
+    wait_seconds: float
 
 
 async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: int) -> UUID:
@@ -66,16 +67,18 @@ async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: i
     async with connection.transaction():
         await lock_name(connection, f"download {key_prefix}")
         rows = await connection.fetch(_BY_WINDOW, tenant_id, key_prefix, lengths)
-        _check({row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}, size)
+        _check_windows({row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}, size)
         if await connection.fetchval(_AT_ONCE, tenant_id, key_prefix) >= MAX_AT_ONCE:
             sentence = f"At most {MAX_AT_ONCE} downloads at once."
             raise TooMany("too_many_at_once", sentence, policy="downloads", at_most=MAX_AT_ONCE, retry_after=5)
         download_id = new_id()
+        # 10: a process that ends a download at MAX_SECONDS needs a moment to call `end`.
         await connection.execute(_INSERT, download_id, tenant_id, key_prefix, size, MAX_SECONDS + 10)
     return download_id
 
 
-def _check(windows: dict[int, _Window], size: int) -> None:
+def _check_windows(windows: dict[int, _Window], size: int) -> None:
+    """Raises TooMany if another download of `size` bytes exceeds a rate or a quota. `windows`: by their seconds."""
     for at_most, seconds in RATES:
         if windows[seconds].requests >= at_most:
             raise TooMany(
@@ -84,10 +87,10 @@ def _check(windows: dict[int, _Window], size: int) -> None:
                 policy="downloads",
                 at_most=at_most,
                 window=seconds,
-                retry_after=windows[seconds].wait,
+                retry_after=windows[seconds].wait_seconds,
             )
     for quota, seconds in QUOTAS:
-        # In an empty window any download may begin: else a download larger than the quota could never begin.
+        # In an empty window any download may begin: otherwise one that is larger than the quota could never begin.
         if windows[seconds].bytes and windows[seconds].bytes + size > quota:
             raise TooMany(
                 "download_quota_exceeded",
@@ -95,7 +98,7 @@ def _check(windows: dict[int, _Window], size: int) -> None:
                 policy="bytes",
                 at_most=quota,
                 window=seconds,
-                retry_after=windows[seconds].wait,
+                retry_after=windows[seconds].wait_seconds,
             )
 
 

@@ -1,9 +1,9 @@
-"""Files that external workers upload for an attempt. The worker announces files (`announce`) and uploads them. When it
-completes the attempt, the API verifies them (`Files.check`) and makes them the step's outputs (`complete`).
+"""Files that external workers upload for an attempt. The worker announces files (`announce`) and uploads them. When the
+worker completes the attempt, the API verifies the files (`Files.check`) and makes them the step's outputs (`complete`).
 
-The key of a file contains the attempt's epoch: so a worker that has lost its lease can write only to keys that nobody
-reads. The upload row of a file has the task and the epoch: so housekeeping finds and deletes files that an attempt has
-uploaded, but has not named at its completion.
+The key of a file contains the attempt's epoch, so a worker that has lost its lease can write only to keys that nobody
+reads. The row of a file in the table `upload` has the task and the epoch. By it housekeeping finds and deletes files
+that an attempt has uploaded, but has not named at its completion.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from leasehold.transitions.settlements import Completion, Output, Settled
 #: How many completions of one tenant a process verifies at once. More would slow the object store for other tenants.
 _MAX_VERIFICATIONS = 2
 
+# `unindexed`: PostgreSQL finds the task by its id, not by an index of running tasks.
 _FILES_PREFIX = f"""
 -- external_held
 SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
@@ -48,9 +49,10 @@ _GIVE_UP = """
 -- external_files_give_up
 UPDATE upload u SET open = false, bytes = 0, most = -1, look_at = clock_timestamp()
 WHERE u.key IN (
-    SELECT o.key FROM upload o LEFT JOIN task t ON t.id = o.task_id
-    WHERE o.task_id IS NOT NULL AND o.open AND (t.id IS NULL OR t.status <> 'running' OR t.epoch <> o.epoch)
-    LIMIT $1 FOR UPDATE OF o SKIP LOCKED
+    SELECT open_upload.key FROM upload open_upload LEFT JOIN task t ON t.id = open_upload.task_id
+    WHERE open_upload.task_id IS NOT NULL AND open_upload.open
+      AND (t.id IS NULL OR t.status <> 'running' OR t.epoch <> open_upload.epoch)
+    LIMIT $1 FOR UPDATE OF open_upload SKIP LOCKED
 )
 """
 
@@ -87,7 +89,7 @@ async def _announced_sizes(connection: Connection, tenant_id: str, lease: Lease)
 
 
 async def _take(connection: Connection, tenant_id: str, lease: Lease, keys: Sequence[str]) -> set[str]:
-    """Delete the upload rows of these keys. Return the keys that had one."""
+    """Delete the rows of these keys in the table `upload`. Returns the keys that had a row."""
     rows = await connection.fetch(_TAKE, tenant_id, lease.task_id, lease.epoch, list(keys))
     return {row["key"] for row in rows}
 
@@ -150,7 +152,7 @@ class Files:
         if not files:
             return []
         async with self._pool.acquire() as connection:
-            # Read the sizes first: if the lease is still valid after that, the sizes are those of a valid lease.
+            # Read the sizes before the lease: if the lease is valid afterwards, it was valid when they were read.
             sizes = await _announced_sizes(connection, tenant_id, lease)
             prefix = await _prefix_of(connection, tenant_id, lease)
             if prefix is None:
@@ -191,9 +193,9 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
     """Complete the task (running -> succeeded) with the files that `Files.check` has verified. Call this in a
     transaction that has locked the job.
 
-    A call may be repeated because the answer to the first call was lost. Then the attempt has ended, and its files are
-    taken: `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced` if another completion
-    of the attempt was faster.
+    A worker may repeat the call because the answer to the first call was lost. Then the attempt has ended, and its
+    files are outputs already: `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced` if
+    another completion of the attempt was faster.
     """
     lease, outputs = completion.lease, completion.outputs
     if outputs and await _prefix_of(connection, tenant_id, lease) is not None:

@@ -1,6 +1,6 @@
-"""Stores the log lines and stream chunks of external workers, within the bounds of an attempt. The endpoints of
-external workers call it. PostgreSQL counts how much the attempt has stored already, because its requests may reach
-different API processes.
+"""Stores the log lines and stream chunks of external workers, within the bounds of an attempt. The API's endpoints for
+external workers call this module. PostgreSQL counts how much the attempt has stored already, because the requests of an
+attempt may reach different API processes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StoredItems:
-    """The outcome of a request. `items`: how many of its items are stored. `cut`: the attempt is over its bounds."""
+    """The outcome of a request. `items`: how many of its items are stored. `cut`: the attempt has reached its bounds,
+    so no more items of it are stored.
+    """
 
     items: int
     cut: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Used:
-    """How much the attempt has stored. `attempt`: its number. `is_known`: this request was stored before: a stored row
-    has the same first number. `known_items`: how many items that row has, without the mark of a cut.
+class _Usage:
+    """How much the attempt has stored. `attempt`: its number. `is_known`: this request was stored before, because a
+    stored row has the same first number. `known_items`: how many items that row has, without the mark of a cut.
     """
 
     attempt: int
@@ -80,14 +82,14 @@ async def log(
     connection: Connection, settings: Settings, lease: Lease, first: int, lines: Sequence[Line]
 ) -> StoredItems | None:
     """Store lines of the attempt. `first`: the number of the first line within the attempt; two requests with the same
-    number are stored once. Call this in a transaction that has locked the job, as `external.is_late` does: else two
-    requests at once may exceed the bounds. None: the lease is lost.
+    number are stored once. Call this in a transaction that has locked the job (as `external.is_late` does), because two
+    requests at once could otherwise exceed the bounds. None: the lease is lost.
     """
-    used = await _read(connection, _LINES, lease, first)
-    if used is None or used.is_known or used.cut:
-        return _without_writing(used)
+    usage = await _read_usage(connection, _LINES, lease, first)
+    if usage is None or usage.is_known or usage.cut:
+        return _outcome_without_write(usage)
     recorder = Recorder(settings.job_log_lines, settings.job_log_bytes, Lock())
-    recorder.resume(used.items, used.bytes)
+    recorder.resume(usage.items, usage.bytes)
     for line in lines:
         values = asdict(line)
         recorder.add(values.pop("level"), values.pop("logger"), values.pop("message"), trace=values.pop("traceback"),
@@ -95,32 +97,32 @@ async def log(
     _, encoded = recorder.take()
     if not encoded:
         return StoredItems(0, recorder.is_cut)
-    await logs.append(connection, [LogChunk(lease.task_id, lease.epoch, used.attempt, first, encoded)])
-    mark = 1 if recorder.is_cut else 0  # the last encoded line
-    return StoredItems(len(encoded) - mark, recorder.is_cut)
+    await logs.append(connection, [LogChunk(lease.task_id, lease.epoch, usage.attempt, first, encoded)])
+    marks = 1 if recorder.is_cut else 0  # the last encoded line is then the mark of the cut
+    return StoredItems(len(encoded) - marks, recorder.is_cut)
 
 
 async def emit(
     connection: Connection, settings: Settings, lease: Lease, first: int, chunks: Sequence[Any]
 ) -> StoredItems | None:
     """Store chunks that the attempt emits, as `log` stores lines. Raises ValueError if a chunk has a NUL character."""
-    used = await _read(connection, _CHUNKS, lease, first)
-    if used is None or used.is_known or used.cut:
-        return _without_writing(used)
+    usage = await _read_usage(connection, _CHUNKS, lease, first)
+    if usage is None or usage.is_known or usage.cut:
+        return _outcome_without_write(usage)
     emissions = Emissions(settings.stream_chunks, settings.stream_bytes, Lock())
-    emissions.resume(used.items, used.bytes)
-    fitting = sum(emissions.emit(chunk) for chunk in chunks)
+    emissions.resume(usage.items, usage.bytes)
+    stored_count = sum(emissions.emit(chunk) for chunk in chunks)
     _, encoded = emissions.take()
-    restarts = lease.epoch > 1 and used.items == 0  # a later attempt's first chunk begins the step's stream again
+    restarts = lease.epoch > 1 and usage.items == 0  # a later attempt's first chunk begins the step's stream again
     await streams.append(connection, [StreamChunk(lease, first, encoded, restarts)])
-    return StoredItems(fitting, fitting < len(chunks))
+    return StoredItems(stored_count, stored_count < len(chunks))
 
 
-async def _read(connection: Connection, statement: str, lease: Lease, first: int) -> _Used | None:
+async def _read_usage(connection: Connection, statement: str, lease: Lease, first: int) -> _Usage | None:
     """How much the attempt has stored; None: the lease is lost."""
     row = await connection.fetchrow(statement, lease.task_id, lease.owner, lease.epoch, first)
-    return None if row is None else _Used(**row)
+    return None if row is None else _Usage(**row)
 
 
-def _without_writing(used: _Used | None) -> StoredItems | None:
-    return None if used is None else StoredItems(used.known_items, used.cut)
+def _outcome_without_write(usage: _Usage | None) -> StoredItems | None:
+    return None if usage is None else StoredItems(usage.known_items, usage.cut)

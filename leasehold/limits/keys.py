@@ -1,6 +1,6 @@
 """Makes, rotates, expires and revokes API keys. Each action writes a row of the audit, in the same transaction.
 
-The API and `leasehold keys` call this. `tenant_id`: a function finds only keys of this tenant; None: of any tenant.
+The API and `leasehold keys` call these functions. `tenant_id`: only keys of this tenant are found; None: of any tenant.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ async def make(
     seed: bytes | None = None,
 ) -> NewKey:
     """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `cell`: the name of
-    the cell that makes the key; empty: there are no cells. `seed`: as for `create_key`.
+    the cell (one of several installations that share the tenants) that makes the key; empty: there is only one
+    installation. `seed`: a secret from which a repetition makes the same key again; None: the key is random.
 
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """
@@ -63,7 +64,9 @@ async def make(
 
 
 async def find(connection: Connection, prefix: str, tenant_id: str | None) -> Row:
-    """The key's owner and scopes. Locks the row until the caller's transaction ends. Raises NotFound."""
+    """The tenant, the client and the scopes of the key. Locks the key's row until the caller's transaction ends. Raises
+    NotFound.
+    """
     row = await connection.fetchrow(_FIND, prefix, tenant_id)
     if row is None:
         raise NotFound("key_not_found", "No key has this prefix.")
@@ -82,7 +85,7 @@ async def rotate(
     seed: bytes | None = None,
 ) -> NewKey:
     """Create a successor of the key. The old key ends after `overlap` (see `credentials.rotate_key`). `at_most`: how
-    many valid keys a tenant may have; during overlaps twice as many, so that the tenant can rotate all its keys at
+    many valid keys a tenant may have. During overlaps it may have twice as many, because it may rotate all its keys at
     once. `cell` and `seed`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
     """
     async with connection.transaction():

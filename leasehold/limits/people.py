@@ -108,8 +108,8 @@ DELETE FROM person WHERE id IN (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change by an admin. None: no change. `role`: the role "provider" removes the role that an admin has set: then
-    the groups decide again.
+    """A change by an admin. None: no change. `role`: the role to set; "provider" removes the role that an admin has
+    set, and the groups decide again.
     """
 
     role: Role | Literal["provider"] | None = None
@@ -139,7 +139,7 @@ async def record_sign_in(
     rows: list[Row] = []
     refusal: Conflict | None = None
     async with connection.transaction():
-        for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order: so there is no deadlock
+        for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order, or they could deadlock
             await lock_name(connection, f"person of {tenant_id}")
             try:
                 await _check_room_for(connection, identity, tenant_id, at_most)
@@ -176,7 +176,7 @@ async def search(
     before: tuple[datetime, UUID] | None = None,
 ) -> list[Row]:
     """People of the tenant (None: of all tenants), the latest sign-ins first. `text`: only people whose login or name
-    contains it. `before`: the last sign-in and the id of the person that the page follows.
+    contains it. `before`: the sign-in and the id of the last person of the page before.
     """
     return await connection.fetch(_LIST, tenant_id, text or None, at_most, *(before or (None, None)))
 
@@ -221,7 +221,7 @@ async def end_sessions(connection: Connection, actor: Actor, row: Row) -> None:
 
 
 def refuse_own_person(actor_id: UUID | None, row: Row) -> None:
-    """Raises Conflict `own_person` if the row is the actor's own: so the last admin cannot lose access by mistake."""
+    """Raises Conflict `own_person` for the actor's own row, because the last admin must not lose access by mistake."""
     if actor_id == row["id"]:
         raise Conflict("own_person", "You cannot change your own role or access. Another admin can.")
 
