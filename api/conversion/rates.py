@@ -23,7 +23,9 @@ async def check_rate(services: Services, caller: Caller, operation: Literal["pos
     policy = f"conversion-{operation}"
     if not quota.allowed:
         message = f"At most {per_minute} {operation} of conversions a minute."
-        raise TooMany("rate_limited", message, policy=policy, at_most=per_minute, window=60, retry_after=quota.wait)
+        raise TooMany(
+            "rate_limited", message, policy=policy, at_most=per_minute, window=60, retry_after=quota.wait_seconds
+        )
     return {
         "RateLimit-Policy": f'"{policy}";q={per_minute};w=60',
         "RateLimit": f'"{policy}";r={quota.remaining};t=60',

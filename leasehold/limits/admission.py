@@ -217,7 +217,9 @@ def _header_fields(quota: Quota, charged_as: Charge) -> dict[str, str]:
 def _rate_limited(quota: Quota, charged_as: Charge) -> TooMany:
     sentence = f"At most {quota.limit} {charged_as} a minute."
     # `policy`: the limit's name in the RateLimit header fields.
-    return TooMany("rate_limited", sentence, policy=charged_as, at_most=quota.limit, window=60, retry_after=quota.wait)
+    return TooMany(
+        "rate_limited", sentence, policy=charged_as, at_most=quota.limit, window=60, retry_after=quota.wait_seconds
+    )
 
 
 def _queue_full(at_most: int) -> TooMany:

@@ -14,11 +14,11 @@ from leasehold.db.database import Connection
 # (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row.
 _TAKE = """
 -- rate
-INSERT INTO rate_bucket AS b (key, full_at)
+INSERT INTO rate_bucket AS bucket (key, full_at)
 VALUES ($1, clock_timestamp() + make_interval(secs => $2::float8))
 ON CONFLICT (key) DO UPDATE
-SET full_at = greatest(b.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
-WHERE greatest(b.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
+SET full_at = greatest(bucket.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
+WHERE greatest(bucket.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
       <= clock_timestamp() + make_interval(secs => $3::float8)
 RETURNING extract(epoch FROM full_at - clock_timestamp())::float8
 """
@@ -30,17 +30,17 @@ _BURST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The answer to a charge. `remaining`: further requests that would be allowed now. `wait`: seconds until the next
-    request is allowed; 0: now.
+    """The answer to a charge. `limit`: requests a minute. `remaining`: further requests that would be allowed now.
+    `wait_seconds`: until the next request is allowed; 0: now.
     """
 
     limit: int
     remaining: int
-    wait: float
+    wait_seconds: float
 
     @property
     def allowed(self) -> bool:
-        return self.wait == 0.0
+        return self.wait_seconds == 0.0
 
 
 async def take(connection: Connection, key: str, per_minute: int, count: int = 1) -> Quota:
@@ -53,23 +53,23 @@ async def take(connection: Connection, key: str, per_minute: int, count: int = 1
     added_debt = 60.0 * count / per_minute
     debt = await connection.fetchval(_TAKE, key, added_debt, _BURST_SECONDS)
     if debt is not None:
-        return Quota(per_minute, _remaining(debt, per_minute), 0.0)
-    wait = await _debt(connection, key) + added_debt - _BURST_SECONDS
+        return Quota(per_minute, _remaining_requests(debt, per_minute), 0.0)
+    wait = await _read_debt(connection, key) + added_debt - _BURST_SECONDS
     return Quota(per_minute, 0, max(wait, 0.001))  # never 0, which would mean that the requests are allowed
 
 
 async def peek(connection: Connection, key: str, per_minute: int) -> Quota:
     """The quota that one request would get now. Nothing is charged."""
     added_debt = 60.0 / per_minute
-    debt = max(await _debt(connection, key), 0.0)
-    return Quota(per_minute, _remaining(debt, per_minute), max(debt + added_debt - _BURST_SECONDS, 0.0))
+    debt = max(await _read_debt(connection, key), 0.0)
+    return Quota(per_minute, _remaining_requests(debt, per_minute), max(debt + added_debt - _BURST_SECONDS, 0.0))
 
 
-def _remaining(debt: float, per_minute: int) -> int:
+def _remaining_requests(debt: float, per_minute: int) -> int:
     return max(int((_BURST_SECONDS - debt) * per_minute / 60.0), 0)
 
 
-async def _debt(connection: Connection, key: str) -> float:
+async def _read_debt(connection: Connection, key: str) -> float:
     """The key's debt in seconds. Negative: the debt has been 0 for this long."""
     debt: float | None = await connection.fetchval(
         "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1", key

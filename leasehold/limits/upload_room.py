@@ -1,7 +1,8 @@
 """Remembers for a moment, in each API process, how many bytes of unfinished uploads each tenant has.
 
-An exact count needs a lock, and then the uploads of a tenant can begin only one after another. Far from the bound no
-exact count is needed: the process counts without a lock, and adds each new upload to its count until it counts again.
+An exact count needs a lock, and then the uploads of a tenant can begin only one after another. Far from the tenant's
+bound no exact count is needed: the process counts without a lock, remembers the count for a moment, and adds each new
+upload to it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from time import monotonic
 
 from leasehold.db.database import Connection
 
-#: An unfinished upload counts at least this many bytes: so the bound on bytes also bounds the number of rows.
+#: An unfinished upload counts at least this many bytes, because the bound on bytes must also bound the number of rows.
 LEAST_COUNTED = 1024 * 1024
 #: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
@@ -36,8 +37,8 @@ async def count(connection: Connection, tenant_id: str) -> int:
 
 @dataclass(slots=True)
 class _Count:
-    used: int
-    until: float  # by the monotonic clock
+    used_bytes: int
+    fresh_until: float  # by the monotonic clock
 
 
 class UploadRoom:
@@ -51,20 +52,20 @@ class UploadRoom:
         """Add `size` bytes to the remembered count if the tenant stays far from its bound, and return True. Else add
         nothing and return False: then the caller counts exactly.
         """
-        cached = self._fresh(tenant_id)
+        cached = self._fresh_count(tenant_id)
         if cached is None:
-            used = await count(connection, tenant_id)
-            cached = self._fresh(tenant_id)  # meanwhile, another upload of the tenant may have stored its count
+            used_bytes = await count(connection, tenant_id)
+            cached = self._fresh_count(tenant_id)  # meanwhile, another upload of the tenant may have stored its count
         if cached is None:
-            cached = self._counts[tenant_id] = _Count(used, monotonic() + FRESH_SECONDS)
+            cached = self._counts[tenant_id] = _Count(used_bytes, monotonic() + FRESH_SECONDS)
             self._counts.move_to_end(tenant_id)
             if len(self._counts) > _MAX_TENANTS:
                 self._counts.popitem(last=False)
-        if cached.used + size > self._far_bytes:
+        if cached.used_bytes + size > self._far_bytes:
             return False
-        cached.used += size
+        cached.used_bytes += size
         return True
 
-    def _fresh(self, tenant_id: str) -> _Count | None:
+    def _fresh_count(self, tenant_id: str) -> _Count | None:
         cached = self._counts.get(tenant_id)
-        return None if cached is None or cached.until <= monotonic() else cached
+        return None if cached is None or cached.fresh_until <= monotonic() else cached

@@ -1,7 +1,7 @@
 """Limits the bytes of a tenant's unfinished uploads, and removes uploads that no client completes.
 
-A client sends an object to the store itself, and the API does not see it. So each key that a client may write to has a
-row before it has an object. Housekeeping inspects the keys in the store (`inspect`). It keeps a row as long as a
+A client sends an object to the store itself, and the API does not see the transfer. So each key that a client may write
+to has a row before it has an object. Housekeeping inspects the keys in the store (`inspect`). A row stays as long as a
 transfer that began before the URL expired may still arrive.
 """
 
@@ -27,7 +27,7 @@ from leasehold.transitions.quarantine import not_in
 
 log = structlog.get_logger(__name__)
 
-#: The name of the duty that inspects uploads, in the quarantine.
+#: The name of the duty (a maintenance loop) that inspects uploads. The quarantine sets aside its uploads that failed.
 UPLOADS = "uploads"
 #: Seconds between two inspections of an object that may still change.
 INSPECTION_SECONDS = 60
@@ -35,16 +35,17 @@ INSPECTION_SECONDS = 60
 _GRACE_SECONDS = 60
 #: A transfer that began before its URL expired may take this long.
 SLOWEST_TRANSFER = timedelta(days=1)
+#: The retry-after of a refused upload.
 _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
 #: A multipart upload of the platform that is older than this has no living writer.
 _LONGEST_WRITE = timedelta(hours=1)
 #: The prefix of the outputs of jobs. The bucket may also have objects of other programs.
-_JOBS = "jobs/"
+_JOBS_PREFIX = "jobs/"
 
 # $1 key, $2 tenant, $3 the bytes that count, $4 the size of the largest object that may stay, $5 seconds for which the
 # client may begin to send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts
-# only $3 bytes, $9 and $10 task and epoch of the attempt with whose end the upload ends.
+# only $3 bytes, $9 and $10 task and epoch of an external worker's attempt, or NULL: the upload ends with this attempt.
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
@@ -60,9 +61,10 @@ UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
     look_at = CASE WHEN $3 < 0 THEN clock_timestamp() ELSE greatest(look_at, writable_until + $4::interval) END
 WHERE key = $1 AND tenant_id = $2
 """
-# For an upload with a signed size, the store accepts only objects of that size: so housekeeping does not inspect the
-# key, and the row is not needed once the upload is finished.
+# For an upload with a signed size, the store accepts only objects of that size. So housekeeping need not inspect the
+# key, and the row of a finished upload can go.
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
+# `dead`, `over`: see Due.
 _DUE = f"""
 -- uploads_due
 SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS dead,
@@ -141,7 +143,9 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:
-    """Finish the upload. Later, housekeeping deletes an object with more than `keep` bytes; None: any object."""
+    """Finish the upload. `keep`: the most bytes of an object that may stay; None: no object may stay. Housekeeping
+    later deletes an object that may not stay.
+    """
     if keep is not None:
         await connection.execute(_FORGET_EXACT, key, tenant_id, keep)
     await connection.execute(_CLOSE, key, tenant_id, -1 if keep is None else keep, timedelta(seconds=_GRACE_SECONDS))
@@ -190,7 +194,9 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
-    """Delete the objects of an upload below a prefix. Its row remains because the process that received it has died."""
+    """Delete the objects of an upload below a prefix. The upload still has a row because the process that received the
+    upload has died.
+    """
     await remove_below(store, upload.key)
     REMOVED.labels("unfinished").inc()
     async with connections() as connection:
@@ -199,12 +205,12 @@ async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) 
 
 async def abort_dead_uploads(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:
     """Abort the multipart uploads of dead writers, for the outputs of jobs and below `prefixes`."""
-    for prefix in (*prefixes, _JOBS):
+    for prefix in (*prefixes, _JOBS_PREFIX):
         if aborted := await store.abort_uploads(prefix, older_than=_LONGEST_WRITE):
             log.warning("multipart uploads of dead writers were aborted", prefix=prefix, uploads=aborted)
 
 
 async def remove_below(store: ObjectStore, prefix: str) -> None:
-    """Delete all objects below `prefix`, and abort its unfinished multipart uploads."""
+    """Delete all objects below `prefix`, and abort the unfinished multipart uploads there."""
     await store.abort_uploads(prefix)
     await store.delete(*[stored.key async for stored in store.list(prefix)])

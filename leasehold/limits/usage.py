@@ -1,9 +1,9 @@
-"""The bounds on a tenant's unfinished jobs and stored bytes. Admission checks both for each submission.
+"""The bounds on a tenant's unfinished jobs and stored bytes. Admission checks both bounds for each submission.
 
 A full count costs more than a submission. So a process remembers the counts of each tenant, and adds the jobs and bytes
-that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. A count does not
-see jobs whose transaction is not committed yet: so the process adds the jobs that it has admitted recently to each
-count.
+that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. To each count the
+process adds the jobs that it has admitted recently, because the count does not see jobs whose transaction is not
+committed yet.
 
 Near the bound on jobs, a remembered count is not enough. There the process counts the tenant's unfinished jobs at each
 submission, and again after the write, under a lock.
@@ -26,8 +26,9 @@ from leasehold.runtime.duty_cycle import pause_after
 from leasehold.settings import Settings
 
 #: The largest share of time that a process spends on counting for one tenant.
-_SHARE = 0.05
-_LEAST_SECONDS, _MAX_SECONDS = 0.05, 60.0
+_COUNTING_SHARE = 0.05
+#: The shortest and the longest pause between two counts of a tenant, in seconds.
+_LEAST_PAUSE, _LONGEST_PAUSE = 0.05, 60.0
 #: Jobs that were admitted this many seconds ago are committed by now, and a count sees them.
 _COMMIT_SECONDS = 2.0
 #: Tenants that a process remembers.
@@ -35,13 +36,15 @@ _MAX_TENANTS = 10_000
 #: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, exact counting
 #: starts when the tenant has used this share of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
-#: The retry-after in seconds. It is long for stored bytes: they get fewer only by a deletion or the end of a retention.
+#: The retry-after in seconds. It is long for stored bytes, which only a deletion or the end of a retention makes fewer.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 #: If there is no bound on jobs, `measure` counts unfinished jobs up to this number.
 _MAX_COUNTED = 1_000_000
 
-_JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
+_COUNT_JOBS = (
+    "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
+)
 
 # The table `gate` has the concurrency limits.
 _TENANT_COUNTS = """
@@ -88,15 +91,15 @@ class _RecentAdmissions:
 
 @dataclass(slots=True)
 class _Usage:
-    """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted`: all
-    bytes that this process has ever admitted. `is_counting`: a submission counts again at the moment.
+    """The last counts of one tenant, plus the jobs and bytes that this process has admitted since. `admitted_bytes`:
+    all bytes that this process has ever admitted. `is_counting`: a submission counts again at the moment.
     """
 
     jobs: int = 0
-    stored: int = 0
+    stored_bytes: int = 0
     fresh_until: float | None = None  # None: never counted
     is_counting: bool = False
-    admitted: int = 0
+    admitted_bytes: int = 0
     recent: _RecentAdmissions = field(default_factory=_RecentAdmissions)
 
 
@@ -129,8 +132,8 @@ class Usage:
         self._check_bytes(usage, size)
         is_far = not self._max_jobs or await self._reserve_jobs(database, tenant_id, usage, count)
         self._check_bytes(usage, size)  # again, because other submissions were admitted meanwhile
-        usage.stored += size
-        usage.admitted += size
+        usage.stored_bytes += size
+        usage.admitted_bytes += size
         return is_far
 
     def _usage_of(self, tenant_id: str) -> _Usage:
@@ -146,13 +149,12 @@ class Usage:
         if self._max_bytes and size > self._max_bytes:
             sentence = f"{size} bytes exceed the {self._max_bytes} stored bytes of a tenant and can never be accepted."
             raise Invalid("batch_too_large", f"{sentence} Send less at once.")
-        # A tenant that has used all its bytes may submit nothing, not even jobs without bytes: they would write
-        # outputs.
-        if self._max_bytes and (usage.stored >= self._max_bytes or usage.stored + size > self._max_bytes):
+        # A tenant that has used all its bytes may submit nothing, because even jobs without inputs write outputs.
+        if self._max_bytes and (usage.stored_bytes >= self._max_bytes or usage.stored_bytes + size > self._max_bytes):
             raise TooMany(
                 "storage_full",
-                f"This tenant has stored {usage.stored} of at most {self._max_bytes} bytes, and {size} more do not fit"
-                " until objects expire or are deleted.",
+                f"This tenant has stored {usage.stored_bytes} of at most {self._max_bytes} bytes, and {size} more do"
+                " not fit until objects expire or are deleted.",
                 policy="stored-bytes",
                 at_most=self._max_bytes,
                 retry_after=_STORAGE_WAIT,
@@ -171,7 +173,7 @@ class Usage:
             usage.jobs += count
             usage.recent.add(count, monotonic())
             return True
-        if await self._jobs(database, tenant_id) + count > self._max_jobs:
+        if await self._count_jobs(database, tenant_id) + count > self._max_jobs:
             raise _too_many(self._max_jobs)
         return False
 
@@ -180,12 +182,12 @@ class Usage:
         if not self._max_jobs:
             return
         await lock_name(connection, f"unfinished {tenant_id}")
-        if await self._jobs(connection, tenant_id) > self._max_jobs:
+        if await self._count_jobs(connection, tenant_id) > self._max_jobs:
             raise _too_many(self._max_jobs)
 
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
         """The tenant's counts and bounds; 0: there is no bound. Unfinished jobs are counted up to their bound only."""
-        jobs = int(await connection.fetchval(_JOBS, tenant_id, self._max_jobs or _MAX_COUNTED))
+        jobs = int(await connection.fetchval(_COUNT_JOBS, tenant_id, self._max_jobs or _MAX_COUNTED))
         row = await connection.fetchrow(_TENANT_COUNTS, tenant_id)
         assert row is not None
         return {
@@ -201,20 +203,20 @@ class Usage:
         usage.is_counting = True
         try:
             async with _connection(database) as connection:
-                started, admitted_before = monotonic(), usage.admitted
-                jobs = await self._jobs(connection, tenant_id) if self._max_jobs else 0
-                stored = await connection.fetchval(self._bytes, tenant_id) if self._max_bytes else 0
+                started_at, admitted_before = monotonic(), usage.admitted_bytes
+                jobs = await self._count_jobs(connection, tenant_id) if self._max_jobs else 0
+                stored_bytes = await connection.fetchval(self._bytes, tenant_id) if self._max_bytes else 0
                 now = monotonic()
         finally:
             usage.is_counting = False
         usage.jobs = jobs + usage.recent.sum(now)
-        usage.stored = stored + usage.admitted - admitted_before
-        pause = pause_after(now - started, share=_SHARE, at_least=_LEAST_SECONDS, at_most=_MAX_SECONDS)
+        usage.stored_bytes = stored_bytes + usage.admitted_bytes - admitted_before
+        pause = pause_after(now - started_at, share=_COUNTING_SHARE, at_least=_LEAST_PAUSE, at_most=_LONGEST_PAUSE)
         usage.fresh_until = now + pause
 
-    async def _jobs(self, database: Connection | ConnectionSource, tenant_id: str) -> int:
+    async def _count_jobs(self, database: Connection | ConnectionSource, tenant_id: str) -> int:
         async with _connection(database) as connection:
-            return int(await connection.fetchval(_JOBS, tenant_id, self._max_jobs + 1))
+            return int(await connection.fetchval(_COUNT_JOBS, tenant_id, self._max_jobs + 1))
 
 
 @asynccontextmanager

@@ -18,12 +18,12 @@ from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
 #: The shipped kinds with tables. Every database has these tables, so every process serves these kinds and tidies their
-#: tables, even if it does not have the pipelines.
+#: tables, even if the process does not have the pipelines.
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
-#: The names of the shipped kinds and of all shipped pipelines. No tenant's template may take one, even if this process
-#: does not have that pipeline: another process may have it.
+#: The names of the shipped kinds and of all shipped pipelines. No tenant's template may take one of these names, even
+#: if this process does not have that pipeline, because another process may have it.
 RESERVED_NAMES = frozenset(
     name
     for kind in (*SHIPPED, WEBHOOK, OPERATION)
@@ -32,7 +32,7 @@ RESERVED_NAMES = frozenset(
 
 
 def with_bulk_operations(pipelines: Pipelines) -> Pipelines:
-    """The same registry with the kind OPERATION added: every installation has it, whatever pipelines it declares."""
+    """The same registry with the kind OPERATION added, because every installation has bulk operations."""
     if OPERATION not in pipelines.kinds:
         pipelines.add(OPERATION)
     return pipelines
@@ -49,7 +49,7 @@ def shipped() -> Pipelines:
 
 def with_demonstrations() -> Pipelines:
     """`shipped`, and the pipelines that demonstrate or measure the platform. Only `leasehold dev`, the demo and
-    benchmarks have these pipelines, because a client could hold slots with them for hours.
+    benchmarks have these pipelines, because a client could keep workers busy with them for hours.
     """
     pipelines = shipped()
     pipelines.add(noop)

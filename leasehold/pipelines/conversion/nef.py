@@ -9,8 +9,8 @@
     parts     one after another, in the order of the manifest
 
 The chip vendor's NEF is another format, with other magic bytes. The manifest has the sha256 of each part, so a reader
-notices a damaged part. The signature shows which installation packaged the model. It covers the manifest, and by the
-sha256 of each part also the parts.
+notices a damaged part. The signature shows which installation packaged the model. The signature covers the manifest,
+and so, by the sha256 of each part, also the parts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from leasehold.domain.errors import LeaseholdError
 
 MAGIC = b"LHNEF\x00\x00\x02"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
-_HASHED_BYTES = len(MAGIC) + 8 + 32
-_HEAD_BYTES = _HASHED_BYTES + _KEY_BYTES + _SIGNATURE_BYTES
+_KEY_POSITION = len(MAGIC) + 8 + 32  # of the public key in the file
+_HEAD_BYTES = _KEY_POSITION + _KEY_BYTES + _SIGNATURE_BYTES
 _MAX_MANIFEST_BYTES = 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 
@@ -65,8 +65,8 @@ class Container:
 
 
 def write(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Path]) -> None:
-    """Write an unsigned container of `parts`. Its manifest has `facts`, and the name, size and sha256 of each part. The
-    same facts and parts give the same bytes.
+    """Write an unsigned container of `parts` (name: file). The manifest has the fields `facts` about the model, and the
+    name, size and sha256 of each part. The same facts and parts give the same bytes.
 
     Raises BadContainer if the manifest would be too large for `read`.
     """
@@ -93,10 +93,10 @@ def sign(path: Path, key: Ed25519PrivateKey) -> None:
     """Sign the container in place. The same key gives the same bytes. Raises BadContainer."""
     with path.open("r+b") as file:
         head, manifest_bytes = _read_head(file)
-        public = key.public_key().public_bytes_raw()
-        signature = key.sign(head[:_HASHED_BYTES] + public + manifest_bytes)
-        file.seek(_HASHED_BYTES)
-        file.write(public + signature)
+        public_key = key.public_key().public_bytes_raw()
+        signature = key.sign(head[:_KEY_POSITION] + public_key + manifest_bytes)
+        file.seek(_KEY_POSITION)
+        file.write(public_key + signature)
 
 
 def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
@@ -110,7 +110,7 @@ def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
         start = file.tell()
         if file.seek(0, os.SEEK_END) != start + sum(part["size"] for part in manifest["parts"]):
             raise BadContainer("the length of the container is not the sum of its parts")
-    signer = _signer(head, manifest_bytes)
+    signer = _verify_signature(head, manifest_bytes)
     if trusted is not None and signer not in trusted:
         raise BadContainer("no trusted key has signed the container")
     return Container(path, manifest, start, signer)
@@ -125,21 +125,22 @@ def _read_head(file: BinaryIO) -> tuple[bytes, bytes]:
     if length > _MAX_MANIFEST_BYTES:
         raise BadContainer("the manifest is too large")
     manifest_bytes = file.read(length)
-    if hashlib.sha256(manifest_bytes).digest() != head[len(MAGIC) + 8 : _HASHED_BYTES]:
+    if hashlib.sha256(manifest_bytes).digest() != head[len(MAGIC) + 8 : _KEY_POSITION]:
         raise BadContainer("the manifest is damaged")
     return head, manifest_bytes
 
 
-def _signer(head: bytes, manifest_bytes: bytes) -> bytes | None:
-    """The public key that signed the container; None if nobody has. Raises BadContainer for an invalid signature."""
-    public, signature = head[_HASHED_BYTES : _HASHED_BYTES + _KEY_BYTES], head[_HASHED_BYTES + _KEY_BYTES :]
-    if not any(public + signature):
+def _verify_signature(head: bytes, manifest_bytes: bytes) -> bytes | None:
+    """The public key that signed the container; None: it is unsigned. Raises BadContainer for an invalid signature."""
+    public_key, signature = head[_KEY_POSITION : _KEY_POSITION + _KEY_BYTES], head[_KEY_POSITION + _KEY_BYTES :]
+    if not any(public_key + signature):
         return None
+    signed_bytes = head[:_KEY_POSITION] + public_key + manifest_bytes
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, head[:_HASHED_BYTES] + public + manifest_bytes)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, signed_bytes)
     except (InvalidSignature, ValueError):
         raise BadContainer("the signature is not valid") from None
-    return public
+    return public_key
 
 
 def _sha256(path: Path) -> str:

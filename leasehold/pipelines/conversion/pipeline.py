@@ -18,9 +18,11 @@ from leasehold.domain.pipeline import MIB, Limits, Pipeline, RunTerms, Step
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.signing import sign_package
 
+#: The number of the vendor's chip.
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
 #: `open` runs on every worker; `kneron` only on a worker with the vendor's package `ktc`.
 Toolchain: TypeAlias = Literal["open", "kneron"]
+#: For the child process of each step.
 _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MIB)
 _TIMEOUT = timedelta(minutes=30)
 
@@ -44,8 +46,8 @@ class Preprocessing(BaseModel):
 
 class ConversionParams(BaseModel):
     """The parameters of a conversion. `enable_evaluate`, `enable_sim_*`: whether the reports evaluate the model, and
-    simulate it in float (`fp`), in fixed point or on the hardware (`hw`). `seed`: the seed of all generated data, so
-    that the same model gives the same bytes.
+    simulate it in float (`fp`), in fixed point or on the hardware (`hw`). `seed`: the seed of all generated data,
+    because the same model must give the same bytes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,14 +1,15 @@
-"""Copies a job's artifacts to the promotion target, all or none, and undoes the copies of a call that failed or died.
+"""Copies a job's artifacts to the promotion target (a bucket or an HTTP file service), all or none, and undoes the
+copies of a call that failed or died.
 
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
-passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Both hold no database
-connection while they wait for the target or the store.
+passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither of them holds a
+database connection while it waits for the target or the store.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +35,7 @@ _FINISH_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Copy:
     """One artifact to copy: from the object `source` of the installation's store to the target's `key`. `replace`:
-    whether it may replace an object that the tenant has promoted to the key before.
+    whether the copy may replace an object that the tenant has promoted to the key before.
     """
 
     key: str
@@ -44,7 +45,7 @@ class Copy:
 
 
 @asynccontextmanager
-async def _limited(seconds: float) -> AsyncIterator[None]:
+async def _time_limit(seconds: float) -> AsyncIterator[None]:
     """Raises BadGateway if the block takes longer than `seconds`. A TimeoutError of PostgreSQL passes unchanged."""
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -62,7 +63,7 @@ class Promoter:
         self._connections = connections
         self._store = store
         self._target = target
-        self._foreign: set[str] = set()  # keys that hold an object of somebody else: an undo must not touch them
+        self._foreign_keys: set[str] = set()  # keys that hold an object of somebody else: an undo must not touch them
 
     async def promote(
         self,
@@ -71,21 +72,24 @@ class Promoter:
         copies: Sequence[Copy],
         on_finish: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        """Undo the changes of `earlier` calls, claim the keys, copy, and record that the job is promoted. The record
-        commits in one transaction with the writes of `on_finish`.
+        """Undo the changes of earlier calls (`earlier`), claim the keys, copy, and record that the job is promoted. The
+        record commits in one transaction with the writes of `on_finish`.
 
         Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error, the copies of this call are undone:
         before this function raises, or later by the leading worker. One exception: if the answer to the COMMIT was lost
-        and PostgreSQL does not answer afterwards, the job may be promoted. Then the client learns it by calling again.
+        and PostgreSQL does not answer afterwards, the job may be promoted. A second request then tells the client.
         """
         await self._undo_earlier(earlier)
         keys = [copy.key for copy in copies]
         async with self._connections() as connection:
-            owned = await promotions.claim(connection, call, keys, [copy.key for copy in copies if copy.replace])
+            is_own_by_key = await promotions.claim(
+                connection, call, keys, [copy.key for copy in copies if copy.replace]
+            )
         try:
-            async with _limited(promotions.COPY_SECONDS):
+            async with _time_limit(promotions.COPY_SECONDS):
                 for number, copy in enumerate(copies):
-                    await self._copy(call, copy, f"jobs/{call.job_id}/promotion/{call.id}/{number}", owned)
+                    backup = f"jobs/{call.job_id}/promotion/{call.id}/{number}"
+                    await self._copy(call, copy, backup, is_own=is_own_by_key[copy.key])
             backups = await self._finish(call, keys, on_finish)
         except BaseException:
             await asyncio.shield(self._undo_call(call))
@@ -95,16 +99,16 @@ class Promoter:
     async def _undo_earlier(self, changes: Sequence[KeyChange]) -> None:
         is_undone = False
         with suppress(BadGateway):
-            async with _limited(promotions.UNDO_SECONDS):
+            async with _time_limit(promotions.UNDO_SECONDS):
                 is_undone = await self.undo(changes)
         if not is_undone:
             raise BadGateway("promotion_failed", "The copies of an earlier call could not be removed.")
 
-    async def _copy(self, call: PromoteCall, copy: Copy, backup: str, owned: Mapping[str, bool]) -> None:
-        """Copy one artifact. `backup`: where to put a replaced object. `owned`: for each key, whether it holds an
-        object that the tenant has promoted.
+    async def _copy(self, call: PromoteCall, copy: Copy, backup: str, *, is_own: bool) -> None:
+        """Copy one artifact. `backup`: where to put a replaced object. `is_own`: whether the key holds an object that
+        the tenant has promoted.
         """
-        match await self._target.existing(copy.key), owned[copy.key]:
+        match await self._target.existing(copy.key), is_own:
             case Existing.NOTHING, _:
                 await self._create(call, copy, known_absent=True)
             case _, True:
@@ -126,7 +130,7 @@ class Promoter:
         try:
             created = await self._target.create(copy.key, copy.source, copy.size, str(call.id))
         except Conflict:  # somebody else has created an object at the key since `existing` was asked
-            self._foreign.add(copy.key)
+            self._foreign_keys.add(copy.key)
             raise
         if created and not known_absent:
             async with self._connections() as connection:
@@ -154,8 +158,8 @@ class Promoter:
     async def _undo_call(self, call: PromoteCall) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
-                # Repeated until PostgreSQL answers: else a worker that undoes this call later removes foreign objects.
-                if self._foreign:
+                # Repeat until PostgreSQL answers: a worker that undoes the call later would remove foreign objects.
+                if self._foreign_keys:
                     await until_answered(partial(self._release_foreign, call), within=promotions.UNDO_SECONDS)
                 async with self._connections() as connection:
                     changes = await promotions.changes_of(connection, call)
@@ -166,7 +170,7 @@ class Promoter:
     async def _release_foreign(self, call: PromoteCall) -> None:
         """Delete the record that this call may have changed the foreign keys."""
         async with self._connections() as connection:
-            for key in self._foreign:
+            for key in self._foreign_keys:
                 await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
 
     async def undo(self, changes: Sequence[KeyChange]) -> bool:
@@ -217,7 +221,7 @@ async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore
     if not changes:
         return 0
     try:
-        async with _limited(promotions.UNDO_SECONDS), open_target(settings, store) as target:
+        async with _time_limit(promotions.UNDO_SECONDS), open_target(settings, store) as target:
             await Promoter(connections, store, target).undo(changes)
     except BadGateway:
         log.warning("the target took too long: copies of dead promotions are undone later")
