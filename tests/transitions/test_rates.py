@@ -34,8 +34,8 @@ async def test_a_request_is_allowed_while_its_own_debt_has_room(rows: Rows, debt
     quota = await rates.take(rows.connection, "k", 2)
     assert (seen.allowed, quota.allowed) == (allowed, allowed)
     if not allowed:
-        assert quota.wait <= debt + 30.0 - 60.0
-        assert quota.wait > 0.0
+        assert quota.wait_seconds <= debt + 30.0 - 60.0
+        assert quota.wait_seconds > 0.0
 
 
 async def test_several_are_charged_together_or_not_at_all(rows: Rows) -> None:
