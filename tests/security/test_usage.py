@@ -55,7 +55,7 @@ async def test_no_burst_of_batches_passes_the_bound_on_unfinished_jobs(
     settings: Settings, pool: Pool, rows: Connection, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`pause`: whether counts are used again at all."""
-    monkeypatch.setattr(usages, "_LEAST_SECONDS", pause)
+    monkeypatch.setattr(usages, "_LEAST_PAUSE", pause)
     usage = limited(settings, LIMITED)
 
     async def submit() -> None:
@@ -87,9 +87,9 @@ async def test_one_of_many_submissions_counts_for_all(
                 await usage.reserve(connection, "acme", 1)
 
     both = asyncio.Barrier(AT_ONCE)
-    monkeypatch.setattr(usages, "_MAX_SECONDS", 0.0)
+    monkeypatch.setattr(usages, "_LONGEST_PAUSE", 0.0)
     await asyncio.gather(*(reserve(both) for _ in range(AT_ONCE)))  # the first count of the process: nobody has one
-    monkeypatch.setattr(usages, "_LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(usages, "_LEAST_PAUSE", 60.0)
     counts.clear()
     await asyncio.gather(*(reserve(both) for _ in range(AT_ONCE)))
     assert len(counts) == 1
