@@ -117,8 +117,8 @@ async def find_listed_run(services: Services, caller: Caller, run_id: UUID) -> R
 
 
 async def run_access(services: Services, caller: Caller, run_id: UUID) -> JobAccess:
-    """The run, for the functions that act on jobs of all kinds. Raises NotFound `run_not_found`, also for
-    a job of another kind (media, conversion).
+    """The run, for the functions that act on jobs of all kinds. Raises NotFound `run_not_found`, also for a job of
+    another kind (media, conversion).
     """
     async with services.pool.acquire() as connection:
         row = await job_reads.find_job(connection, caller.tenant_id, run_id)

@@ -85,8 +85,8 @@ class Changes(BaseModel):
 
 class NewSchedule(Changes):
     """`overlap`: what a tick does while the schedule's previous run is unfinished. `catch_up`: which missed ticks (more
-    than a minute late) of the last `catch_up_seconds` still start runs. `tags` and `callback_url` are
-    given to its runs.
+    than a minute late) of the last `catch_up_seconds` still start runs. `tags` and `callback_url` are given to its
+    runs.
     """
 
     template: str = Field(max_length=63)

@@ -19,8 +19,8 @@ from leasehold.transitions import webhooks
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What an action needs of its process. `kinds`: the kinds of work. `opened`: by the name of a kind, the object
-    that it has opened for its endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
+    """What an action needs of its process. `kinds`: the kinds of work. `opened`: by the name of a kind, the object that
+    it has opened for its endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
     """
 
     settings: Settings

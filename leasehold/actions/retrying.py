@@ -35,8 +35,7 @@ def may_revive_together(
     actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
 ) -> bool:
     """Whether `revive_together` may retry the job: it has no limit and no exclusive or dedupe key, waits for no other
-    run, and its kind has no hook for retries. `rules`: the limits that are declared for
-    the tenant's new jobs.
+    run, and its kind has no hook for retries. `rules`: the limits that are declared for the tenant's new jobs.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
@@ -78,8 +77,8 @@ async def revive(
     cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters; None: the old
-    ones. `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
+    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters; None: the old ones.
+    `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
 
     The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
     failure. Raises as `runs.revive`, and Conflict `pipeline_not_served` or `same_key_running`.

@@ -129,8 +129,8 @@ class Connections:
 
     def announce_soon(self, written: Written) -> None:
         """Announce a commit of the user's own transaction in the background. The commit is done, so no failure may
-        reach the user's program. After a failure a worker's relay (the loop that sends
-        what was not announced) announces the commit.
+        reach the user's program. After a failure a worker's relay (the loop that sends what was not announced)
+        announces the commit.
         """
         try:
             opened = self._open_portal()

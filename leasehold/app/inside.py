@@ -1,6 +1,6 @@
-"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app publishes their hints
-(messages that tell workers of due tasks). It can do so only if the driver tells of the commit and the app's settings
-name the database. Else a worker publishes the hints within a second.
+"""Writes runs in the user's own transaction, for `submit_in`. After the commit the app publishes their hints (messages
+that tell workers of due tasks). It can do so only if the driver tells of the commit and the app's settings name the
+database. Else a worker publishes the hints within a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The announcer publishes hints (messages that tell workers of due tasks) right after the commit that wrote them, so
 that no task waits for a poll. Each API process and each worker runs one. An announcer may fail: the relay (a loop of
-each worker) publishes the hints that stay in the outbox, the table of
-hints that the broker has not confirmed.
+each worker) publishes the hints that stay in the outbox, the table of hints that the broker has not confirmed.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ async def announcing(broker: Broker, pool: ConnectionSource) -> AsyncIterator[An
 
 
 class WaitingAnnouncements:
-    """Announcements (hints with the ids of their outbox rows) that wait to be published. Tenants take turns, so
-    that a flood of one tenant delays no other.
+    """Announcements (hints with the ids of their outbox rows) that wait to be published. Tenants take turns, so that a
+    flood of one tenant delays no other.
     """
 
     def __init__(self) -> None:
@@ -55,8 +54,8 @@ class WaitingAnnouncements:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. If `_MAX_WAITING` wait already, drop one for each new one: the new one itself, or
-        one that `_make_room` chooses. The relay publishes what is dropped.
+        """Add announcements. If `_MAX_WAITING` wait already, drop one for each new one: the new one itself, or one that
+        `_make_room` chooses. The relay publishes what is dropped.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant

@@ -15,9 +15,9 @@ BANDS = ("high", "normal", "low")
 class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
-    `tenant`: the task's tenant, so that a worker can keep a share of its slots (each has room for one attempt)
-    for other tenants without a query.
-    Empty: the sender did not know the tenant. All such hints count as the hints of one tenant.
+    `tenant`: the task's tenant, so that a worker can keep a share of its slots (each has room for one attempt) for
+    other tenants without a query. Empty: the sender did not know the tenant. All such hints count as the hints of one
+    tenant.
     """
 
     task_id: UUID
@@ -66,10 +66,9 @@ class Broker(Protocol):
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """Send the hints without waiting between them. Returns for each hint whether the broker confirmed it.
 
-        False: the hint was not sent, or nobody knows whether it was. The relay (a loop
-        of each worker) sends such a hint again.
-        Without a connection, all are False, and the call returns immediately.
-        Raises only the cancellation of the caller's own task.
+        False: the hint was not sent, or nobody knows whether it was. The relay (a loop of each worker) sends such a
+        hint again. Without a connection, all are False, and the call returns immediately. Raises only the cancellation
+        of the caller's own task.
         """
 
     async def consume(

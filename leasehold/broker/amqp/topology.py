@@ -20,8 +20,8 @@ from leasehold.broker.base import BANDS
 #: RabbitMQ sets a hint aside after this many deliveries. This is only a second safeguard: PostgreSQL counts the
 #: attempts.
 DELIVERY_LIMIT = 20
-#: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because workers also find
-#: tasks by polling PostgreSQL.
+#: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because workers also find tasks by
+#: polling PostgreSQL.
 SET_ASIDE_MAX = 10_000
 #: A declare of a quorum queue without a leader hangs for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
