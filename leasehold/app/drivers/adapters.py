@@ -233,7 +233,7 @@ def _rows_of(result: Any) -> list[Row]:
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine over a sync driver to its end without an event loop. It never waits, because its driver blocks."""
+    """Run a coroutine over a sync driver to its end without an event loop. It never waits: its driver blocks."""
     try:
         while True:
             if work.send(None) is not None:  # sleep(0) yields None
