@@ -42,6 +42,7 @@ EXPIRED = counter("leases_expired_total", "Leases of lost workers that this work
 REFUSED = counter(
     "zombie_writes_refused_total", "Settlements that changed nothing, because the lease was another worker's"
 )
+#: QUICK: buckets for operations that take milliseconds.
 STATEMENTS = fast_histogram(
     "statement_duration_seconds", "Round trip of a batched statement: claim, look, settle, renew", ["statement"], QUICK
 )

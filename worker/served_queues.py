@@ -43,15 +43,19 @@ class ServedQueues:
         """
         declared_queues = {step.queue for pipeline in pipelines for step in pipeline.steps}
         every = served_queues(frozenset(settings.queues or declared_queues), settings.labels)
-        unpinned = {unpinned_queue(queue) for queue in every}
-        served = [pipeline for pipeline in pipelines if any(step.queue in unpinned for step in pipeline.steps)]
-        isolated_queues = {step.queue for pipeline in served for step in pipeline.steps if step.isolated}
+        unpinned_queues = {unpinned_queue(queue) for queue in every}
+        served_pipelines = [
+            pipeline for pipeline in pipelines if any(step.queue in unpinned_queues for step in pipeline.steps)
+        ]
+        isolated_queues = {step.queue for pipeline in served_pipelines for step in pipeline.steps if step.isolated}
         return cls(
             every=every,
             isolated=frozenset(queue for queue in every if unpinned_queue(queue) in isolated_queues),
-            isolated_pipelines=_names(served, isolated=True),
-            inline_pipelines=_names(served, isolated=False),
-            slots={queue: _slots(settings, served, isolated_queues, unpinned_queue(queue)) for queue in every},
+            isolated_pipelines=_names(served_pipelines, isolated=True),
+            inline_pipelines=_names(served_pipelines, isolated=False),
+            slots={
+                queue: _slots(settings, served_pipelines, isolated_queues, unpinned_queue(queue)) for queue in every
+            },
         )
 
 

@@ -103,15 +103,15 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
     """Time out the steps that run longer than their limit, whether their workers live or not. Each step is ended by
     itself, because an error with one step must not stop the others.
     """
-    ended = []
+    outcomes = []
     for row in await connection.fetch(_OVERDUE, limit):
         # Nobody reads `trusted_until` of this lease: it only settles the step.
         lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], trusted_until=monotonic())
         work = partial(time_out, connection, templates, row["tenant_id"], lease)
         outcome = await run_unit(connection, DUTY, row["id"], work)
         if outcome is not None:
-            ended.append(outcome)
-    return ended
+            outcomes.append(outcome)
+    return outcomes
 
 
 async def needed_steps(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:

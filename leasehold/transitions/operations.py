@@ -75,10 +75,10 @@ async def lock(
     rows, and the ids of the targets that another transaction has locked.
     """
     rows = await connection.fetch(LOCK[action], list(job_ids), at, tenant_id)
-    missing = set(job_ids) - {row["id"] for row in rows}
-    if not missing:
+    missing_ids = set(job_ids) - {row["id"] for row in rows}
+    if not missing_ids:
         return rows, []
-    locked_by_others = await connection.fetch(_TARGETS[action], list(missing), at, tenant_id)
+    locked_by_others = await connection.fetch(_TARGETS[action], list(missing_ids), at, tenant_id)
     return rows, [row["id"] for row in locked_by_others]
 
 

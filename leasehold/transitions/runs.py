@@ -332,11 +332,11 @@ async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit)
         limit.tenant_id,
         limit.key,
     )
-    older = [row["job_id"] for row in rows]
+    older_runs = [row["job_id"] for row in rows]
     cancellation = await jobs.request_cancel(
-        connection, older, new.tenant_id, reason=f"replaced by run {new.id}", by="replace_same_scope", forced=True
+        connection, older_runs, new.tenant_id, reason=f"replaced by run {new.id}", by="replace_same_scope", forced=True
     )
-    return older, cancellation.ended
+    return older_runs, cancellation.ended
 
 
 def _declared_limits(rules: TenantRules, new: NewRun) -> list[ConcurrencyLimit]:

@@ -77,8 +77,8 @@ FROM (
     WHERE mine.status = 'running' AND mine.lease_owner = $1 AND mine.lease_until < clock_timestamp() + $2::interval
       AND w.incarnation <> {_INCARNATION}
     ORDER BY mine.id FOR UPDATE OF mine SKIP LOCKED
-) kept
-WHERE t.id = kept.id
+) AS own_task
+WHERE t.id = own_task.id
 """
 
 

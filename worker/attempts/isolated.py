@@ -96,10 +96,12 @@ class IsolatedAttempts:
                     directory = self._directories.path_of(claimed.lease)
                     done = await self._run(claimed, pipeline, step, files, directory, timeout, on_progress)
             await self._run_finisher(pipeline, step, done)
-            started = self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []
+            new_speculations = (
+                self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []
+            )
             completion = await self._publish(claimed, pipeline, step, done, digest, held)
-            for started_speculation in started:
-                started_speculation.complete_digests({output.name: output.sha256 for output in completion.outputs})
+            for new_speculation in new_speculations:
+                new_speculation.complete_digests({output.name: output.sha256 for output in completion.outputs})
             failpoints.reach("after_upload")
             return completion
         finally:
@@ -117,18 +119,18 @@ class IsolatedAttempts:
         """
         if not self._speculations:
             return
-        used = (claimed.job_id, claimed.step)
-        started = [
+        used_key = (claimed.job_id, claimed.step)
+        started_keys = [
             key
             for key, speculation in self._speculations.items()
-            if speculation.bound_to == claimed.lease.task_id and key != used
+            if speculation.bound_to == claimed.lease.task_id and key != used_key
         ]
-        for key in started:
+        for key in started_keys:
             if next_claimed is None:
                 self._discard(key)
             else:
                 self._speculations[key].bound_to = next_claimed.lease.task_id
-        self._discard(used)
+        self._discard(used_key)
 
     # --- the steps of `perform`
 

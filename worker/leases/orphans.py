@@ -56,24 +56,24 @@ class Orphans:
         with the release of its last task.
         """
         assert self._search_began_at is not None
-        owned = await claims.owned_before(connection, self._worker, self._search_began_at, self._lease_seconds)
-        if not owned:
+        owned_tasks = await claims.owned_before(connection, self._worker, self._search_began_at, self._lease_seconds)
+        if not owned_tasks:
             self._search_began_at = None
             return []
-        orphans = {task: epoch for task, epoch in owned.items() if task not in held}
+        orphans = {task: epoch for task, epoch in owned_tasks.items() if task not in held}
         if self._suspects != orphans:  # the first query that finds these tasks
             self._suspects, self._suspected_at = orphans, monotonic()
             return []
         if monotonic() - self._suspected_at < _CONFIRM_SECONDS:  # too early for the second query
             return []
-        if owned == orphans:
+        if owned_tasks == orphans:
             self._search_began_at = None  # this release ends the search: no task from before the search remains
         if not orphans:
             return []
         # A release reads neither `attempt` nor `trusted_until`.
         leases = [Lease(task, self._worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in orphans.items()]
-        released = await settlements.release(connection, leases)
+        outcome = await settlements.release(connection, leases)
         # In a job that is being cancelled, only a workflow is released. The other tasks end.
-        refused = [lease for lease in leases if released.verdicts.get(lease.task_id) is not Verdict.SETTLED]
-        log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused))
-        return (await settlements.acknowledge_cancel(connection, refused)).ended if refused else []
+        refused_leases = [lease for lease in leases if outcome.verdicts.get(lease.task_id) is not Verdict.SETTLED]
+        log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused_leases))
+        return (await settlements.acknowledge_cancel(connection, refused_leases)).ended if refused_leases else []

@@ -131,7 +131,7 @@ class SettlementBatcher:
         others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # mostly none
         failures = [settlement for settlement in others if isinstance(settlement, Failure)]
         snoozes = [settlement for settlement in others if isinstance(settlement, Snoozing)]
-        released = [settlement.lease for settlement in others if isinstance(settlement, Release)]
+        leases_to_release = [settlement.lease for settlement in others if isinstance(settlement, Release)]
         fan_outs = [settlement for settlement in others if isinstance(settlement, FanningOut)]
         suspensions = [settlement for settlement in others if isinstance(settlement, Suspending)]
         began = perf_counter()
@@ -139,7 +139,7 @@ class SettlementBatcher:
             await settlements.complete(connection, completions, self._terms) if completions else None,
             await settlements.fail(connection, failures) if failures else None,
             await settlements.wait_until(connection, snoozes) if snoozes else None,
-            await settlements.release(connection, released) if released else None,
+            await settlements.release(connection, leases_to_release) if leases_to_release else None,
             await settlements.fan_out(connection, fan_outs) if fan_outs else None,
             await settlements.suspend(connection, suspensions, self._terms) if suspensions else None,
         ]
@@ -157,16 +157,16 @@ class SettlementBatcher:
         due again: its code has not seen the cancel yet. A workflow that was about to wait is due immediately. A failed
         attempt that may be repeated is due after the pause of its failure.
         """
-        suspended = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
-        failed = [
+        suspended_leases = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
+        snoozings = [
             Snoozing(settlement.lease, settlement.delay)
             for settlement in refused
             if isinstance(settlement, Failure) and settlement.retryable
         ]
-        released = await settlements.release(connection, suspended) if suspended else Settled({})
-        snoozed = await settlements.wait_until(connection, failed) if failed else Settled({})
-        self._announce(released.announcements)
-        return _answers(released) | _answers(snoozed)
+        released_outcome = await settlements.release(connection, suspended_leases) if suspended_leases else Settled({})
+        snoozed_outcome = await settlements.wait_until(connection, snoozings) if snoozings else Settled({})
+        self._announce(released_outcome.announcements)
+        return _answers(released_outcome) | _answers(snoozed_outcome)
 
     async def _recover_next(
         self, connection: Connection, batch: Sequence[Settlement], answers: Mapping[UUID, Answer]
@@ -174,20 +174,20 @@ class SettlementBatcher:
         """Claim again the next steps that the earlier try may have claimed. The answer of that try was lost: without a
         new claim, no worker would run these steps before their leases pass. Returns the changed answers.
         """
-        completed: list[UUID] = []
+        completed_ids: list[UUID] = []
         workflow_of_step: dict[UUID, UUID] = {}  # a step that a suspension started -> the workflow's task
         for settlement in batch:
             task_id = settlement.lease.task_id
             if answers[task_id].next is not None:
                 continue
             if isinstance(settlement, Completion) and settlement.claim_next:
-                completed.append(task_id)
+                completed_ids.append(task_id)
             elif isinstance(settlement, Suspending) and settlement.claim_next:
                 workflow_of_step[settlement.claim_next] = task_id
-        if not completed and not workflow_of_step:
+        if not completed_ids and not workflow_of_step:
             return {}
-        held = self._heartbeat.all_held()
-        by_task = await claims.claim_again(connection, completed, workflow_of_step, self._terms, held)
+        held_ids = self._heartbeat.all_held()
+        by_task = await claims.claim_again(connection, completed_ids, workflow_of_step, self._terms, held_ids)
         return {task_id: replace(answers[task_id], next=claimed) for task_id, claimed in by_task.items()}
 
 

@@ -163,8 +163,8 @@ class Duties:
 
     async def _end_cancels(self) -> None:
         async with self._frequent_connection() as connection:
-            ended = await sweeps.end_cancels(connection, self._takeover.dead, self._settings.max_losses)
-            count_ended_jobs(ended)
+            ended_jobs = await sweeps.end_cancels(connection, self._takeover.dead, self._settings.max_losses)
+            count_ended_jobs(ended_jobs)
 
     async def _end_jobs(self) -> None:
         async with self._frequent_connection() as connection:
@@ -187,9 +187,9 @@ class Duties:
             return
         began = monotonic()
         async with self._frequent_connection() as connection:
-            for ended in await external.end_overdue(connection, self._templates):
-                count_ended_jobs(ended.ended)
-                self._announcer.announce(ended.announcements)
+            for outcome in await external.end_overdue(connection, self._templates):
+                count_ended_jobs(outcome.ended)
+                self._announcer.announce(outcome.announcements)
         self._late_step_pauses.done(began)
 
     async def _wake_known(self) -> float | None:

@@ -55,10 +55,10 @@ class Relay:
         async with self._pool.acquire() as connection:
             announcements, is_all = await self._take(connection)
         failpoints.reach("before_relay")  # a failpoint: here a test can stop or kill the process
-        sent = await self._send(announcements) if announcements else 0
-        metrics.RELAYED.inc(sent)
+        sent_count = await self._send(announcements) if announcements else 0
+        metrics.RELAYED.inc(sent_count)
         # If the broker has not confirmed all hints, the next turn comes after the usual pause.
-        return None if is_all or sent < len(announcements) else 0.0
+        return None if is_all or sent_count < len(announcements) else 0.0
 
     async def _send(self, announcements: Sequence[Announcement]) -> int:
         """Send all hints together. If that fails, send each hint by itself: so a hint that cannot be sent delays no

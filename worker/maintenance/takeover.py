@@ -84,9 +84,9 @@ class Takeover:
             self._pauses.done(began)
 
     async def _expire(self, connection: Connection, dead: Sequence[UUID]) -> None:
-        ended, hints, failed = await sweeps.expire_leases(connection, dead, self._settings.max_losses)
-        count_ended_jobs(failed)
-        if ended:
-            log.warning("leases of dead workers ended", leases=ended, workers=[str(owner) for owner in dead])
-            metrics.EXPIRED.inc(ended)
+        lease_count, hints, failed_jobs = await sweeps.expire_leases(connection, dead, self._settings.max_losses)
+        count_ended_jobs(failed_jobs)
+        if lease_count:
+            log.warning("leases of dead workers ended", leases=lease_count, workers=[str(owner) for owner in dead])
+            metrics.EXPIRED.inc(lease_count)
             self._announcer.announce(hints)

@@ -48,12 +48,14 @@ def explained(fences: list[str]) -> str:
 
 def check(settings: Settings) -> Finding:
     """The finding of `leasehold doctor`. A missing fence is wrong, unless the settings accept it (best_effort)."""
-    offered = of_this_kernel()
-    if not (absent := missing(offered)):
-        return Finding("isolation", True, offered, "clients' bytes are parsed in processes that reach nothing else")
+    offered_fences = of_this_kernel()
+    if not (missing_fences := missing(offered_fences)):
+        return Finding(
+            "isolation", True, offered_fences, "clients' bytes are parsed in processes that reach nothing else"
+        )
     is_accepted = settings.isolation == "best_effort"
-    summary = f"missing: {', '.join(absent)}" + (" (LEASEHOLD_ISOLATION=best_effort)" if is_accepted else "")
-    consequence = explained(absent) if is_accepted else f"{explained(absent)}; {_REFUSED}"
+    summary = f"missing: {', '.join(missing_fences)}" + (" (LEASEHOLD_ISOLATION=best_effort)" if is_accepted else "")
+    consequence = explained(missing_fences) if is_accepted else f"{explained(missing_fences)}; {_REFUSED}"
     return Finding("isolation", is_accepted, summary, consequence)
 
 
@@ -65,20 +67,22 @@ def may_serve(
 
     If fences are missing, logs one line about them. Raises DeclarationError when no queue is left.
     """
-    absent = missing(isolation)
-    if not absent or not isolated_queues:
+    missing_fences = missing(isolation)
+    if not missing_fences or not isolated_queues:
         return queues
     if settings.isolation == "best_effort":
         log.warning(
-            "isolated steps run without all fences (LEASEHOLD_ISOLATION=best_effort)", missing=absent, held=isolation
+            "isolated steps run without all fences (LEASEHOLD_ISOLATION=best_effort)",
+            missing=missing_fences,
+            held=isolation,
         )
         return queues
     log.error(
         "isolated queues are refused",
-        missing=absent,
+        missing=missing_fences,
         queues=sorted(isolated_queues),
-        why=f"{explained(absent)}; {_REFUSED}",
+        why=f"{explained(missing_fences)}; {_REFUSED}",
     )
     if not queues - isolated_queues:
-        raise DeclarationError(f"no queue is left to serve: {explained(absent)}; {_REFUSED}")
+        raise DeclarationError(f"no queue is left to serve: {explained(missing_fences)}; {_REFUSED}")
     return queues - isolated_queues

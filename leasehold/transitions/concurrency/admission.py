@@ -197,11 +197,11 @@ async def _choose(
     only: object | None = None,
 ) -> _Chosen:
     """Choose among the first `size` waiting jobs. `only`: consider only this job."""
-    waiting = await connection.fetch(_WAITING, *limit_columns(limits), size, EVERYBODY, only)
-    limits_of_waiting = (name for row in waiting for name in _limits_of(row))
+    waiting_jobs = await connection.fetch(_WAITING, *limit_columns(limits), size, EVERYBODY, only)
+    limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
     job_ids = []
-    for row in waiting:
+    for row in waiting_jobs:
         job_rooms = [rooms[name] for name in _limits_of(row)]
         if row["alive"] and all(room.admits(row["tenant_id"]) for room in job_rooms):
             job_ids.append(row["job_id"])
@@ -209,7 +209,7 @@ async def _choose(
                 room.take(row["tenant_id"])
     # `refused_share`: the limit has room, but no waiting tenant may get more of it now.
     has_room = any(rooms[name].is_open and not rooms[name].refused_share for name in limits)
-    return _Chosen(job_ids, has_more=len(waiting) == size and has_room)
+    return _Chosen(job_ids, has_more=len(waiting_jobs) == size and has_room)
 
 
 def _limits_of(row: Any) -> list[ConcurrencyLimitName]:

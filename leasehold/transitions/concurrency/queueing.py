@@ -84,13 +84,15 @@ async def _bounds(
     operator has withdrawn the declared limit.
     """
     # `limit.limit`: the name of the declared limit that this limit follows, or its own name if it is declared itself.
-    followed = sorted(
+    followed_names = sorted(
         {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
     )
-    rows = await connection.fetch(_FOLLOWED, *limit_columns(followed)) if followed else ()
-    declared = {(row["tenant_id"], row["key"]): (row["at_most"], row["per_minute"]) for row in rows}
+    rows = await connection.fetch(_FOLLOWED, *limit_columns(followed_names)) if followed_names else ()
+    declared_bounds = {(row["tenant_id"], row["key"]): (row["at_most"], row["per_minute"]) for row in rows}
     return {
-        name: (limit.at_most, limit.per_minute) if limit.limit is None else declared.get(limit.limit, (None, None))
+        name: (limit.at_most, limit.per_minute)
+        if limit.limit is None
+        else declared_bounds.get(limit.limit, (None, None))
         for name, limit in limits.items()
     }
 

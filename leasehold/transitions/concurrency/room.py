@@ -132,19 +132,21 @@ async def rooms_of(
         await connection.execute(_FORGET_FINISHED, *columns)
     elif ended:
         await connection.execute(_FORGET_JOBS, sorted(ended))
-    used = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_ADMITTED, *columns)}
-    shared: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
-    for row in await connection.fetch(_OWNERS, EVERYBODY, list(shared)) if shared else ():
-        shared[row["key"]][row["owner"]] = row["n"]
+    counts = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_ADMITTED, *columns)}
+    admitted_by_key: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
+    for row in await connection.fetch(_OWNERS, EVERYBODY, list(admitted_by_key)) if admitted_by_key else ():
+        admitted_by_key[row["key"]][row["owner"]] = row["n"]
     rooms: defaultdict[ConcurrencyLimitName, Room] = defaultdict(lambda: Room(None, None))
     for row in limits:
         name = (row["tenant_id"], row["key"])
-        unfinished, last_minute = (used[name]["unfinished"], used[name]["last_minute"]) if name in used else (0, 0)
+        unfinished, last_minute = (
+            (counts[name]["unfinished"], counts[name]["last_minute"]) if name in counts else (0, 0)
+        )
         rooms[name] = Room(
             _remaining(row["at_most"], unfinished),
             _remaining(row["per_minute"], last_minute),
             int((row["at_most"] or 0) >= _RESERVES_FROM),
-            shared[row["key"]] if row["tenant_id"] == EVERYBODY else None,
+            admitted_by_key[row["key"]] if row["tenant_id"] == EVERYBODY else None,
         )
     return rooms
 

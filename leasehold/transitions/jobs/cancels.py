@@ -112,10 +112,10 @@ async def request_cancel(
     operation that cancels this job among others).
     """
     async with connection.transaction():
-        locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]
-        if not locked:
+        locked_ids = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]
+        if not locked_ids:
             return Cancels({}, [], [])
         cancel = {"reason": reason, "by": by} | ({} if operation_id is None else {"operation": str(operation_id)})
-        rows = await connection.fetch(REQUEST_CANCEL, locked, cancel)
+        rows = await connection.fetch(REQUEST_CANCEL, locked_ids, cancel)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     return Cancels({row["id"]: JobState(row["status"]) for row in rows}, ended_jobs(rows), hints)

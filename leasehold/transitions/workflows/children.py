@@ -93,8 +93,8 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Announcement]:
     """waiting -> waiting, due now: the workflows whose awaited runs have ended, or are deleted."""
     async with connection.transaction():
-        locked = [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit)]
-        rows = await connection.fetch(_WAKE_WAITING, locked) if locked else []
+        job_ids = [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit)]
+        rows = await connection.fetch(_WAKE_WAITING, job_ids) if job_ids else []
     return [Announcement.from_row(row) for row in rows]
 
 
@@ -136,13 +136,13 @@ async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list
     their rows in the journal are `done`. Returns the runs that have ended immediately, and the hints of the cancelled
     runs that are workflows.
     """
-    ended: list[JobEnded] = []
+    ended_jobs: list[JobEnded] = []
     hints: list[Announcement] = []
     for row in await connection.fetch(_ORPHANS, limit):
         reason = f"its workflow, run {row['parent_id']}, is {row['status']}"
         cancels = await jobs.request_cancel(
             connection, [row["id"]], row["tenant_id"], reason=reason, by="its workflow", forced=True
         )
-        ended += cancels.ended
+        ended_jobs += cancels.ended
         hints += cancels.hints
-    return ended, hints
+    return ended_jobs, hints
