@@ -65,7 +65,7 @@ async def reconcile(
                 dict(schedule.payload), schedule.overlap, schedule.catch_up, schedule.catch_up_seconds, next_tick, app,
             )  # fmt: skip
         rows = await connection.fetch(_PAUSE_OTHERS, tenant_id, app, [schedule.template for schedule in declared])
-    paused = [row["template"] for row in rows]
-    if paused:
-        log.warning("schedules are paused", app=app, templates=paused, reason=UNDECLARED)
-    return paused
+    paused_templates = [row["template"] for row in rows]
+    if paused_templates:
+        log.warning("schedules are paused", app=app, templates=paused_templates, reason=UNDECLARED)
+    return paused_templates

@@ -139,15 +139,15 @@ async def fire_due(
             connection, prepared, schedule, schedule["buffered_at"], keep_seconds, admission
         )
 
-    created: list[CreatedRun] = []
+    created_runs: list[CreatedRun] = []
     own_pipelines = [pipeline.name for pipeline in templates.pipelines]
     for statement, fire in ((_FIND_DUE, fire_ticks), (_FIND_BUFFERED, fire_buffered)):
         for row in await connection.fetch(statement, limit, own_pipelines):
             schedule_id = row["id"]
             work = partial(fire, schedule_id)
             on_failure = partial(_record_failure, connection, schedule_id, pause_after)
-            created += await run_unit(connection, DUTY, schedule_id, work, on_failure) or ()
-    return created
+            created_runs += await run_unit(connection, DUTY, schedule_id, work, on_failure) or ()
+    return created_runs
 
 
 async def _record_failure(
@@ -186,11 +186,11 @@ async def _fire(
         )
         return []
     due_ticks, has_more = _due_ticks(schedule)
-    created: list[CreatedRun] = []
+    created_runs: list[CreatedRun] = []
     refused_tick: datetime | None = None
     if ticks := _ticks_to_run(schedule, due_ticks, has_more=has_more):
         prepared = await prepare(connection, templates, schedule)
-        created, refused_tick = await _submit_ticks(connection, prepared, schedule, ticks, keep_seconds, admission)
+        created_runs, refused_tick = await _submit_ticks(connection, prepared, schedule, ticks, keep_seconds, admission)
     continue_after = due_ticks[-1] if has_more else schedule["now"]
     next_run_at = refused_tick or cron.next_after(schedule["cron"], schedule["timezone"], continue_after)
     failures = await connection.fetchval(
@@ -198,7 +198,7 @@ async def _fire(
     )
     if failures >= pause_after:
         await _pause(connection, schedule["id"], f"{failures} firings in a row were refused", "refused")
-    return created
+    return created_runs
 
 
 async def _submit_ticks(
@@ -212,17 +212,17 @@ async def _submit_ticks(
     """Submit the runs of these ticks, until `admission` refuses one. Returns the runs and the refused tick: the next
     firing begins with this tick. Raises TooMany if a run is refused and none was submitted before.
     """
-    created: list[CreatedRun] = []
+    created_runs: list[CreatedRun] = []
     # An error in `prepared` refuses every tick in the same way: record it once.
     for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
         try:
             async with connection.transaction():  # a savepoint: a refused tick undoes no other tick
-                created += await _submit_by_overlap(connection, prepared, schedule, tick, keep_seconds, admission)
+                created_runs += await _submit_by_overlap(connection, prepared, schedule, tick, keep_seconds, admission)
         except TooMany:
-            if not created:
+            if not created_runs:
                 raise
-            return created, tick
-    return created, None
+            return created_runs, tick
+    return created_runs, None
 
 
 async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
@@ -242,8 +242,9 @@ async def _failed_too_often(connection: Connection, schedule: Any) -> bool:
 
 def _due_ticks(schedule: Any) -> tuple[list[datetime], bool]:
     """The due ticks of one firing, and whether further ticks are due. The next firing takes those."""
-    first = schedule["next_run_at"]
-    ticks = [first, *cron.between(schedule["cron"], schedule["timezone"], first, schedule["now"], MAX_TICKS + 1)]
+    first_tick = schedule["next_run_at"]
+    later_ticks = cron.between(schedule["cron"], schedule["timezone"], first_tick, schedule["now"], MAX_TICKS + 1)
+    ticks = [first_tick, *later_ticks]
     return ticks[: MAX_TICKS + 1], len(ticks) > MAX_TICKS + 1
 
 
@@ -251,14 +252,14 @@ def _ticks_to_run(schedule: Any, due_ticks: Sequence[datetime], *, has_more: boo
     """The ticks that become runs: those on time, and the missed ticks that the catch-up policy allows. `has_more`:
     later ticks are due, too, so the latest missed tick is not among `due_ticks`.
     """
-    on_time = [tick for tick in due_ticks if schedule["now"] - tick <= ON_TIME]
+    ticks_on_time = [tick for tick in due_ticks if schedule["now"] - tick <= ON_TIME]
     window = timedelta(seconds=schedule["catch_up_seconds"])
-    missed = [tick for tick in due_ticks if tick not in on_time and schedule["now"] - tick <= window]
+    missed_ticks = [tick for tick in due_ticks if tick not in ticks_on_time and schedule["now"] - tick <= window]
     if schedule["catch_up"] == "all":
-        return missed + on_time
-    if schedule["catch_up"] == "one" and not on_time and not has_more:
-        return missed[-1:]
-    return on_time
+        return missed_ticks + ticks_on_time
+    if schedule["catch_up"] == "one" and not ticks_on_time and not has_more:
+        return missed_ticks[-1:]
+    return ticks_on_time
 
 
 async def _submit_by_overlap(

@@ -56,10 +56,10 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
     return claims
 
 
-def _key_set(listed: Sequence[object]) -> KeySet:
+def _key_set(listed_keys: Sequence[object]) -> KeySet:
     """The listed keys that can check a signature. A provider may list keys for other uses, too: these are left out."""
     keys = []
-    for key in listed:
+    for key in listed_keys:
         if not isinstance(key, dict) or key.get("kty") not in _KEY_TYPES or key.get("use", "sig") != "sig":
             continue
         try:

@@ -122,8 +122,8 @@ class Upload:
         if self._upload_id is None:
             with request("put", self.key):
                 async with self._timeout_for(0):
-                    created = await self._client.create_multipart_upload(**self._target, **self._attributes)
-            self._upload_id = created["UploadId"]
+                    upload_started = await self._client.create_multipart_upload(**self._target, **self._attributes)
+            self._upload_id = upload_started["UploadId"]
         self._sending = asyncio.create_task(self._send_part(len(self._parts) + 1, self._take_part()))
 
     async def _wait_for_part(self) -> None:

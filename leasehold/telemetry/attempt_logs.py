@@ -166,9 +166,9 @@ class Recorder:
         """The lines since the last call, each as JSON, and the number of the first of them, from 1."""
         with self._lock:
             lines, self._lines = self._lines, []
-            first = self._written + 1
+            first_number = self._written + 1
             self._written += len(lines)
-        return first, lines
+        return first_number, lines
 
     def for_later(self) -> Recorder:
         """A recorder with the same bounds, for work that this attempt begins and a later attempt may take over."""

@@ -70,9 +70,9 @@ class Emissions:
         """The chunks since the last call, each as JSON, and the number of the first of them, from 1."""
         with self._lock:
             chunks, self._chunks = self._chunks, []
-            first = self._written + 1
+            first_number = self._written + 1
             self._written += len(chunks)
-        return first, chunks
+        return first_number, chunks
 
     def for_later(self) -> Emissions:
         """Emissions with the same bounds, for the next step. A child process begins this step before its attempt is

@@ -124,11 +124,11 @@ class TestApp:
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
             settings = self.settings.model_copy(update={"work_dir": folder} | self._source_of_children())
             async with self.app.serving(settings), connected(self.settings, "testing") as connection:
-                for name, declared in self.app.pipelines().schedules.items():
-                    await reconcile(connection, TENANT, name, declared)
-                while busy := await connection.fetch(_FIND_BUSY):
+                for name, schedules in self.app.pipelines().schedules.items():
+                    await reconcile(connection, TENANT, name, schedules)
+                while busy_rows := await connection.fetch(_FIND_BUSY):
                     if monotonic() > deadline:
-                        names = ", ".join(f"{row['pipeline']}: {row['step']} is {row['status']}" for row in busy)
+                        names = ", ".join(f"{row['pipeline']}: {row['step']} is {row['status']}" for row in busy_rows)
                         raise TimeoutError(f"after {timeout:g} s there is still work: {names}")
                     await asyncio.sleep(_POLL_SECONDS)
 
@@ -237,8 +237,8 @@ class TestApp:
 def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
     """{parameter: argument} of a run, as the task's function gets them."""
     checked: BaseModel = task.arguments.model.model_validate(params)
-    positional, named = task.arguments.decoded(checked)
-    return dict(zip(task.arguments.names, positional, strict=False)) | named
+    positional, keyword_arguments = task.arguments.decoded(checked)
+    return dict(zip(task.arguments.names, positional, strict=False)) | keyword_arguments
 
 
 #: The errors after which a task is never retried.

@@ -110,26 +110,26 @@ async def store(attempt: Attempt) -> Done:
     """Download and store every file. The value lists the files that cannot be stored. The step fails only if no file
     could be stored.
     """
-    finished, began = await attempt.value("poll"), monotonic()
-    urls: list[str] = finished["urls"]
+    poll_value, began = await attempt.value("poll"), monotonic()
+    urls: list[str] = poll_value["urls"]
     errors: list[dict[str, Any]] = []
-    stored = 0
+    stored_count = 0
     for number, url in enumerate(urls):
         error = await _store_file(attempt, number, url)
         if error is not None:
             errors.append({"file": number} | error)
             continue
-        stored += 1
-        attempt.progress(50.0 + 50.0 * (number + 1) / len(urls), f"stored {stored} of {len(urls)}")
-    if not stored:
+        stored_count += 1
+        attempt.progress(50.0 + 50.0 * (number + 1) / len(urls), f"stored {stored_count} of {len(urls)}")
+    if not stored_count:
         raise Permanent(errors[0]["code"], errors[0]["message"])
     return Done(  # `tos_...` are the names of the HTTP contract for the object store
         value={
             "original_urls": urls,
             "total_files": len(urls),
-            "successful_uploads": stored,
+            "successful_uploads": stored_count,
             "tos_upload_errors": errors,
-            "generation_time": _milliseconds(finished["submitted_at"], finished["at"]),
+            "generation_time": _milliseconds(poll_value["submitted_at"], poll_value["at"]),
             "tos_upload_time": int((monotonic() - began) * 1000),
         }
     )

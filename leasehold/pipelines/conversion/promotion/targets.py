@@ -142,10 +142,10 @@ class _Bucket:
     async def remove(self, key: str, call_id: str) -> None:
         with _as_bad_gateway(key):
             await self._target_store.abort_uploads(key)
-            stored = await self._target_store.head(key)
-            if stored is None:
+            stored_object = await self._target_store.head(key)
+            if stored_object is None:
                 return
-            if stored.metadata.get(_CALL_FIELD) != call_id:
+            if stored_object.metadata.get(_CALL_FIELD) != call_id:
                 log.warning("an object at the promotion target stays: another call wrote it", key=key)
                 return
             await self._target_store.delete(key)

@@ -44,8 +44,8 @@ def _compare_output(reference: list[np.ndarray[Any, Any]], answers: list[np.ndar
     all_expected, all_answers = (
         np.concatenate([np.asarray(values, np.float64).ravel() for values in side]) for side in (reference, answers)
     )
-    finite = np.isfinite(all_expected)
-    expected, actual = all_expected[finite], all_answers[finite]
+    is_finite = np.isfinite(all_expected)
+    expected, actual = all_expected[is_finite], all_answers[is_finite]
     if not np.isfinite(actual).all():
         return infinite_difference
     noise, signal = float(np.sum((expected - actual) ** 2)), float(np.sum(expected**2))

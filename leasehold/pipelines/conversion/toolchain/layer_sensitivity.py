@@ -93,8 +93,8 @@ def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> 
     """
     if reference.shape != quantised.shape:
         return LARGEST_FLOAT
-    finite = np.isfinite(reference)
-    expected, answer = (side[finite].astype(np.float64) for side in (reference, quantised))
+    is_finite = np.isfinite(reference)
+    expected, answer = (side[is_finite].astype(np.float64) for side in (reference, quantised))
     if not np.isfinite(answer).all():
         return LARGEST_FLOAT
     signal, error = float(np.sum(np.square(expected))), float(np.sum(np.square(expected - answer)))

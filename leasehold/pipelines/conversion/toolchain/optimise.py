@@ -107,15 +107,15 @@ def _relative_difference(original: Tensors, optimised: Tensors) -> float:
     worst = 0.0
     for name, values in original.items():
         expected, actual = np.asarray(values, np.float64), np.asarray(optimised[name], np.float64)
-        finite = np.isfinite(expected)
-        if expected.shape != actual.shape or not np.array_equal(finite, np.isfinite(actual)):
+        is_finite = np.isfinite(expected)
+        if expected.shape != actual.shape or not np.array_equal(is_finite, np.isfinite(actual)):
             return float("inf")
         # The values that are not finite must be equal: +inf, -inf and NaN differ from each other.
-        if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
+        if not np.array_equal(expected[~is_finite], actual[~is_finite], equal_nan=True):
             return float("inf")
-        if finite.any():
-            scale = max(float(np.abs(expected[finite]).max()), 1e-6)  # not 0, even if all values are
-            worst = max(worst, float(np.abs(expected[finite] - actual[finite]).max()) / scale)
+        if is_finite.any():
+            scale = max(float(np.abs(expected[is_finite]).max()), 1e-6)  # not 0, even if all values are
+            worst = max(worst, float(np.abs(expected[is_finite] - actual[is_finite]).max()) / scale)
     return worst
 
 

@@ -110,12 +110,12 @@ def facts_of(model: onnx.ModelProto) -> dict[str, Any]:
 def _macs(node: onnx.NodeProto, shapes: dict[str, Shape]) -> int:
     """The multiply-accumulates of a node. 0 for every operator except convolutions and matrix products."""
     output_size = math.prod(shapes.get(node.output[0], (0,))) if node.output else 0
-    left, right = (shapes.get(node.input[i], ()) if len(node.input) > i else () for i in (0, 1))
-    if node.op_type == "Conv" and len(right) > 1:
-        return output_size * math.prod(right[1:])
-    if node.op_type == "MatMul" and left:
-        return output_size * left[-1]
-    if node.op_type == "Gemm" and left:
+    left_shape, right_shape = (shapes.get(node.input[i], ()) if len(node.input) > i else () for i in (0, 1))
+    if node.op_type == "Conv" and len(right_shape) > 1:
+        return output_size * math.prod(right_shape[1:])
+    if node.op_type == "MatMul" and left_shape:
+        return output_size * left_shape[-1]
+    if node.op_type == "Gemm" and left_shape:
         is_transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-        return output_size * left[0 if is_transposed else -1]
+        return output_size * left_shape[0 if is_transposed else -1]
     return 0

@@ -90,11 +90,11 @@ class Providers:
 async def open_providers(settings: Settings) -> AsyncIterator[Providers]:
     catalogue = Catalogue(settings)
     async with RequestSender.opened(settings) as sender:
-        opened: dict[str, Provider] = {
+        provider_by_name: dict[str, Provider] = {
             "jimeng": Jimeng(sender, settings.generation_jimeng_url),
             "ark": Ark(sender, settings.generation_ark_url),
             "replicate": Replicate(sender, settings.generation_replicate_url),
             "fal": Fal(sender, settings.generation_fal_url),
         }
-        opened |= {name: Declared(sender, declaration) for name, declaration in catalogue.declared.items()}
-        yield Providers(catalogue, {name: without_secrets(provider) for name, provider in opened.items()})
+        provider_by_name |= {name: Declared(sender, declaration) for name, declaration in catalogue.declared.items()}
+        yield Providers(catalogue, {name: without_secrets(provider) for name, provider in provider_by_name.items()})

@@ -145,16 +145,16 @@ def urls_in(output: Any) -> tuple[str, ...]:
     does not call itself, because the provider decides how deep its answer is nested.
     """
     urls: list[str] = []
-    pending = [output]
-    while pending:
-        value = pending.pop()
+    unread_values = [output]
+    while unread_values:
+        value = unread_values.pop()
         if isinstance(value, str) and value.startswith(("https://", "http://")):
             urls.append(value)
         elif isinstance(value, dict):
             # Reversed, because `pop` takes the last: the links keep the order of the output.
-            pending += [value["url"]] if "url" in value else reversed(value.values())
+            unread_values += [value["url"]] if "url" in value else reversed(value.values())
         elif isinstance(value, list):
-            pending += reversed(value)
+            unread_values += reversed(value)
     return tuple(urls)
 
 
