@@ -50,7 +50,9 @@ _STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), No
 
 
 def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
-    """`value` as text that PostgreSQL can store: redacted, without NUL and lone surrogates, and not too long."""
+    """`value` as text that PostgreSQL can store: redacted, without NUL and lone surrogates, and cut to `limit`
+    characters. `keep_end`: cut off the beginning, and not the end.
+    """
     text = redact(str(value)).replace("\x00", "").encode("utf-8", "replace").decode()
     if len(text) <= limit:
         return text

@@ -12,7 +12,7 @@ from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, Egre
 from leasehold.settings import Settings
 
 _TIMEOUT_SECONDS = 600.0
-_REDIRECTS = 3
+_REDIRECTS = 3  # that a download follows
 _OK = 200
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 #: The codes of EgressRefused that may pass: DNS may work again later.

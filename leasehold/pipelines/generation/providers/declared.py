@@ -188,6 +188,7 @@ class Declared:
         headers: Mapping[str, str] | None = None,
         buys: bool = False,
     ) -> ProviderAnswer:
+        """Send the request of this template. `buys`: the request is an order, which may cost money."""
         values = _values_of(order) | {"ref": ref}
         body = None if template.body is None else _fill(template.body, values)
         if body is not None and buys:  # the submit: `extra` has the client's own members for the provider

@@ -80,6 +80,7 @@ class Replicate:
         *,
         buys: bool = False,
     ) -> ProviderAnswer:
+        """Send a request. `buys`: the request is an order, which may cost money."""
         return await self._sender.send(
             method,
             self._url + path,

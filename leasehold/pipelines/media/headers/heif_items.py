@@ -156,7 +156,7 @@ def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int,
 
 def _check_bytes(data: bytes, items: dict[int, Item], *, may_share: bool) -> None:
     """Refuse a file whose pieces together have more bytes than the file, because a decoder would read the same bytes
-    again and again.
+    again and again. `may_share`: equal pieces of several items count once.
     """
     pieces_by_item = [tuple(item.pieces) for item in items.values()]
     counted_pieces = set(pieces_by_item) if may_share else pieces_by_item
