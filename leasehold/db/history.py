@@ -15,8 +15,8 @@ import asyncpg
 
 from leasehold.db.database import Connection
 
-#: One statement moves the events of at most this many jobs. The statement locks the rows of these jobs, so that
-#: housekeeping cannot delete the jobs meanwhile.
+#: One statement moves the events of at most this many jobs. The statement locks the rows of these jobs, because
+#: housekeeping must not delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
 #: The partition for events of days that have no partition.
 _DEFAULT_PARTITION = "event_default"
@@ -106,8 +106,8 @@ def _start_of_day(day: date) -> datetime:
 
 
 async def _add_day(connection: Connection, day: date) -> None:
-    """Make the day's partition. If the default partition already has events of that day, leave them there instead: to
-    make the partition, PostgreSQL would read all of them under a lock, and every new event would wait for the lock.
+    """Make the day's partition. If the default partition already has events of that day, do nothing: to make the
+    partition, PostgreSQL would read those events under a lock, and every new event would wait for the lock.
 
     (The default partition gets events of a day if no worker made the day's partition in time.)
     """

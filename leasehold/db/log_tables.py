@@ -1,8 +1,8 @@
 """Declares the tables of the log lines of attempts, and of the chunks of the streams that attempts emit. A change here
 needs a migration.
 
-Their foreign keys lead to `tail`, not to `job`, because an insert locks the row to which its key leads. It would wait
-for each settlement (the end of an attempt) that has locked the row of the job.
+Their foreign keys lead to `tail`, not to `job`. An insert locks the row to which its key leads, and with a key to `job`
+the insert would wait for each settlement (the end of an attempt) that has locked the row of the job.
 """
 
 from __future__ import annotations

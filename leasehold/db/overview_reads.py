@@ -170,7 +170,7 @@ async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Seq
 
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
     """SQL: the jobs at a limit. `name`: the statement's. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted
-    ones. It is part of the text and not a parameter, because PostgreSQL uses a partial index only if the text has the
+    ones. This is no parameter of the statement, because PostgreSQL uses a partial index only if the text has the
     condition of the index. The column `owner` has the job's tenant; `tenant_id` has the limit's, which may be `*`.
     """
     return f"""

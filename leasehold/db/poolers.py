@@ -103,7 +103,7 @@ async def _shares_sessions(connection: Connection, other: Connection) -> bool:
     session that was returned last, which is the session with the marker. So the next session of `connection` lacks the
     marker.
 
-    The statements have no parameters, so that asyncpg sends them without a prepared statement.
+    The statements have no parameters, because asyncpg must send them without a prepared statement.
     """
     for _ in range(_TRIES):
         marker = token_hex(8)

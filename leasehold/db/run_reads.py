@@ -1,8 +1,8 @@
 """Reads runs, queues and workers, for the runs API and the console. Each read is one statement. job_reads.py reads all
 jobs; a run is a job with a row in the table `run`.
 
-Every query names the tenant, except `queues`, `count_runnable`, `depth` and `workers`: these are for operators and for
-the platform itself, which see the whole fleet.
+Every query names the tenant. Exception: `queues`, `count_runnable`, `depth` and `workers` read all tenants, for
+operators and for the platform itself.
 """
 
 from __future__ import annotations

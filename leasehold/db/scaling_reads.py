@@ -52,8 +52,8 @@ WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = line.queue)
 GROUP BY line.queue
 """
 
-# The running attempts of each queue. `attempt_seconds`: about how long an attempt takes. It is twice the average age of
-# the attempts that run now, because at any moment attempts are half done on average.
+# The running attempts of each queue. `attempt_seconds`: about how long an attempt takes. At any moment attempts are
+# half done on average, so this is twice the average age of the attempts that run now.
 # $1 the queues, $2 the most leases that are read.
 _RUNNING = """
 -- scaling_running

@@ -144,8 +144,8 @@ job = Table(
         unique=True,
         postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
     ),
-    # Half of each page stays free. A claim updates all jobs of a batch, which mostly share a page, and each new version
-    # of a row then fits into the same page.
+    # Half of each page stays free. A claim updates many jobs at once, which mostly share a page. The free half has room
+    # for the new versions of their rows.
     postgresql_with={"fillfactor": "50"},
 )
 
@@ -162,8 +162,8 @@ job_tag = Table(
     Index("job_tag_value", "tenant_id", "name", "value", text("job_id DESC")),
 )
 
-#: The callback URL of a job. Each end of the job is sent there, as to webhooks; a job that is retried ends again.
-#: `delivery_id`: the delivery job of the latest end.
+#: The callback URL of a job, to which each end of the job is sent. A job may end again, after a retry. `delivery_id`:
+#: the delivery job of the latest end.
 job_callback = Table(
     "job_callback",
     metadata,

@@ -202,7 +202,7 @@ class Pipeline:
         pipelines. The queues of these steps must serve this pipeline alone.
 
         `preload`: modules that isolated handlers import when they run, because they take long to load. The worker loads
-        them after it has begun to serve, so that no run waits for them to load.
+        them after it has begun to serve, because no run must wait until they are loaded.
         """
         if not PIPELINE_NAME.fullmatch(name):
             raise DeclarationError(f"pipeline name {name!r} must match {PIPELINE_NAME.pattern}")
@@ -281,9 +281,7 @@ class Pipeline:
         return register
 
     def has_code_of(self, step: Step) -> bool:
-        """Whether this process can run the step: in a child process, which loads the handler, or by a handler that is
-        loaded here.
-        """
+        """Whether this process can run the step: its handler is loaded here, or a child process loads it."""
         return step.isolated or step.name in self.handlers
 
     def opens(self, opener: Opener) -> Opener:

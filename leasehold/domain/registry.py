@@ -49,7 +49,7 @@ class Pipelines:
         self._kinds: dict[str, Kind] = {}
         #: The schedules of each app, by the app's name. When a worker starts, it writes these schedules to the
         #: database, and pauses the app's other schedules there. An app that declares no schedules any more has an empty
-        #: tuple, so that its earlier schedules are paused.
+        #: tuple, because its earlier schedules must be paused.
         self.schedules: dict[str, tuple[DeclaredSchedule, ...]] = {}
         for pipeline_or_kind in declared:
             self.add(pipeline_or_kind)

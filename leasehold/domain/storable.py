@@ -23,8 +23,8 @@ class NotStorable(ValueError):
 def encode_storable(value: Any) -> bytes:
     """The JSON of `value`, which is made of lists, dicts and JSON's scalars.
 
-    Raises NotStorable for a text with a NUL character, which PostgreSQL refuses; for an integer beyond 64 bits, which
-    readers would round; and for NaN and infinity, which JSON lacks: readers would get null.
+    Raises NotStorable for a text with a NUL character, because PostgreSQL refuses it; for an integer beyond 64 bits,
+    because readers would round it; and for NaN and infinity, because JSON lacks them, and readers would get null.
     """
     try:
         encoded = orjson.dumps(value)

@@ -1,6 +1,7 @@
-"""A template: one version of a kind of run, as clients declare it over HTTP. It never changes once it is written.
+"""A template: what a kind of run consists of, in versions, as clients declare it over HTTP. A version never changes
+once it is written, except whether it is enabled.
 
-The API stores templates and turns each one into a Pipeline, which the transitions run like a pipeline of code.
+The API stores templates. To start a run, it turns the template into a Pipeline, as code would declare it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, S
 from leasehold.domain.sentences import full_stop
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-#: `external`, or `pipeline.step`: a step whose code the workers have.
+#: `external`: an external worker does the step. `pipeline.step`: the platform's workers do it with the code of that
+#: step.
 WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62}){1,2})$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
-#: The longest timeout of a run, and the longest wait for its start.
+#: The longest timeout of a run, and the longest wait for its start, in seconds.
 MAX_SECONDS = 30 * 86_400
 #: The largest payload schema and the largest payload, in bytes of JSON.
 MAX_SCHEMA = 64 * 1024
@@ -30,11 +32,11 @@ MAX_PAYLOAD = 256 * 1024
 EXTERNAL = "external"
 
 
-class _Declared(BaseModel):
+class _Declaration(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class RetryPolicy(_Declared):
+class RetryPolicy(_Declaration):
     """`backoff_seconds`: the delays before the second attempt, the third, and so on. The last delay repeats."""
 
     max_attempts: Integer = Field(5, ge=1, le=100)
@@ -43,7 +45,7 @@ class RetryPolicy(_Declared):
     )
 
 
-class CancelPolicy(_Declared):
+class CancelPolicy(_Declaration):
     """`grace_seconds`: how long a running step may take to stop. After that the platform ends it."""
 
     supported: Flag = True
@@ -51,14 +53,14 @@ class CancelPolicy(_Declared):
     grace_seconds: Integer = Field(30, ge=0, le=3600)
 
 
-class SkipWhen(_Declared):
+class SkipWhen(_Declaration):
     """The run skips the step when its payload holds `equals` at the JSON pointer."""
 
     pointer: str = Field(pattern=r"^(/([^/~]|~[01])*){1,32}$", max_length=500)
     equals: JsonValue = True
 
 
-class TemplateStep(_Declared):
+class TemplateStep(_Declaration):
     id: Name
     name: str = Field("", max_length=200)
     worker_type: WorkerType = EXTERNAL
@@ -72,7 +74,7 @@ class TemplateStep(_Declared):
     retry: RetryPolicy | None = Field(None, description="Left out: the template's retry_policy.")
 
 
-class Template(_Declared):
+class Template(_Declaration):
     """One version of a template."""
 
     type: Name
@@ -97,8 +99,9 @@ class Template(_Declared):
 
     @field_validator("payload_schema")
     @classmethod
-    def _is_storable(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        # leasehold.evaluation later checks that the schema is valid and affordable: this is too slow for an event loop.
+    def _check_schema_size(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        # Only the size is checked here. leasehold.evaluation checks the schema itself, in a child process, because that
+        # check is too slow for an event loop.
         try:
             size = len(orjson.dumps(schema))
         except TypeError as error:
@@ -108,7 +111,7 @@ class Template(_Declared):
         return schema
 
     @model_validator(mode="after")
-    def _makes_a_pipeline(self) -> Template:
+    def _check_pipeline(self) -> Template:
         try:
             self.pipeline()
         except DeclarationError as error:
@@ -131,14 +134,14 @@ class Template(_Declared):
             self.type,
             version=self.version,
             module="",  # a step names its code itself (`handler`)
-            steps=[self._step(number) for number in range(len(self.steps))],
+            steps=[self._pipeline_step(number) for number in range(len(self.steps))],
             terms=RunTerms(
                 title=self.name,
                 description=self.description,
                 concurrency=self.concurrency_policy,
                 dedupe_keys=self.dedupe_keys,
-                timeout=_seconds(self.timeout_seconds),
-                start_within=_seconds(self.start_within_seconds),
+                timeout=_timedelta_of(self.timeout_seconds),
+                start_within=_timedelta_of(self.start_within_seconds),
                 cancelable=self.cancel_policy.supported,
                 grace=timedelta(seconds=self.cancel_policy.grace_seconds),
                 repeatable=self.repeatable,
@@ -146,21 +149,21 @@ class Template(_Declared):
             ),
         )
 
-    def _step(self, number: int) -> Step:
-        declared = self.steps[number]
+    def _pipeline_step(self, number: int) -> Step:
+        step = self.steps[number]
         step_before = (self.steps[number - 1].id,) if number else ()
-        retry = declared.retry or self.retry_policy
-        external = declared.worker_type == EXTERNAL
+        retry = step.retry or self.retry_policy
+        is_external = step.worker_type == EXTERNAL
         return Step(
-            declared.id,
-            needs=step_before if declared.needs is None else declared.needs,
-            queue=declared.queue,
+            step.id,
+            needs=step_before if step.needs is None else step.needs,
+            queue=step.queue,
             max_attempts=retry.max_attempts,
-            timeout_seconds=declared.timeout_seconds,
-            cancelable=declared.cancelable,
-            skip_if=None if declared.skip_if is None else SkipIf(declared.skip_if.pointer, declared.skip_if.equals),
-            external=external,
-            handler=None if external else declared.worker_type,
+            timeout_seconds=step.timeout_seconds,
+            cancelable=step.cancelable,
+            skip_if=None if step.skip_if is None else SkipIf(step.skip_if.pointer, step.skip_if.equals),
+            external=is_external,
+            handler=None if is_external else step.worker_type,
         )
 
 
@@ -176,12 +179,12 @@ def encoded_payload(payload: Mapping[str, Any]) -> bytes:
     return encoded
 
 
-def _seconds(number: int | None) -> timedelta | None:
-    return None if number is None else timedelta(seconds=number)
+def _timedelta_of(seconds: int | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
 
 
 def template_of_pipeline(pipeline: Pipeline) -> Template:
-    """A pipeline of code, described as a template, so that GET shows both in the same form."""
+    """A pipeline that code declares, described as a template, because the API shows all templates in the same form."""
     terms = pipeline.terms
     return Template.model_construct(
         type=pipeline.name,

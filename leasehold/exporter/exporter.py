@@ -43,8 +43,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between rounds. With a backlog of ten thousand tasks a round takes PostgreSQL up to a tenth of a second.
 EVERY_SECONDS = 10.0
-#: A round takes longer while many deleted rows are not vacuumed yet. The pauses between rounds then grow, so that
-#: rounds take at most this share of the time. But no pause exceeds this many seconds.
+#: A round takes longer while many deleted rows are not vacuumed yet. The pauses between rounds then grow, because
+#: rounds may take at most this share of the time. But no pause exceeds this many seconds.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
 #: The most queues that are exported.

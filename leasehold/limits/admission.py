@@ -95,9 +95,9 @@ class Admission:
     ) -> AsyncIterator[Paid]:
         """Enter this around the statements that write `count` jobs, in the caller's transaction.
 
-        `queues`: queue -> the tasks of one job (`queues_of`). `size`: bytes that are stored with the jobs.
-        Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid
-        `batch_too_large` if the jobs alone exceed a limit, so that waiting cannot help.
+        `queues`: queue -> the tasks of one job (`queues_of`). `size`: bytes that are stored with the jobs. Raises
+        TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid `batch_too_large`
+        if the jobs alone exceed a limit: then waiting cannot help.
         """
         paid = Paid(await self.charge(connection, payer, count), set(queues))
         await self._check_depth(connection, queues, count)

@@ -54,9 +54,9 @@ def drop_index(name: str) -> None:
 
 
 def end_transaction() -> None:
-    """Commit the statements before this call, which must be safe to repeat (`if_not_exists`).
+    """Commit the statements before this call. They must be safe to repeat (`if_not_exists`).
 
-    Call it between two statements that lock different tables against writers. Under load, some transaction nearly
+    Call this between two statements that lock different tables against writers. Under load, some transaction nearly
     always holds one of the tables. So a revision that needs both tables at once would seldom get them.
     """
     with op.get_context().autocommit_block():
