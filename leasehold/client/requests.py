@@ -71,10 +71,10 @@ def url_of(url: str | None) -> str:
     """
     url = url or os.environ.get("LEASEHOLD_URL") or "http://127.0.0.1:8000"
     try:
-        parsed = httpx2.URL(url)
+        parsed_url = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError) as error:
         raise ClientError(f"the API's URL {url!r} is not a URL: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed_url.scheme not in ("http", "https") or not parsed_url.host:
         raise ClientError(f"the API's URL {url!r} must begin with http:// or https:// and a host")
     return url
 

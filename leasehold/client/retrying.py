@@ -79,8 +79,8 @@ class Tries:
         deadline would pass.
         """
         self._failures += 1
-        longest = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
-        pause = (least_seconds or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - no secret
+        longest_pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
+        pause = (least_seconds or 0.0) + random.uniform(longest_pause / 2, longest_pause)  # noqa: S311 - no secret
         return pause if monotonic() + pause < self._deadline else None
 
     def _unavailable(self, reason: str) -> Unavailable:

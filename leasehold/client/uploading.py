@@ -15,13 +15,13 @@ _PIECE_BYTES = 256 * 1024
 
 def pieces(path: Path, on_progress: OnProgress | None) -> Iterator[bytes]:
     """The file's bytes, piece by piece. Each piece counts as sent when the next one is requested."""
-    size, sent = path.stat().st_size, 0
+    size, sent_bytes = path.stat().st_size, 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
-            sent += len(piece)
+            sent_bytes += len(piece)
             if on_progress is not None:
-                on_progress(sent, size)
+                on_progress(sent_bytes, size)
 
 
 async def apieces(path: Path, on_progress: OnProgress | None) -> AsyncIterator[bytes]:

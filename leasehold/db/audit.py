@@ -167,9 +167,9 @@ async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most
 async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) -> BrokenRow | None:
     while rows := await read_part(connection, head, chain.seq):
         for row in rows:
-            broken = chain.check(row)
-            if broken is not None:
-                return broken
+            broken_row = chain.check(row)
+            if broken_row is not None:
+                return broken_row
     return chain.check_end(head)
 
 

@@ -164,8 +164,8 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 
 async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
     """Store the answer. Raises Conflict if another request has taken over the reservation: then roll back the work."""
-    reserved = (reservation.tenant_id, reservation.key, reservation.locked_until)
-    if await connection.fetchval(STORE, *reserved, status_code, body, KEEP) is None:
+    reservation_key = (reservation.tenant_id, reservation.key, reservation.locked_until)
+    if await connection.fetchval(STORE, *reservation_key, status_code, body, KEEP) is None:
         raise _in_flight_conflict()
 
 

@@ -298,8 +298,12 @@ class Listing:
             ])  # fmt: skip
         if status in ("cancelled", "cancel_requested"):
             return self._ids("job", "id", "x.cancel IS NOT NULL")
-        unfinished = self._bound is not None and self._bound.state == "unfinished"
-        return self._ids("job", "id", "x.finished_at IS NULL") if unfinished or status in _UNFINISHED_STATUSES else None
+        only_unfinished = self._bound is not None and self._bound.state == "unfinished"
+        return (
+            self._ids("job", "id", "x.finished_at IS NULL")
+            if only_unfinished or status in _UNFINISHED_STATUSES
+            else None
+        )
 
     def _pipelines(self) -> Sequence[str] | None:
         """The pipelines that the filter names; None: any. A run's pipeline has the name of its template."""
@@ -496,18 +500,18 @@ async def page_of_times(connection: Connection, listing: Listing, limit: int) ->
     return _page_of(listing, await _fetch(connection, statement), limit)
 
 
-def _page_of(listing: Listing, fetched: Sequence[Row], limit: int) -> Page:
+def _page_of(listing: Listing, fetched_rows: Sequence[Row], limit: int) -> Page:
     """The page of the fetched rows, of which there may be `limit` + 1."""
-    rows, ended_at = _rows_and_end(listing, fetched)
+    rows, ended_at = _rows_and_end(listing, fetched_rows)
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
         return Page(rows[:limit], has_more=True)
     return Page(rows, has_more=False, ended_at=ended_at)
 
 
-def _rows_and_end(listing: Listing, fetched: Sequence[Row]) -> tuple[Sequence[Row], Row | None]:
+def _rows_and_end(listing: Listing, fetched_rows: Sequence[Row]) -> tuple[Sequence[Row], Row | None]:
     """The rows that match, and the row at which the walk ended early, or None."""
-    rows = [row for row in fetched if row["walked"] <= listing.max_walked]
-    return rows, next((row for row in fetched if row["walked"] > listing.max_walked), None)
+    rows = [row for row in fetched_rows if row["walked"] <= listing.max_walked]
+    return rows, next((row for row in fetched_rows if row["walked"] > listing.max_walked), None)
 
 
 async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
@@ -546,29 +550,29 @@ async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
     is PostgreSQL's estimate.
     """
     listing = await narrowed_to_text(connection, listing)
-    (counted,) = await _fetch(connection, listing.count())
-    if counted["n"] <= MAX_COUNTED and not counted["ended"]:
-        return counted["n"], True
-    explained = await connection.fetchval(
+    (count_row,) = await _fetch(connection, listing.count())
+    if count_row["n"] <= MAX_COUNTED and not count_row["ended"]:
+        return count_row["n"], True
+    explanation = await connection.fetchval(
         f"EXPLAIN (FORMAT JSON) {await with_literals(connection, listing.estimate())}"
     )
-    plan = orjson.loads(explained) if isinstance(explained, str) else explained
-    return max(counted["n"], int(plan[0]["Plan"]["Plan Rows"])), False
+    plan = orjson.loads(explanation) if isinstance(explanation, str) else explanation
+    return max(count_row["n"], int(plan[0]["Plan"]["Plan Rows"])), False
 
 
 async def with_literals(connection: Connection, statement: Statement) -> str:
     """The statement with its values in it, quoted by PostgreSQL: EXPLAIN takes no parameters."""
-    quoted = await literals(connection, statement)
-    return re.sub(r"\$(\d+)", lambda number: quoted[int(number[1]) - 1], statement.text)
+    quoted_values = await literals(connection, statement)
+    return re.sub(r"\$(\d+)", lambda number: quoted_values[int(number[1]) - 1], statement.text)
 
 
 async def literals(connection: Connection, statement: Statement) -> list[str]:
     """The statement's values as SQL, quoted by PostgreSQL."""
-    quoted: list[str] | None = await connection.fetchval(
+    quoted_values: list[str] | None = await connection.fetchval(
         "SELECT array_agg(quote_nullable(v) ORDER BY n) FROM unnest($1::text[]) WITH ORDINALITY AS u(v, n)",
         [_as_text(value) for value in statement.values],
     )
-    return quoted or []
+    return quoted_values or []
 
 
 def _as_text(value: object) -> str:

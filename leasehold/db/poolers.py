@@ -57,10 +57,13 @@ async def refuse_shared_sessions(settings: Settings) -> None:
     Raises an error of TRY_AGAIN if PostgreSQL does not answer.
     """
     try:
-        async with connected(settings, "pooler check") as connection, connected(settings, "pooler check") as other:
+        async with (
+            connected(settings, "pooler check") as connection,
+            connected(settings, "pooler check") as other_connection,
+        ):
             if await is_direct(connection):
                 return
-            is_shared = await _keeps_statements(connection) or await _shares_sessions(connection, other)
+            is_shared = await _keeps_statements(connection) or await _shares_sessions(connection, other_connection)
     except _STATEMENTS_LOST:
         is_shared = True
     if is_shared:
@@ -79,8 +82,8 @@ async def _inspect(settings: Settings) -> bool:
         if await is_direct(connection):
             return False
         keeps_statements = await _keeps_statements(connection)
-        async with connected(settings, "pooler check") as other:
-            if not keeps_statements and await _shares_sessions(connection, other):
+        async with connected(settings, "pooler check") as other_connection:
+            if not keeps_statements and await _shares_sessions(connection, other_connection):
                 raise BadSetting(_URL, _NO_STATEMENTS_KEPT)
         rows = await connection.fetch(_DROPPED_SETTINGS_SQL, list(PLANNER_SETTINGS), list(PLANNER_SETTINGS.values()))
     if rows:
@@ -97,11 +100,11 @@ async def _keeps_statements(connection: Connection) -> bool:
     return bool(await connection.fetchval(_KEEPS_STATEMENTS_SQL))
 
 
-async def _shares_sessions(connection: Connection, other: Connection) -> bool:
+async def _shares_sessions(connection: Connection, other_connection: Connection) -> bool:
     """Whether the pooler lends one session to both connections in turn. `connection` sets a marker in its session, and
-    returns the session. Then `other` begins a transaction, and keeps the session that it gets. PgBouncer lends the
-    session that was returned last, which is the session with the marker. So the next session of `connection` lacks the
-    marker.
+    returns the session. Then `other_connection` begins a transaction, and keeps the session that it gets. PgBouncer
+    lends the session that was returned last, which is the session with the marker. So the next session of `connection`
+    lacks the marker.
 
     The statements have no parameters, because asyncpg must send them without a prepared statement.
     """
@@ -109,11 +112,11 @@ async def _shares_sessions(connection: Connection, other: Connection) -> bool:
         marker = token_hex(8)
         await connection.execute(f"SET leasehold.pooler = '{marker}'")
         try:
-            await other.execute("BEGIN")
+            await other_connection.execute("BEGIN")
             if await _lacks_marker(connection, marker):
                 return True
         finally:
-            await other.execute("ROLLBACK")
+            await other_connection.execute("ROLLBACK")
     return False
 
 

@@ -152,14 +152,14 @@ def _read_value(text: str, start: int) -> tuple[str, int]:
                 )
             end += 1
         return text[start:end], end
-    quoted = _QUOTED.match(text, start)
-    if quoted is None:
+    quoted_match = _QUOTED.match(text, start)
+    if quoted_match is None:
         raise InvalidFilter(start + 1, "The quote is not closed.")
-    if quoted.end() < len(text) and not text[quoted.end()].isspace():
-        raise InvalidFilter(quoted.end() + 1, "A space must follow the closing quote.")
-    if not quoted[1]:
+    if quoted_match.end() < len(text) and not text[quoted_match.end()].isspace():
+        raise InvalidFilter(quoted_match.end() + 1, "A space must follow the closing quote.")
+    if not quoted_match[1]:
         raise InvalidFilter(start + 1, "A value is missing.")
-    return _ESCAPE.sub(r"\1", quoted[1]), quoted.end()
+    return _ESCAPE.sub(r"\1", quoted_match[1]), quoted_match.end()
 
 
 class _FilterBuilder:

@@ -247,8 +247,8 @@ class Pipeline:
 
     def _check_needs(self, steps: list[Step], by_name: dict[str, Step]) -> None:
         for step in steps:
-            if unknown := [need for need in step.needs if need not in by_name or by_name[need].part]:
-                raise DeclarationError(f"{self.name}.{step.name} needs unknown steps {unknown}")
+            if unknown_needs := [need for need in step.needs if need not in by_name or by_name[need].part]:
+                raise DeclarationError(f"{self.name}.{step.name} needs unknown steps {unknown_needs}")
             if step.part and step.needs:
                 raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
 

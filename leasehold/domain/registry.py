@@ -115,8 +115,8 @@ class Pipelines:
                 "or leave the pipeline out (LEASEHOLD_PIPELINES)"
             ) from error
         steps_with_code = [step.name for step in pipeline.steps if not step.external]
-        if missing := [step for step in steps_with_code if step not in pipeline.handlers]:
-            raise DeclarationError(f"pipeline {name}: no handler in {pipeline.module} for {missing}")
+        if steps_without_handler := [step for step in steps_with_code if step not in pipeline.handlers]:
+            raise DeclarationError(f"pipeline {name}: no handler in {pipeline.module} for {steps_without_handler}")
         return pipeline
 
     @classmethod
@@ -161,11 +161,11 @@ def object_at(source: str) -> Any:
     if "/" in module or not all(module.split(".")):
         raise DeclarationError(f"{source!r} names no module: write MODULE:NAME, as in shop.tasks:app")
     import_from_current_folder()
-    imported = _import(module, source)
+    imported_module = _import(module, source)
     try:
-        return getattr(imported, name or "app")
+        return getattr(imported_module, name or "app")
     except AttributeError as error:
-        place = getattr(imported, "__file__", None) or module
+        place = getattr(imported_module, "__file__", None) or module
         raise DeclarationError(f"cannot load pipelines from {source!r}: {place} has no {name or 'app'!r}") from error
 
 

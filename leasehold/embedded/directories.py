@@ -79,13 +79,13 @@ def _take_lock(directory: Path) -> int:
 
 def remove_abandoned(root: Path) -> list[Path]:
     """Remove the directories that this user's dead runs have left in `root`. Returns the removed directories."""
-    removed = []
+    removed_directories = []
     for directory in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another process may remove the directory at this moment
             if _is_abandoned(directory):
                 shutil.rmtree(directory, ignore_errors=True)
-                removed.append(directory)
-    return removed
+                removed_directories.append(directory)
+    return removed_directories
 
 
 def _is_abandoned(directory: Path) -> bool:
@@ -107,8 +107,8 @@ def _is_abandoned(directory: Path) -> bool:
 
 def temporary_root() -> Path:
     """The folder for directories of runs: $LEASEHOLD_TMP, else /var/tmp (a disk, not memory), else the system's."""
-    if configured := os.environ.get("LEASEHOLD_TMP"):
-        return Path(configured)
+    if configured_root := os.environ.get("LEASEHOLD_TMP"):
+        return Path(configured_root)
     return Path("/var/tmp") if os.access("/var/tmp", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108 - mkdtemp makes it
 
 
@@ -118,8 +118,8 @@ def cache_directory() -> Path:
     Raises:
         EmbeddedError: another user can write there, and so could replace programs.
     """
-    if configured := os.environ.get("LEASEHOLD_CACHE"):
-        cache = Path(configured)
+    if configured_cache := os.environ.get("LEASEHOLD_CACHE"):
+        cache = Path(configured_cache)
     elif os.geteuid() == 0:
         cache = Path("/var/cache/leasehold")  # root's home is closed to the user that the servers run as
     else:

@@ -78,8 +78,8 @@ def ports_outside(first_outgoing: int, last_outgoing: int) -> range:
     """
     below = range(_LOWEST, max(_LOWEST, first_outgoing))
     above = range(max(_LOWEST, last_outgoing + 1), _END)
-    chosen = max(below, above, key=len)
-    return chosen if len(chosen) >= BLOCK_SIZE else _LAST_RESORT
+    more_ports = max(below, above, key=len)
+    return more_ports if len(more_ports) >= BLOCK_SIZE else _LAST_RESORT
 
 
 def free_port() -> int:

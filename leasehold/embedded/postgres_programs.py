@@ -24,8 +24,8 @@ async def find_postgres(run_as: RunAs) -> Path:
     Raises:
         EmbeddedError: no directory has both programs, or the directory of $LEASEHOLD_PG_BIN lacks one.
     """
-    if configured := _configured_directory():
-        return configured
+    if configured_directory := _configured_directory():
+        return configured_directory
     if package := _pgserver_package():
         tree = [package, package.with_name(f"{package.name}.libs")]
         program = package / "pginstall18" / "bin" / "postgres"
@@ -48,8 +48,8 @@ async def find_postgres_with_tls() -> Path:
     Raises:
         EmbeddedError: there is no such PostgreSQL.
     """
-    configured = _configured_directory()
-    for directory in [*([configured] if configured else []), *_system_directories()]:
+    configured_directory = _configured_directory()
+    for directory in [*([configured_directory] if configured_directory else []), *_system_directories()]:
         pg_config = directory / "pg_config"
         if pg_config.exists() and "openssl" in await _output_of(pg_config, "--configure"):
             return directory
@@ -60,10 +60,10 @@ def _configured_directory() -> Path | None:
     """The directory that $LEASEHOLD_PG_BIN names; None: the variable is not set. Raises EmbeddedError if the directory
     lacks a program.
     """
-    configured = os.environ.get("LEASEHOLD_PG_BIN")
-    if not configured:
+    configured_path = os.environ.get("LEASEHOLD_PG_BIN")
+    if not configured_path:
         return None
-    directory = Path(configured)
+    directory = Path(configured_path)
     if not _has_programs(directory):
         raise EmbeddedError(f"LEASEHOLD_PG_BIN names {directory}, which has no {' and '.join(_PROGRAMS)}")
     return directory

@@ -68,10 +68,10 @@ def find_rabbitmq() -> RabbitServer | None:
     """The server at $LEASEHOLD_RABBIT. If the variable is not set: the system's server, else the server that
     `install_rabbitmq` has unpacked, else None. Raises EmbeddedError if $LEASEHOLD_RABBIT has no server.
     """
-    if configured := os.environ.get("LEASEHOLD_RABBIT"):
-        server = RabbitServer.at(Path(configured))
+    if configured_root := os.environ.get("LEASEHOLD_RABBIT"):
+        server = RabbitServer.at(Path(configured_root))
         if server is None:
-            raise EmbeddedError(f"LEASEHOLD_RABBIT: there is no rabbitmq-server below {configured}")
+            raise EmbeddedError(f"LEASEHOLD_RABBIT: there is no rabbitmq-server below {configured_root}")
         return server
     # The wrapper /usr/sbin/rabbitmq-server is of no use: it changes to a system user and refuses all others.
     if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists() and shutil.which("erl"):
@@ -127,11 +127,11 @@ def _relocate_erlang(root: Path, target: Path) -> None:
 
 async def _add_libraries(root: Path) -> None:
     """Unpack the shared libraries that neither the system nor `root` has."""
-    missing = await _find_missing_libraries(root)
-    unknown = missing - LIBRARIES.keys()
-    if unknown:
-        raise EmbeddedError(f"this system lacks shared libraries of Erlang: {', '.join(sorted(unknown))}")
-    for library in sorted(missing):
+    missing_libraries = await _find_missing_libraries(root)
+    unknown_libraries = missing_libraries - LIBRARIES.keys()
+    if unknown_libraries:
+        raise EmbeddedError(f"this system lacks shared libraries of Erlang: {', '.join(sorted(unknown_libraries))}")
+    for library in sorted(missing_libraries):
         await _unpack_first_available(LIBRARIES[library], root)
 
 

@@ -170,8 +170,8 @@ def value_count(value: Any) -> int:
 def _pattern_cost(pattern: str) -> int:
     """The pattern's length, plus the bound of each counted repetition."""
     size = len(pattern)
-    for least, most in _REPETITION.findall(pattern):
-        size = min(_MAX_COST, size + max(int(least), int(most or 0)))
+    for least_times, most_times in _REPETITION.findall(pattern):
+        size = min(_MAX_COST, size + max(int(least_times), int(most_times or 0)))
     return size
 
 

@@ -165,10 +165,10 @@ class Exporter(Collector):
             return
         if not self._pauses.due:
             return
-        began = monotonic()
+        began_at = monotonic()
         with QUERY_SECONDS.time():
             self._latest = await self._query_round(connection)
-        pause = self._pauses.done(began)
+        pause = self._pauses.done(began_at)
         self._fresh_until = monotonic() + 3 * pause  # the answers are too old when two rounds have not come
 
     async def _query_round(self, primary: Connection) -> Rows:

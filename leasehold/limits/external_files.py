@@ -175,14 +175,14 @@ class Files:
 
     async def _verify(self, file: UploadedFile, key: str, size: int) -> Output:
         try:
-            stored = await self._store.digest(key, max_bytes=size)
+            stored_object = await self._store.digest(key, max_bytes=size)
         except ObjectMissing:
             raise Invalid("file_missing", f"{file.name} has not been uploaded.") from None
         except ObjectTooLarge:
             raise Invalid("file_mismatch", f"{file.name} has more bytes than announced.") from None
-        if (stored.size, stored.sha256) != (size, file.sha256):
+        if (stored_object.size, stored_object.sha256) != (size, file.sha256):
             raise Invalid("file_mismatch", f"The object uploaded as {file.name} has another size or SHA-256.")
-        return Output(file.name, key, stored.size, stored.sha256, stored.content_type)
+        return Output(file.name, key, stored_object.size, stored_object.sha256, stored_object.content_type)
 
 
 def _not_announced(name: str) -> Invalid:

@@ -176,9 +176,9 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
     if upload.key.endswith("/"):
         await _remove_prefix(connections, store, upload)
         return
-    stored = await store.head(upload.key)
-    size = 0 if stored is None else stored.size
-    if stored is not None and size > upload.at_most:
+    stored_object = await store.head(upload.key)
+    size = 0 if stored_object is None else stored_object.size
+    if stored_object is not None and size > upload.at_most:
         if upload.open:
             async with connections() as connection, connection.transaction():
                 await on_too_large(connection, upload, size)
@@ -206,8 +206,8 @@ async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) 
 async def abort_dead_uploads(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:
     """Abort the multipart uploads of dead writers, for the outputs of jobs and below `prefixes`."""
     for prefix in (*prefixes, _JOBS_PREFIX):
-        if aborted := await store.abort_uploads(prefix, older_than=_LONGEST_WRITE):
-            log.warning("multipart uploads of dead writers were aborted", prefix=prefix, uploads=aborted)
+        if aborted_uploads := await store.abort_uploads(prefix, older_than=_LONGEST_WRITE):
+            log.warning("multipart uploads of dead writers were aborted", prefix=prefix, uploads=aborted_uploads)
 
 
 async def remove_below(store: ObjectStore, prefix: str) -> None:

@@ -97,9 +97,9 @@ class SchemaTables:
         """
         lock_by_table: dict[str, Lock] = {}
         for lock in self._with_partitions(effect.locks) if effect.recurses else effect.locks:
-            earlier = lock_by_table.get(lock.table, lock)
-            mode = max(lock.mode, earlier.mode, key=MODES.index)
-            lock_by_table[lock.table] = Lock(lock.table, mode, max(lock.work, earlier.work, key=_WORK.index))
+            earlier_lock = lock_by_table.get(lock.table, lock)
+            mode = max(lock.mode, earlier_lock.mode, key=MODES.index)
+            lock_by_table[lock.table] = Lock(lock.table, mode, max(lock.work, earlier_lock.work, key=_WORK.index))
         locks = tuple(lock for lock in lock_by_table.values() if lock.table not in self.new_tables)
         return replace(effect, locks=locks)
 
@@ -225,8 +225,8 @@ def _drop_object(_schema: SchemaTables, match: re.Match[str], _text: str) -> Eff
 
 
 def _write_rows(_schema: SchemaTables, match: re.Match[str], text: str) -> Effect:
-    others = [Lock(name, _ACCESS_SHARE) for name in _tables_read(text) if name != match[1]]
-    return Effect((Lock(match[1], _ROW_EXCLUSIVE, "scan"), *others))
+    read_locks = [Lock(name, _ACCESS_SHARE) for name in _tables_read(text) if name != match[1]]
+    return Effect((Lock(match[1], _ROW_EXCLUSIVE, "scan"), *read_locks))
 
 
 def _create_view(_schema: SchemaTables, _match: re.Match[str], text: str) -> Effect:

@@ -95,9 +95,9 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
         is_platform = number == 0
         if not is_platform and target != "head":
             break
-        current = (await state_of(connection, schema)).revision
+        current_revision = (await state_of(connection, schema)).revision
         folder: Path | None = None if is_platform else schema.versions
-        pending = render(current, target, versions=folder, indexes=validity_by_index)
+        pending = render(current_revision, target, versions=folder, indexes=validity_by_index)
         planned_revisions.extend(_plan_revision(schema.name, rendered, schema_tables) for rendered in pending)
     return Plan(tuple(planned_revisions), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
 

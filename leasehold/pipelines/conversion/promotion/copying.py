@@ -128,11 +128,11 @@ class Promoter:
         async with self._connections() as connection:
             await promotions.record_intent(connection, call, copy.key, "created" if known_absent else "unsure")
         try:
-            created = await self._target.create(copy.key, copy.source, copy.size, str(call.id))
+            was_created = await self._target.create(copy.key, copy.source, copy.size, str(call.id))
         except Conflict:  # somebody else has created an object at the key since `existing` was asked
             self._foreign_keys.add(copy.key)
             raise
-        if created and not known_absent:
+        if was_created and not known_absent:
             async with self._connections() as connection:
                 await promotions.record_intent(connection, call, copy.key, "created")
 
