@@ -21,8 +21,8 @@ from leasehold.transitions import settlements
 from leasehold.transitions.quarantine import not_in, run_unit
 from leasehold.transitions.settlements import Failure, Settled, Verdict
 
-#: The name of this maintenance duty in the table `quarantine`, which has the tasks that could not be ended, until they
-#: are tried again. `not_in` leaves them out.
+#: The name of this maintenance duty in the table `quarantine`. The table has the tasks that could not be ended, until
+#: the duty tries again; `not_in` leaves these tasks out.
 DUTY = "external_limits"
 
 # While the caller holds the job's lock, no other transaction settles the step.

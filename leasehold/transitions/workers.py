@@ -252,7 +252,7 @@ async def resign(connection: Connection, owner: UUID) -> None:
 
 
 async def dead_owner(connection: Connection, task_id: UUID) -> UUID | None:
-    """The owner of the task's lease, if it is dead."""
+    """The owner of the task's lease, if that worker is dead."""
     owner: UUID | None = await connection.fetchval(
         "SELECT lease_owner FROM task WHERE id = $1 AND status = 'running'", task_id
     )

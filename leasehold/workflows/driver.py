@@ -565,7 +565,7 @@ class Driver:
 
 
 def _open_wait(call: SignalCall[Any], signal: int | None = None) -> Call:
-    """The journal's row of an open wait. `signal`: the id of a signal that it consumes, although it stays open."""
+    """The journal's row of an open wait. `signal`: the id of a signal that the row consumes nevertheless."""
     schema = None if call.schema is None else {"schema": call.schema}
     return Call(call.branch, call.number, "signal", call.name, value=schema, delay=call.seconds, signal=signal)
 

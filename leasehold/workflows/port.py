@@ -25,7 +25,7 @@ class Port(Protocol):
         """
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
-        """Write the run that `ctx.start` begins, and its row of the journal: both or none. False: the workflow is
+        """Write the run that `ctx.start` begins, and its row of the journal, or neither of them. False: the workflow is
         being cancelled, and the run is not a detached one.
         """
 

@@ -67,8 +67,8 @@ _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
 
-#: The kind of settlement -> the outcome, as metrics, traces and log lines name it. They keep two words of an earlier
-#: release: "parked" for snoozed, "spread" for fanned out.
+#: The kind of settlement -> the outcome, as metrics, traces and log lines name it. These names keep two words of an
+#: earlier release: "parked" for snoozed, "spread" for fanned out.
 _OUTCOME_OF_SETTLEMENT = {
     Completion: "succeeded",
     Failure: "failed",

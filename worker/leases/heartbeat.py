@@ -51,9 +51,9 @@ class _RowLostError(Exception):
 
 
 class Heartbeat:
-    """Create it in the worker's main loop, where the heartbeat calls both callbacks: `on_failure` when an error ends
-    the heartbeat's thread, `on_drain` when an operator asks this worker to drain (to end once its attempts have ended).
-    Each renewal of the worker's row also writes how many attempts have started (`starts`).
+    """Create this in the worker's main loop, where the heartbeat calls the two callbacks: `on_failure` when an error
+    ends the heartbeat's thread, `on_drain` when an operator asks this worker to drain (to end once its attempts have
+    ended). Each renewal of the worker's row also writes how many attempts have started (`starts`).
     """
 
     def __init__(

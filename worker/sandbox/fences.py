@@ -74,7 +74,7 @@ def threads() -> int:
 
 
 def limit(pid: int, limits: Limits) -> None:
-    """Limit the run of the child `pid`. The child cannot raise the limits again. Raises OSError when it has ended.
+    """Limit the run of the child `pid`. The child cannot raise the limits again. Raises OSError if the child has ended.
 
     Memory: the run may add `memory_bytes` to the address space that the child has now; the interpreter and its
     libraries do not count. CPU: the run may add `cpu_seconds` to the CPU time that the child has used, rounded up to a

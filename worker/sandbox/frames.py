@@ -164,7 +164,7 @@ def encode(frame: BaseModel) -> bytes:
 
 
 def length(header: bytes) -> int:
-    """The number of bytes that follow `header`. Raises FrameError when it exceeds the bound."""
+    """The number of bytes that follow `header`. Raises FrameError when the number exceeds the bound."""
     size = int(LENGTH.unpack(header)[0])
     if size > MAX_FRAME:
         raise FrameError(f"a frame of {size} bytes, at most {MAX_FRAME}")
