@@ -530,8 +530,8 @@ class WalkPart:
 
 
 async def next_walk_part(connection: Connection, listing: Listing, limit: int) -> WalkPart:
-    """The next part of the walk, with at most `limit` jobs. A part without jobs is not always the last: it means that
-    none of the next `max_walked` jobs matched.
+    """The next part of the walk, with at most `limit` jobs. A part may have no jobs, because none of the next
+    `max_walked` jobs matched, and another part may follow.
     """
     listing = await narrowed_to_text(connection, listing)
     rows, ended_at = _rows_and_end(

@@ -101,8 +101,8 @@ job = Table(
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
     Column("cancel_by", _INSTANT),  # when the worker that leads forces a requested cancel
-    # The job's task, if the job was submitted with a single task, which was due at once. Some events of such a job are
-    # not stored: the view `history` computes the event of the submission, and those that the task's row shows.
+    # The job's only task, if the job was submitted with a single task that was due at once. Some events of such a job
+    # are not stored: the view `history` computes the event of the submission, and those that the task's row shows.
     Column("single_task", Uuid),
     CheckConstraint(_in("status", JobState), name="status_known"),
     CheckConstraint(
@@ -264,7 +264,7 @@ task = Table(
         "available_at",
         postgresql_where=text("status IN ('pending', 'retry', 'waiting')"),
     ),
-    # For the sweeper, which looks for expired leases: running tasks only. It has no lease_until (see the head).
+    # For the sweeper, which looks for expired leases: running tasks only. The index has no lease_until (see the head).
     Index("task_running", "id", postgresql_where=text("status = 'running'")),
     Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
     # Half of each page stays free, as in `job`: a claim's new version of a row mostly fits into the same page, and

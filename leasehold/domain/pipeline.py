@@ -222,7 +222,7 @@ class Pipeline:
         self.on_failure: Pipeline | None = None
         #: Concurrency limits of this pipeline's runs, beside those that an operator declares.
         self.limits: tuple[PipelineLimit, ...] = ()
-        #: Entered around each inline attempt. It may see the error that the handler raises, but must not swallow it.
+        #: Entered around each inline attempt. It sees an error of the handler, but must not swallow the error.
         self.around: Around | None = None
         #: Entered before `around`. Without room the attempt snoozes: the step runs again later.
         self.room: Room | None = None

@@ -49,8 +49,9 @@ class InPlaceCycle(Exception):
 @dataclass(eq=False, slots=True)
 class _Node:
     """A subschema. `own_cost`: the cost of its keywords. `same`: the subschemas that apply to the same value. `parts`:
-    the subschemas that apply to parts of the value. `is_doubled`: `same` counts twice. `total`: the cost with all of
-    these; None: not computed yet. `group`: its strongly connected component; -1: not known yet.
+    the subschemas that apply to parts of the value. `is_doubled`: `same` counts twice. `total`: `own_cost` and the
+    costs of `same` and `parts`; None: not computed yet. `group`: the number of the node's strongly connected component;
+    -1: not known yet.
     """
 
     own_cost: int
