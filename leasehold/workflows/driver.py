@@ -69,9 +69,9 @@ class JournalLost(Exception):
 class Driver:
     """Runs one workflow. `start` makes its coroutine, which may use the context only while the driver runs it. The
     worker passes a `port`: its methods read and write the journal. `calls`: rows of the journal that are not committed
-    yet. `news`: how many signals and ends of steps had come for the workflow
-    when the driver last read the journal (the column task.news). If more have come by the time at which the worker
-    suspends the workflow, it is due again immediately.
+    yet. `news`: how many signals and ends of steps had come for the workflow when the driver last read the journal (the
+    column task.news). If more have come by the time at which the worker suspends the workflow, it is due again
+    immediately.
     """
 
     def __init__(self, run_id: UUID, start: Callable[[Driver], Coroutine[Any, Any, Any]], max_calls: int) -> None:

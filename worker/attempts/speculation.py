@@ -2,8 +2,8 @@
 
 So the next step does not wait for the uploads of the step before. This is safe: an isolated step is a function of its
 files and parameters, and changes nothing outside its directory. So a worker may run the step before it has the step's
-lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else
-the worker discards it. If further children are idle, later steps that need no new input run at the same time.
+lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else the worker
+discards it. If further children are idle, later steps that need no new input run at the same time.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ FOR UPDATE
 """
 
 # $1 owners, $2 task ids, $3 epochs, $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays in seconds,
-# $9 MAX_CRASHES. HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held` (those that are still
-# valid).
+# $9 MAX_CRASHES.
+# HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
 FAIL = f"""-- fail
 WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
     -- `again`: the task may run again. `ends`: the job fails, because one of its tasks in this batch may not run again.

@@ -13,8 +13,8 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 # $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 handlers that the worker
 # lacks (NULL: a step that snoozes by itself).
 #
-# HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
-# A job that is being cancelled ends when its `leased` count is 0. So a workflow in it, which must run again to see the
+# HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
+# that is being cancelled ends when its `leased` count is 0. So a workflow in it, which must run again to see the
 # cancel, stays in the count.
 WAIT_UNTIL = f"""-- wait_until
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (

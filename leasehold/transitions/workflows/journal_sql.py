@@ -14,9 +14,8 @@ def write_calls(*, claims: bool) -> str:
     (records.Call.record).
 
     A repeated statement writes nothing twice: the journal has one row for each place (branch and number of a call), and
-    a step has one task. With
-    `claims`, the statement also claims one step for each lease: $8 has the step's id (or NULL), and $9 is the duration
-    of the step's lease. The owner of the lease gets the step.
+    a step has one task. With `claims`, the statement also claims one step for each lease: $8 has the step's id (or
+    NULL), and $9 is the duration of the step's lease. The owner of the lease gets the step.
     """
     if claims:
         is_claimed = _IS_CLAIMED
