@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
@@ -43,11 +43,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         del self.headers["Expect"]
-        connection = http.client.HTTPConnection(urlsplit(self.proxy.store).netloc, timeout=20)
-        connection.request(self.command, self.path, body, dict(self.headers))
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
+        # The store may close the connection in the middle of a long body, which it refuses: an error here.
+        with closing(http.client.HTTPConnection(urlsplit(self.proxy.store).netloc, timeout=20)) as connection:
+            connection.request(self.command, self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            data = answer.read()
         status = self.proxy.status_of(self.command, self.path, answer.status)
         self.send_response(status)
         for name, value in answer.getheaders():
