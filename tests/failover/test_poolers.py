@@ -143,8 +143,10 @@ async def test_a_pooler_in_session_mode_needs_the_planners_settings_of_the_role(
         try:
             for name, value in PLANNER_SETTINGS.items():
                 await connection.execute(f"ALTER ROLE {USER} SET {name} = '{value}'")
-            await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1"
-                                     " AND pid <> pg_backend_pid()", USER)  # fmt: skip
+            # A session ends some time after it was asked to. Until then, PgBouncer may give it to the next client.
+            while await connection.fetch("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1"
+                                         " AND pid <> pg_backend_pid()", USER):  # fmt: skip
+                await asyncio.sleep(0.01)
         finally:
             await connection.close()
         await check_pooler(settings_of(url))
