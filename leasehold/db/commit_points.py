@@ -10,16 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import asyncpg
-
+from leasehold.db.failover import WatchedConnection
 from leasehold.runtime import failpoints
 
-if TYPE_CHECKING:
-    _Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
-else:
-    _Connection = asyncpg.Connection
 _Answer = TypeVar("_Answer")
 #: Matches a statement that writes. Outside a transaction, PostgreSQL commits it immediately. `SELECT ... FOR UPDATE`
 #: only locks, so it does not match.
@@ -34,11 +29,11 @@ def name_commits(operation: Callable[[], str | None]) -> None:
     _operation.set(operation)
 
 
-def connection_class() -> type[_Connection]:
-    return CommitPoints if failpoints.has_commit_points() else _Connection
+def connection_class() -> type[WatchedConnection]:
+    return CommitPoints if failpoints.has_commit_points() else WatchedConnection
 
 
-class CommitPoints(_Connection):
+class CommitPoints(WatchedConnection):
     """A connection with a failpoint after each commit. It overrides every asyncpg method that this package uses to send
     statements; `tests/test_floors.py` checks this.
     """

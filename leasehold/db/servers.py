@@ -9,12 +9,17 @@ pool open new connections.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from leasehold.db.failover import FailoverWatch, Host, WatchedConnection
 from leasehold.urls import DatabaseUrl
 
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -27,7 +32,7 @@ _REPLACE_SECONDS = 1.0
 _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
 #: each connection would wait for a silent host that the URL names earlier.
-_last_chosen: dict[tuple[DatabaseUrl, bool], tuple[str, int]] = {}
+_last_chosen: dict[tuple[DatabaseUrl, bool], Host] = {}
 #: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late. A call that finds
 #: the server that it looks for sets the number to zero.
 _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
@@ -35,11 +40,20 @@ _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
 _MOST_DOUBLINGS = 10
 #: After one of these errors at a host, `_choose` tries the next host.
 _HOST_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+#: SQL: the timeline of a server that takes writes, or null. It is the first part of the name of a file of the log.
+_TIMELINE = """
+SELECT CASE WHEN NOT pg_is_in_recovery()
+    THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint END
+"""
+#: (id of the event loop, URL) -> the watch of the loop's sessions. A watch lives as long as one of its sessions.
+_watches: WeakValueDictionary[tuple[int, DatabaseUrl], FailoverWatch] = WeakValueDictionary()
+#: A host that is asked for its timeline has this many seconds to accept, and as many to answer.
+_QUESTION_SECONDS = 1.0
 
 
 async def open_connection(
     url: DatabaseUrl, *, timeout: float, host_timeout: float, replica: bool = False, **options: Any
-) -> _Connection:
+) -> WatchedConnection:
     """Open a connection to the first host that takes writes. If none does, open one to the first host that answers.
 
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
@@ -50,19 +64,25 @@ async def open_connection(
     primary is slow. If every process always gave up after the same short time, perhaps none would ever connect. With
     `replica`, a call that connected to any host counts as a success, so nothing is doubled.
 
+    Except for a replica, the connection ends when another server was promoted and this one does not answer
+    (leasehold/db/failover.py). So a class among the options extends WatchedConnection.
+
     If no host answers, raises the TimeoutError of the first host that was late, or the error of the last host.
     """
+    watch = None if replica else _watch_of(url)
     if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
-        host, port = url.hosts[0] if url.hosts else (None, None)
-        return await _connect(url, host, port, timeout, options)
+        host, port = _hosts_of(url)[0]
+        only = await _connect(url, host, port, timeout, options)
+        await _add(watch, only, (host, port), timeout)
+        return only
     late_calls = _late_calls.get((url, replica), 0)
     longest = max(host_timeout, timeout / len(url.hosts))
     host_timeout = min(host_timeout * 2**late_calls, longest)
     answers = _Answers()
-    chosen: _Connection | None = None
+    chosen: WatchedConnection | None = None
     try:
         async with asyncio.timeout(timeout):
-            chosen = await _choose(url, answers, host_timeout, options, replica=replica)
+            chosen = await _choose(url, answers, host_timeout, options, watch)
     except TimeoutError as late:  # of all hosts together, or of one host
         answers.late = late
         raise
@@ -84,21 +104,26 @@ class _Answers:
     the caller needs: takes writes, or only reads.
     """
 
-    opened: list[_Connection] = field(default_factory=list)
+    opened: list[WatchedConnection] = field(default_factory=list)
     late: TimeoutError | None = None
     has_found: bool = False
 
 
 async def _choose(
-    url: DatabaseUrl, answers: _Answers, host_timeout: float, options: dict[str, Any], *, replica: bool
-) -> _Connection:
-    """As `open_connection`, for several hosts and without `timeout`. Records in `answers` what the hosts answered."""
+    url: DatabaseUrl, answers: _Answers, host_timeout: float, options: dict[str, Any], watch: FailoverWatch | None
+) -> WatchedConnection:
+    """As `open_connection`, for several hosts and without `timeout`. Records in `answers` what the hosts answered.
+    `watch`: None for a replica.
+    """
     error: BaseException | None = None
+    replica = watch is None
     for host, port in _last_chosen_first(url, replica=replica):
         try:
-            connection = await _connect(url, host, port, host_timeout, options)
-            answers.opened.append(connection)
-            takes_writes = await _takes_writes(connection, host_timeout)
+            async with _limited(watch, (host, port)):
+                connection = await _connect(url, host, port, host_timeout, options)
+                answers.opened.append(connection)
+                takes_writes = await _takes_writes(connection, host_timeout)
+                await _add(watch, connection, (host, port), host_timeout)
         except TimeoutError as late:
             answers.late = answers.late or late
             continue
@@ -117,26 +142,93 @@ async def _choose(
     raise last_error
 
 
+@asynccontextmanager
+async def _limited(watch: FailoverWatch | None, host: Host) -> AsyncIterator[None]:
+    """Raise TimeoutError in the block as soon as the watch finds that another host is the primary."""
+    if watch is None:
+        yield
+        return
+    async with asyncio.timeout(None) as limit:
+        with watch.opening(host, limit):
+            yield
+
+
+def _watch_of(url: DatabaseUrl) -> FailoverWatch:
+    """The watch for the sessions of the running event loop with the servers of this URL."""
+    loop = asyncio.get_running_loop()
+    watch = _watches.get((id(loop), url))
+    if watch is None or watch.loop is not loop:  # a later loop may have the same id
+        watch = FailoverWatch(loop, _hosts_of(url), partial(_timeline_of, url), partial(_choose_first, url))
+        _watches[id(loop), url] = watch
+    return watch
+
+
+async def _add(watch: FailoverWatch | None, connection: WatchedConnection, host: Host, timeout: float) -> None:
+    """Let the watch end this connection when another server has replaced its server. `timeout`: seconds for the query
+    of the server's timeline. If the query fails, close the connection and raise the error.
+    """
+    if watch is None:
+        return
+    try:
+        watch.add(connection, host, await _read_timeline(connection, timeout))
+    except BaseException:
+        connection.terminate()
+        raise
+    connection.watch = watch
+
+
+async def _timeline_of(url: DatabaseUrl, host: Host) -> int | None:
+    """Ask a host, on a connection of its own. None if it takes no writes, or does not answer."""
+    name = {"application_name": "leasehold failover"}
+    try:
+        connection = await _connect(url, *host, _QUESTION_SECONDS, {"server_settings": name})
+        try:
+            return await _read_timeline(connection, _QUESTION_SECONDS)
+        finally:
+            connection.terminate()
+    except _HOST_ERRORS:
+        return None
+
+
+async def _read_timeline(connection: _Connection, timeout: float) -> int | None:
+    """The timeline of the connection's server. None for a standby, and for a server that does not tell it."""
+    try:
+        timeline: int | None = await connection.fetchval(_TIMELINE, timeout=timeout)
+    except asyncpg.PostgresError:  # a service that has replaced PostgreSQL's log may lack these functions
+        return None
+    return timeline
+
+
+def _choose_first(url: DatabaseUrl, host: Host) -> None:
+    _last_chosen[url, False] = host
+
+
 async def _connect(
     url: DatabaseUrl, host: str | None, port: int | None, timeout: float, options: dict[str, Any]
-) -> _Connection:
+) -> WatchedConnection:
     """Connect to one host. If a pooler there refuses settings at the start of a session, connect again with the
     application's name alone. poolers.py then checks that the database role has these settings.
     """
+    options = {"connection_class": WatchedConnection} | options
     try:
-        connection: _Connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
+        connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
     except asyncpg.ProtocolViolationError as refused:
         if "startup parameter" not in str(refused):
             raise
         name = {"application_name": options.get("server_settings", {}).get("application_name", "leasehold")}
         options = options | {"server_settings": name}
         connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
-    return connection
+    return cast("WatchedConnection", connection)
 
 
-def _last_chosen_first(url: DatabaseUrl, *, replica: bool) -> list[tuple[str, int]]:
+def _hosts_of(url: DatabaseUrl) -> Sequence[Host]:
+    """The hosts of the URL. If it names none, the one that asyncpg finds in the environment."""
+    return url.hosts or ((None, None),)
+
+
+def _last_chosen_first(url: DatabaseUrl, *, replica: bool) -> list[Host]:
     """The hosts of the URL, in their order. But the host that was chosen last comes first."""
-    return sorted(url.hosts, key=lambda host: host != _last_chosen.get((url, replica)))
+    return sorted(_hosts_of(url), key=lambda host: host != _last_chosen.get((url, replica)))
 
 
 async def _takes_writes(connection: _Connection, timeout: float) -> bool:

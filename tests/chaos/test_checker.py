@@ -660,10 +660,10 @@ def test_claims_may_stand_still_for_a_moment_after_a_promotion_and_for_longer_be
     assert verdict.state == "not applicable"
 
 
-def test_sessions_with_a_silent_primary_may_wait_for_it_until_their_timeout() -> None:
-    for silent, late in ((8.0, False), (9.0, True)):  # the first claim is at T0 + 1
+def test_a_primary_that_only_fell_silent_is_left_as_soon_as_one_that_died() -> None:
+    for promoted, late in ((1.9, False), (2.1, True)):  # the first claim is at T0 + 1
         history = sound()
-        history.failovers = [Failover(T0 - 4 - silent, T0 - 4, T0 - 4)]
+        history.failovers = [Failover(T0 - promoted - 6, T0 - promoted, T0 - promoted)]
         assert ("I27" in found(history)) is late
 
 

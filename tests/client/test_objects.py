@@ -53,7 +53,7 @@ async def _by_worker(store: httpx2.AsyncClient, url: str) -> bytes:
 
 async def _by_app(store: httpx2.AsyncClient, url: str) -> bytes:
     async with _Api(url) as api:
-        return await HttpLink(api, store)._read(uuid4())
+        return await HttpLink(api, store)._read_stored_result(uuid4())
 
 
 Read = Callable[[httpx2.AsyncClient, str], Awaitable[bytes]]

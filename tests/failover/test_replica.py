@@ -488,13 +488,13 @@ async def test_the_exporter_counts_work_on_the_standby_while_it_keeps_up(cluster
         exporter = Exporter(settings, uuid4(), primary, (), replica)
         async with primary.acquire() as connection:
             before = reads("standby", EXPORTER)
-            found = await exporter._rows(connection)
+            found = await exporter._query_round(connection)
             assert reads("standby", EXPORTER) == before + 1
             assert {"queues", "leases", "backlog", "workers", "tables", "sessions", "slow", "database"} <= found.keys()
             async with paused(cluster.standby):
                 await job(rows)
                 before = reads("primary", EXPORTER)
-                found = await exporter._rows(connection)
+                found = await exporter._query_round(connection)
                 assert reads("primary", EXPORTER) == before + 1
                 assert found["backlog"][0]["unfinished"] == await rows.fetchval(
                     "SELECT count(*) FROM job WHERE finished_at IS NULL"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +16,18 @@ from pydantic import SecretStr
 from leasehold.broker import make_broker
 from leasehold.db import servers
 from leasehold.db.database import Pool, connect, make_pool, migrate
-from leasehold.embedded.postgres import DATABASE, USER, Postgres
+from leasehold.embedded.postgres import DATABASE
 from leasehold.settings import Settings
 from tests.api.proxy import proxy_to
+from tests.failover.pair import NOTE, Pair, pair_in
 
 SECONDS = 15.0
-NOTE = "INSERT INTO written VALUES (1)"
-
-
-@dataclass
-class Pair:
-    primary: Postgres
-    standby: Postgres
-
-    def settings(self, *ports: int, **more: float) -> Settings:
-        """Of a URL with these hosts, in this order."""
-        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-        password = self.primary.url.partition(f"{USER}:")[2].partition("@")[0]
-        url = f"postgresql://{USER}:{password}@{hosts}/{DATABASE}"
-        return Settings(_env_file=None, database_url=SecretStr(url), **more)  # type: ignore[arg-type]  # only numbers
 
 
 @pytest.fixture(scope="module")
 async def pair(run_directory: Path) -> AsyncIterator[Pair]:
-    folders = run_directory / "primary-of-a-pair", run_directory / "standby-of-a-pair"
-    pair = Pair(*(Postgres(folder, durable=True) for folder in folders))
-    await pair.primary.start()
-    primary = await asyncpg.connect(pair.primary.url)
-    await primary.execute("CREATE TABLE written (number int)")
-    await primary.close()
-    await pair.primary.stop()
-    shutil.copytree(pair.primary.directory, pair.standby.directory, copy_function=shutil.copy2)
-    owner = (pair.primary.directory / "data").stat()
-    (pair.standby.directory / "data" / "standby.signal").touch()
-    for path in (pair.standby.directory, *pair.standby.directory.rglob("*")):
-        shutil.chown(path, owner.st_uid, owner.st_gid)
-    await asyncio.gather(pair.primary.start(), pair.standby.start())
-    yield pair
-    for server in (pair.primary, pair.standby):
-        await server.kill()
-        await server.forget()
-        shutil.rmtree(server.directory)
+    async with pair_in(run_directory / "pair") as pair:
+        yield pair
 
 
 async def test_of_several_hosts_a_standby_is_passed_over(pair: Pair) -> None:

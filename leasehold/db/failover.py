@@ -1,0 +1,208 @@
+"""Leaves a server of PostgreSQL that does not answer, once another server was promoted in its place.
+
+A frozen primary, or one that is cut off, ends no session: a statement there would wait for LEASEHOLD_DATABASE_TIMEOUT.
+So while a statement waits, `FailoverWatch` connects to every host of the URL anew, and asks the server there for its
+timeline. A promotion begins a new timeline, with a higher number. If a server that takes writes has a higher timeline
+than the server of a session, it has replaced that server, and the watch ends the session. Its owner connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import Context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+import asyncpg
+import structlog
+
+if TYPE_CHECKING:
+    _Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+else:
+    _Connection = asyncpg.Connection
+_Answer = TypeVar("_Answer")
+#: The host and the port of a server. None, None: asyncpg finds them in the environment.
+Host: TypeAlias = tuple[str | None, int | None]
+
+log = structlog.get_logger(__name__)
+
+#: The hosts are asked once something has waited for this many seconds.
+_PATIENCE_SECONDS = 1.0
+#: The time that the hosts have for their answers. A promotion is noticed at most this long and one pause after it.
+_ROUND_SECONDS = 1.0
+#: The pause before the hosts are asked again, as long as something waits.
+_PAUSE_SECONDS = 0.5
+
+
+class Session(Protocol):
+    """A connection, as far as the watch needs it."""
+
+    def terminate(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The server of a session, as it was when the session began. `timeline`: for a standby, the newest that was known
+    then.
+    """
+
+    host: Host
+    timeline: int
+    is_standby: bool
+
+
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """A connection to `host` that is being opened. `limit`: the time that it has."""
+
+    host: Host
+    limit: asyncio.Timeout
+
+
+class FailoverWatch:
+    """Watches the sessions that the tasks of one event loop have with the servers of one URL."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        hosts: Sequence[Host],
+        timeline_of: Callable[[Host], Awaitable[int | None]],
+        choose: Callable[[Host], None],
+    ) -> None:
+        """`timeline_of`: connects to a host and returns the timeline of its server; None if the server takes no writes,
+        or does not answer. `choose`: makes new connections try this host first.
+        """
+        self._hosts = hosts
+        self._timeline_of = timeline_of
+        self._choose = choose
+        self.loop = loop
+        self._servers: WeakKeyDictionary[Session, _Server] = WeakKeyDictionary()
+        #: What waits for a server -> the time since when, the oldest first.
+        self._waiting: dict[Session | _Opening, float] = {}
+        #: The highest timeline that a server has told; 0: none has.
+        self._newest = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def add(self, session: Session, host: Host, timeline: int | None) -> None:
+        """Watch an open session with `host` until it is closed. `timeline`: None for a session with a standby."""
+        self._newest = max(self._newest, timeline or 0)
+        self._servers[session] = _Server(host, timeline or self._newest, is_standby=timeline is None)
+
+    @contextmanager
+    def opening(self, host: Host, limit: asyncio.Timeout) -> Iterator[None]:
+        """The block opens a connection to `host`. `limit` is its timeout: it expires early if the watch gives the host
+        up.
+        """
+        opening = _Opening(host, limit)
+        self.begin(opening)
+        try:
+            yield
+        finally:
+            self.end(opening)
+
+    def begin(self, waiting: Session | _Opening) -> None:
+        """From now on `waiting` waits for an answer of its server."""
+        self._waiting[waiting] = self.loop.time()
+        if self._timer is None and self._asking is None:
+            self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
+
+    def end(self, waiting: Session | _Opening) -> None:
+        """`waiting` no longer waits."""
+        self._waiting.pop(waiting, None)
+
+    def _check_waits(self) -> None:
+        """Ask the hosts if something has waited for too long."""
+        self._timer = None
+        if not self._waiting:
+            return  # the next `begin` sets the timer again
+        remaining_seconds = next(iter(self._waiting.values())) + _PATIENCE_SECONDS - self.loop.time()
+        if remaining_seconds > 0:
+            self._timer = self.loop.call_later(remaining_seconds, self._check_waits)
+        elif self._newest:
+            # The empty context: this task holds no connection of the task whose statement waits.
+            self._asking = self.loop.create_task(self._ask(), context=Context())
+        else:  # no server has told its timeline, so an answer could not be compared
+            self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
+
+    async def _ask(self) -> None:
+        """Ask all hosts at the same time, because a silent one uses up its time."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ROUND_SECONDS), asyncio.TaskGroup() as group:
+                    for host in self._hosts:
+                        group.create_task(self._ask_host(host))
+        finally:
+            self._asking = None
+            self._timer = self.loop.call_later(_PAUSE_SECONDS, self._check_waits)
+
+    async def _ask_host(self, host: Host) -> None:
+        timeline = await self._timeline_of(host)
+        if timeline is not None and timeline >= self._newest:
+            self._newest = timeline
+            self._leave_others(host, timeline)
+
+    def _leave_others(self, host: Host, timeline: int) -> None:
+        """The server at `host` is the primary. End every session with a server that it has replaced, and every attempt
+        to connect to another host.
+        """
+        replaced = [
+            session for session, server in self._servers.items() if self._is_replaced(session, server, host, timeline)
+        ]
+        openings = [one for one in self._waiting if isinstance(one, _Opening) and one.host != host]
+        if replaced or openings:
+            self._choose(host)
+        if replaced:
+            log.warning(
+                "PostgreSQL: sessions with a replaced server were ended",
+                primary=f"{host[0]}:{host[1]}", timeline=timeline, sessions=len(replaced),
+            )  # fmt: skip
+        for session in replaced:
+            session.terminate()
+            self._servers.pop(session, None)
+        for opening in openings:
+            opening.limit.reschedule(self.loop.time())
+
+    def _is_replaced(self, session: Session, server: _Server, host: Host, timeline: int) -> bool:
+        """Whether the primary at `host` has replaced the session's server."""
+        if server.timeline >= timeline:
+            return False
+        if not server.is_standby:
+            return True
+        # It may serve reads, or it was promoted since. So the session ends only if it gets no answer.
+        began_at = self._waiting.get(session)
+        return server.host != host and began_at is not None and began_at <= self.loop.time() - _PATIENCE_SECONDS
+
+
+class WatchedConnection(_Connection):
+    """A connection that tells its watch while a statement waits. It overrides the same methods as CommitPoints."""
+
+    #: None: not watched.
+    watch: FailoverWatch | None = None
+
+    async def execute(self, query: str, *args: Any, **options: Any) -> str:
+        return await self._watched(super().execute(query, *args, **options))
+
+    async def executemany(self, command: str, *args: Any, **options: Any) -> None:
+        await self._watched(super().executemany(command, *args, **options))
+
+    async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._watched(super().fetch(query, *args, **options))
+
+    async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._watched(super().fetchrow(query, *args, **options))
+
+    async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._watched(super().fetchval(query, *args, **options))
+
+    async def _watched(self, statement: Awaitable[_Answer]) -> _Answer:
+        if self.watch is None:
+            return await statement
+        self.watch.begin(self)
+        try:
+            return await statement
+        finally:
+            self.watch.end(self)
