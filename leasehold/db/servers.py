@@ -181,7 +181,8 @@ async def _timeline_of(url: DatabaseUrl, host: Host) -> int | None:
     """Ask a host, on a connection of its own. None if it takes no writes, or does not answer."""
     name = {"application_name": "leasehold failover"}
     try:
-        connection = await _connect(url, *host, _QUESTION_SECONDS, {"server_settings": name})
+        options = {"server_settings": name, "statement_cache_size": 0}  # a pooler may not keep prepared statements
+        connection = await _connect(url, *host, _QUESTION_SECONDS, options)
         try:
             return await _read_timeline(connection, _QUESTION_SECONDS)
         finally:
