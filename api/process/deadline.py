@@ -21,7 +21,6 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._seconds_left: float | None = seconds
-        self._has_broken = False  # a connection was broken, because no time was left
 
     @property
     def is_over(self) -> bool:
@@ -62,19 +61,12 @@ class Deadline:
         break_timer = loop.call_later(max(0.0, self._seconds_left), self._break, connection)
         try:
             yield
-        except AttributeError as error:
-            # asyncpg sends a statement in several steps. If the connection breaks between two steps, asyncpg raises
-            # AttributeError.
-            if self._has_broken:
-                raise TimeoutError("the request's time for PostgreSQL is over") from error
-            raise
         finally:
             break_timer.cancel()
             self._count(loop.time() - began_at)
 
     def _break(self, connection: Connection) -> None:
         if self._seconds_left is not None:
-            self._has_broken = True
             connection.terminate()
 
     def _count(self, seconds: float) -> None:

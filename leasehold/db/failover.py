@@ -178,7 +178,10 @@ class FailoverWatch:
 
 
 class WatchedConnection(_Connection):
-    """A connection that tells its watch while a statement waits. It overrides the same methods as CommitPoints."""
+    """A connection that tells its watch while a statement waits. It overrides the same methods as CommitPoints.
+
+    A statement raises one of TRY_AGAIN if the connection is terminated meanwhile.
+    """
 
     #: None: not watched.
     watch: FailoverWatch | None = None
@@ -199,10 +202,16 @@ class WatchedConnection(_Connection):
         return await self._watched(super().fetchval(query, *args, **options))
 
     async def _watched(self, statement: Awaitable[_Answer]) -> _Answer:
-        if self.watch is None:
-            return await statement
-        self.watch.begin(self)
+        if self.watch is not None:
+            self.watch.begin(self)
         try:
             return await statement
+        except AttributeError as error:
+            # asyncpg sends a statement in several steps, and raises AttributeError if the connection is terminated
+            # between two of them: by the watch, or at the deadline of a request.
+            if self.is_closed():
+                raise asyncpg.InterfaceError("the connection was terminated during a statement") from error
+            raise
         finally:
-            self.watch.end(self)
+            if self.watch is not None:
+                self.watch.end(self)

@@ -40,6 +40,8 @@ async def test_a_connection_that_the_deadline_breaks_inside_the_driver_is_an_abs
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncpg prepares a statement, and then binds it. Without its protocol a connection raises AttributeError."""
+    async with pool.acquire():
+        pass  # open: the break would come while it opens
     limit = deadline.begin(60.0)
     prepare = asyncpg.Connection._get_statement
 

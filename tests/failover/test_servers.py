@@ -192,3 +192,27 @@ async def test_migrations_go_to_the_host_that_takes_writes(pair: Pair) -> None:
     connection = await connect(settings, "tests")
     assert await connection.fetchval("SELECT count(*) FROM job") == 0
     await connection.close()
+
+
+async def test_a_connection_that_is_terminated_inside_the_driver_is_a_lost_connection(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncpg prepares a statement, and then binds it. Without its protocol a connection raises AttributeError."""
+    connection = await connect(pair.settings(pair.primary.port), "tests")
+    prepare = asyncpg.Connection._get_statement
+
+    async def has_a_bug(self: Any, *args: Any, **options: Any) -> Any:
+        return self.no_such_method()
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", has_a_bug)
+    with pytest.raises(AttributeError, match="no_such_method"):
+        await connection.fetchval("SELECT 1")
+
+    async def prepare_and_terminate(self: Any, *args: Any, **options: Any) -> Any:
+        statement = await prepare(self, *args, **options)
+        self.terminate()
+        return statement
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_terminate)
+    with pytest.raises(asyncpg.InterfaceError):
+        await connection.fetchval("SELECT 1")
