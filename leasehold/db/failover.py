@@ -137,7 +137,7 @@ class FailoverWatch:
                         group.create_task(self._ask_host(host))
         finally:
             self._asking = None
-            self._timer = self.loop.call_later(_PAUSE_SECONDS, self._check_waits)
+        self._timer = self.loop.call_later(_PAUSE_SECONDS, self._check_waits)
 
     async def _ask_host(self, host: Host) -> None:
         timeline = await self._timeline_of(host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -53,8 +53,11 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 @pytest.fixture
-async def watch(servers: Servers) -> FailoverWatch:
-    return FailoverWatch(asyncio.get_running_loop(), (OLD, NEW, OTHER), servers.timeline_of, servers.chosen.append)
+async def watch(servers: Servers) -> AsyncIterator[FailoverWatch]:
+    watch = FailoverWatch(asyncio.get_running_loop(), (OLD, NEW, OTHER), servers.timeline_of, servers.chosen.append)
+    yield watch
+    watch._waiting.clear()
+    await servers.until(lambda: watch._timer is None and watch._asking is None)
 
 
 def added(watch: FailoverWatch, host: Host, timeline: int | None, *, waits: bool = False) -> Session:
