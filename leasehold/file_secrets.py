@@ -55,7 +55,9 @@ class FileSecret(SecretStr):
         return self._secret_value
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of the value."""
+        """Call `callback` after each change of the value. If it raises OSError or ValueError, the file counts as
+        unreadable: the log gets a line.
+        """
         self._callbacks.append(callback)
 
 

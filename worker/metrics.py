@@ -20,7 +20,7 @@ HINTS = fast_counter(
 )
 CLAIMS = fast_counter(
     "claims_total",
-    "Tasks claimed. found_by: hint; look, which is a poll; next, which is the completion of the step before",
+    "Tasks that this worker claimed. found_by: hint; look (a poll); next (the completion of the step before)",
     ["found_by"],
 )
 WAIT = fast_histogram(
@@ -28,11 +28,13 @@ WAIT = fast_histogram(
     "Time from when a task became due until its claim. new: first runs; retry: after an error; poll: after a snooze",
     ["queue", "kind"],
 )
-ATTEMPTS = fast_counter("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
+ATTEMPTS = fast_counter("attempts_total", "Attempts that ended", ["pipeline", "step", "outcome"])
 SECONDS = fast_histogram("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
 RETRIES = fast_counter("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
 DEAD = fast_counter(
-    "dead_letters_total", "Tasks that failed for good, until somebody replays them", ["pipeline", "step", "code"]
+    "dead_letters_total",
+    "Tasks that failed for good: no further attempt follows, unless somebody replays them",
+    ["pipeline", "step", "code"],
 )
 ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
 LEASES = gauge("leases_held", "Leases that this worker holds")
@@ -71,7 +73,7 @@ LOST_ITEMS = counter(
     "streams (chunks)",
     ["kind"],
 )
-DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")
+DRAINING = gauge("worker_draining", "1 while this worker claims no new tasks, because it is stopping")
 CRASHES = counter("child_crashes_total", "Child processes that ended early. how: signal, out_of_memory, exit", ["how"])
 CHILD_PEAK = histogram(
     "child_memory_peak_bytes",

@@ -35,9 +35,10 @@ _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 _DEPTH = Depth(entries=0, steps=5, ahead=100)
 #: At most this many late jobs are explained.
 _MAX_EXPLAINED = 5
-#: A longer wait is a finding.
+#: A wait that is longer than this is a finding.
 _LONG_WAIT = timedelta(minutes=1)
-#: A transaction that is open for longer keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` says the same.
+#: A transaction that is open for longer than this keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` says
+#: the same.
 _LONG_SNAPSHOT = timedelta(minutes=1)
 #: Reasons of a job that waits on purpose, or that runs. They are not findings.
 _CHOSEN_REASONS = frozenset(

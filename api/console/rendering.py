@@ -42,7 +42,7 @@ FLASH = "leasehold_flash"
 _MAX_JSON = 12_000
 #: The process remembers at most this many last pages.
 _MAX_LAST_PAGES = 2000
-#: A job that waits for longer is marked as late.
+#: A job that waits for more seconds than this is marked as late.
 _LATE_SECONDS = 60
 #: The characters of a path and its query that a header contains unescaped. `%` begins an escape.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
@@ -90,8 +90,8 @@ def page(
     `made_of`: all that the page is rendered from, apart from the session. If a refresh has the same `made_of` as the
     last page of its session, the page is not rendered (`unchanged`).
 
-    Of `values`, the layout itself uses `refresh_seconds`: an open page asks for its new content at `refresh_url` each
-    time that so many seconds have passed. Without this value, or with 0, the page stays as it is.
+    Of `values`, the layout itself uses `refresh_seconds`, the seconds after which an open page asks for its new content
+    at `refresh_url`, again and again. Without this value, or with 0, the page stays as it is.
     """
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content

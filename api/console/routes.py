@@ -38,10 +38,10 @@ from leasehold.domain.sentences import full_stop
 log = structlog.get_logger(__name__)
 #: The largest number of fields of a form. The largest form has the picked jobs of a page, and a few further fields.
 _MAX_FIELDS = 200
-#: A number of so many digits fits into an integer of PostgreSQL.
+#: A number of at most this many digits fits into an integer of PostgreSQL.
 _MAX_DIGITS = 9
-#: The second press of a button waits at most so many seconds for the answer to the first, and asks for it every so many
-#: seconds.
+#: Seconds for which the second press of a button waits for the answer to the first press, and seconds between two of
+#: its questions for the answer.
 _PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
 #: A form's path begins with the path of the page that has the form: a list, or an object with an id. The page is found

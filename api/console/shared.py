@@ -16,8 +16,8 @@ from leasehold.api.process.replica_reads import Reading
 
 #: The answer that is shared, for example the rows of a page.
 _Answer = TypeVar("_Answer")
-#: The process remembers at most this many answers of one name, to bound its memory.
-_MAX_KEYS = 500
+#: One `Shared` remembers at most this many answers, to bound the memory of the process.
+_MAX_ANSWERS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class _Shareable(Generic[_Answer]):
 class Shared(Generic[_Answer]):
     """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for this answer.
 
-    If a new answer equals the answer before it, `get` returns the earlier object. So `rendering.unchanged` is fast,
-    because it compares objects that are mostly the same.
+    If a new answer equals the answer before it, `get` returns the earlier object. `rendering.unchanged` compares the
+    answers of two renderings: this is fast, because in most cases they are the same object.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -62,6 +62,7 @@ class Shared(Generic[_Answer]):
         key = (key, is_from_primary)
         shareable = self._answers.get(key)
         if shareable is None or not shareable.may_be_shared:
+            # An answer that may not be shared any more has a task that is done.
             previous = None if shareable is None or shareable.has_failed else shareable.task.result()
             task = asyncio.create_task(_make_or_keep(make, previous))
             shareable = _Shareable(task, monotonic() + self._seconds, reading)
@@ -74,7 +75,7 @@ class Shared(Generic[_Answer]):
     def _remember(self, key: Hashable, shareable: _Shareable[_Answer]) -> None:
         self._answers[key] = shareable
         self._answers.move_to_end(key)
-        if len(self._answers) > _MAX_KEYS:
+        if len(self._answers) > _MAX_ANSWERS:
             self._answers.popitem(last=False)
 
     def forget(self) -> None:

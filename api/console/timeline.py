@@ -18,7 +18,8 @@ WIDTH = 1000
 _MIN_WIDTH = 3
 #: At most this many steps are drawn.
 MAX_LINES = 60
-#: The kinds of ledger entries that begin an attempt. `taken_over` also ends the attempt before.
+#: The kinds of ledger entries that begin an attempt. `taken_over` also ends the attempt before. An entry `replayed`
+#: does neither: the failed job was retried, and its step waits again.
 _CLAIMS = frozenset({"claimed", "taken_over"})
 #: A kind of ledger entry that ends an attempt -> the CSS class of the attempt's bar, and a word for people.
 _ENDS = {
@@ -145,7 +146,8 @@ def _line(
             _add_attempt(line, scale, claim, entry["at"], shade, word)
             claim, waits_from = None, entry["at"]
         if entry["kind"] in _CLAIMS:
-            if waits_from is not None:
+            # A takeover ends an attempt and begins the next at the same instant: the step has not waited.
+            if waits_from is not None and entry["kind"] != "taken_over":
                 line.bars.append(scale.bar(waits_from, entry["at"], "wait", "waited"))
             claim = entry
         elif entry["kind"] == "replayed":

@@ -44,7 +44,7 @@ class _Request(BaseModel):
 
 
 class NewKeyRequest(_Request):
-    """`role`, `scopes`, or both. `expires_in_seconds` left out: the key has no end."""
+    """`role`, `scopes`, or both. Without `expires_in_seconds`, the key never expires."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"anyOf": [
         {"required": ["role"], "properties": {"role": {"type": "string"}}},

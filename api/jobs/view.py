@@ -1,4 +1,6 @@
-"""Builds the JSON of a job of any kind from its row, for the endpoints of jobs and the console."""
+"""Builds the JSON of a job of any kind from its row, for the endpoints of jobs and the console. A run is a job that
+executes a template: its row also has the columns of the table `run`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def summary(row: Row, kind: JobKind) -> dict[str, Any]:
         "tenant_id": row["tenant_id"],
         "priority": ("high", "normal", "low")[row["priority"]],
         "tags": row["tags"] or {},
-        "held": row["held"],
+        "held": row["held"],  # whether the job waits at its concurrency limits
         "deleting": row["keep_seconds"] == 0,  # a delete was requested: the job goes once it has ended
         "created_at": row["created_at"],
         "started_at": row["started_at"],
@@ -42,12 +44,16 @@ def summary(row: Row, kind: JobKind) -> dict[str, Any]:
         "cancel": row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"},
         "cancel_requested_at": row["cancel_requested_at"],
         "run": _run_part(row) if row["is_run"] else None,
+        # `tick`: the instant at which the schedule made this run due
         "schedule": row["schedule_id"] and _without_none(id=row["schedule_id"], tick=row["tick"]),
     }
     return _without_none(**item)
 
 
 def _run_part(row: Row) -> dict[str, Any]:
+    """The members that only a run has. `scope`, `scope_id`: the group of runs that a concurrency policy counts
+    together.
+    """
     return _without_none(
         version=row["version"],
         scope=row["scope"],
@@ -84,7 +90,9 @@ def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    if row["held"]:  # the job waits at concurrency limits; `limits` leaves out the limit of its scope
+    # A held job waits at concurrency limits. `limits` lacks the limit of its scope: if it is empty, the job waits only
+    # at that limit.
+    if row["held"]:
         return [{"limit": key} for key in row["limits"] or ["scope"]]
     now = datetime.now(UTC)
     return [
@@ -100,8 +108,8 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _if_future(text: str | None, now: datetime) -> str | None:
-    """The instant if it is in the future. `text`: ISO 8601; None: a workflow waits for a signal or a step, and the wait
-    has no end.
+    """The instant if it is in the future. `text`: ISO 8601; None: a workflow waits for a signal or a step without a
+    time limit.
     """
     return text if text is not None and datetime.fromisoformat(text) > now else None
 
@@ -115,8 +123,9 @@ def _callback_answer(callback: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 
 def _parent_of(row: Row, kind: JobKind) -> dict[str, Any] | None:
-    """The job that this job repeats, or the job for which it was made. `kind.parents`: a JSON Pointer to the second
-    job's id in the parameters.
+    """The job that this job repeats (`rerun_of`), or else the job for which it was made (`made_for`). `kind.parents`:
+    pipeline -> JSON Pointer. In the parameters of this job, the pointer leads to the id of the job for which it was
+    made.
     """
     if row["rerun_of"] is not None:
         return {"id": row["rerun_of"], "relation": "rerun_of"}

@@ -1,5 +1,4 @@
-"""Lends connections to the standby of PostgreSQL, to requests whose answers may be some seconds old
-(http/may_read_standby.py).
+"""Gives requests whose answers may be some seconds old (http/may_read_standby.py) connections to PostgreSQL's standby.
 
 While a request reads from the standby, every connection that it acquires leads to the standby. The request's `Reading`
 knows the greatest possible age of the answer.
@@ -44,6 +43,9 @@ class Reading:
     async def lend(self, tenant_id: str) -> AsyncIterator[Connection]:
         """Lend a connection to the standby, as TenantPool.acquire does to the primary. Raises ReplicaUnusable, or one
         of TRY_AGAIN (runtime/transient.py): the primary then answers the request.
+
+        The time counts for two deadlines: the request's, and this reading's, which leaves time for the primary.
+        `waiting` ends a wait, and `using` a statement, when no time is left.
         """
         request_deadline, reading_deadline = deadline.current(), self._deadline
         async with AsyncExitStack() as stack:
@@ -52,11 +54,12 @@ class Reading:
                     await stack.enter_async_context(self._turns.turn(tenant_id))
             except TimeoutError:
                 raise _busy() from None
+            # Here a TimeoutError passes, because it is one of TRY_AGAIN: the standby is slow or away.
             async with request_deadline.waiting(), reading_deadline.waiting():
                 connection = await stack.enter_async_context(self._replica.pool.acquire())
             await stack.enter_async_context(request_deadline.using(connection))
             await stack.enter_async_context(reading_deadline.using(connection))
-            self._include(await self._replica.check(connection))
+            self._include(await self._replica.check(connection))  # the time of the state that the connection reads
             yield connection
 
     def include(self, other: Reading) -> None:
@@ -99,7 +102,7 @@ class ReplicaReads:
 
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica
-        #: So many seconds after a write, every answer from the standby has it.
+        #: This many seconds after a write, every answer from the standby includes it.
         self.fresh_after_seconds = settings.database_replica_max_lag
         # One connection of the pool stays free for `Replica.note`, which checks the standby. Without it, a busy
         # standby would seem to be away.

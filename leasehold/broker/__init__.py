@@ -1,4 +1,6 @@
-"""Brokers carry hints from a commit to the workers. `make_broker` is the only place that knows the kinds of brokers."""
+"""Brokers carry hints (messages that tell workers of due tasks) from a commit to the workers. `make_broker` is the only
+place that knows the kinds of brokers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The interface of a broker, which carries hints to workers. Only PostgreSQL knows whether a task is runnable."""
+"""The interface of a broker, which carries hints to workers (messages that a task may be runnable). Only PostgreSQL
+knows whether it is.
+"""
 
 from __future__ import annotations
 

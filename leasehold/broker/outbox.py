@@ -18,6 +18,10 @@ from uuid import UUID
 from leasehold.broker.base import Hint
 from leasehold.db.database import Connection, unindexed, window_interval
 
+#: SQL: the column `relay_at` of a new row of `outbox` or `outbox_batch`. The process that commits the row publishes its
+#: hints after the commit. If the row is still there after this second, the relay publishes them, because the process
+#: may have died.
+RELAY_AT = "clock_timestamp() + interval '1 second'"
 #: The key of the tenant in a job's `trace`, and in the headers of the job's outbox rows.
 TENANT = "tenant"
 

@@ -121,7 +121,7 @@ class Installation:
         self._tenant = settings.tenant if "tenant" in names_set_by_user else TENANT
         environment["LEASEHOLD_TENANT"] = self._tenant
         defaults = {
-            # Short if RabbitMQ starts late, because no hints of new tasks come until then.
+            # Short if RabbitMQ starts late, because no hints (messages that a task is due) come until then.
             "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
             "pipelines": "leasehold.pipelines:with_demonstrations",
             "isolation": self.isolation,

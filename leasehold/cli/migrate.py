@@ -56,7 +56,9 @@ async def upgrade(settings: Settings, revision: str, on_wait: Callable[[str], No
     Raises SchemaLocked if a revision gets no lock. The revisions before it stay applied.
     """
     settings = settings.direct()
-    await refuse_shared_sessions(settings)  # of a pooler, because a migration needs a session of its own
+    # The direct URL may be missing, or lead to a pooler, too. A pooler that shares its sessions among clients is
+    # refused, because a migration needs a session of its own.
+    await refuse_shared_sessions(settings)
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     role = settings.database_app_role
     async with connected(settings, "migrate") as connection:

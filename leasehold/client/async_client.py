@@ -17,7 +17,7 @@ from leasehold.client.calls import Call, Feed, Id, Listing
 from leasehold.client.following import Following
 from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, parse_answer, result_of, url_of
 from leasehold.client.retrying import Tries
-from leasehold.client.uploading import OnProgress, apieces
+from leasehold.client.uploading import OnProgress, async_pieces
 
 #: Opens the files of a form, which the ExitStack closes. Returns the options with which the HTTP library sends the
 #: form.
@@ -65,7 +65,8 @@ def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[AsyncClient, P]
 
 class AsyncClient:
     """`async with AsyncClient(url, key) as client`. Its parameters, methods and errors are those of `Client`: await a
-    method that returns a value, and iterate with `async for` over a list, events, logs or a stream.
+    method that returns a value, and iterate with `async for` over a list, events, logs or a stream. `timeout`: for how
+    many seconds the client repeats a request that gets no answer, not how long one try may take.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
@@ -170,7 +171,9 @@ class AsyncClient:
         on_progress: OnProgress | None = None,
         **options: str,
     ) -> models.Conversion:
-        """Upload the model at `path` and begin to convert it. `options`: further fields of the form."""
+        """Upload the ONNX model (a neural network) at `path`, and begin to convert it for a chip. `platform`: the
+        chip's number, for example "720". `options`: further fields of the form. `key`: the idempotency key.
+        """
         call = calls.convert(
             path,
             user_id=user_id,
@@ -218,7 +221,7 @@ class AsyncClient:
     async def _put(self, call: Call[None], path: Path, on_progress: OnProgress | None) -> None:
         tries = Tries(call, "the object store", self._timeout)
         while True:
-            content = apieces(path, on_progress)
+            content = async_pieces(path, on_progress)
             try:
                 answer = await self._store.request("PUT", call.path, headers=call.headers, content=content)
                 pause = tries.after_answer(answer)
@@ -248,7 +251,7 @@ class AsyncClient:
                 pause = following.after_error(error)
             if pause is not None:
                 await asyncio.sleep(pause)
-            elif not following.advanced:
+            elif not following.advanced:  # a connection without items: they may all have been read
                 if has_ended:
                     return
                 has_ended = (await self.send(calls.get_job(following.job_id))).ended

@@ -1,5 +1,5 @@
 """Functions that describe requests to the API, each as a `Call`, `Listing` or `Feed`. `Client` and `AsyncClient` send
-the requests.
+the requests. A parameter `key` is the idempotency key of the request; None: the client makes one.
 """
 
 from __future__ import annotations
@@ -445,7 +445,9 @@ def convert(
     options: Mapping[str, str] | None = None,
     key: str | None = None,
 ) -> Call[models.Conversion]:
-    """Convert the model at `path`, read from the disk as it is sent. `options`: further fields of the form."""
+    """Convert the ONNX model (a neural network) at `path`, which is read from the disk as it is sent. `platform`: the
+    number of the chip, for example "720". `options`: further fields of the form.
+    """
     form = {"user_id": user_id, "model_id": str(model_id), "version": version, "platform": platform, **(options or {})}
     files = [("model", Path(path)), *(("ref_images[]", Path(image)) for image in reference_images)]
     return Call("POST", "/api/v1/jobs", models.Conversion.model_validate, form=form, files=files, keyed=True, key=key)

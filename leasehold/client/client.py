@@ -173,7 +173,9 @@ class Client:
         on_progress: OnProgress | None = None,
         **options: str,
     ) -> models.Conversion:
-        """Upload the model at `path` and begin to convert it. `options`: further fields of the form."""
+        """Upload the ONNX model (a neural network) at `path`, and begin to convert it for a chip. `platform`: the
+        chip's number, for example "720". `options`: further fields of the form. `key`: the idempotency key.
+        """
         call = calls.convert(
             path,
             user_id=user_id,
@@ -250,7 +252,7 @@ class Client:
                 pause = following.after_error(error)
             if pause is not None:
                 time.sleep(pause)
-            elif not following.advanced:
+            elif not following.advanced:  # a connection without items: they may all have been read
                 if has_ended:
                     return
                 has_ended = self.send(calls.get_job(following.job_id)).ended

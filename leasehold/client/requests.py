@@ -131,6 +131,6 @@ def result_of(run: Run) -> dict[str, Any]:
     """{step: result} of a run that has ended. Raises RunFailed."""
     if run.status == "succeeded":
         return run.result or {}
-    error = run.error
+    error = run.error  # None: the run was cancelled
     code, message = (run.status, "It has no error.") if error is None else (error.code, error.message)
     raise RunFailed(run.id, run.status, code, message)

@@ -24,7 +24,7 @@ def pieces(path: Path, on_progress: OnProgress | None) -> Iterator[bytes]:
                 on_progress(sent_bytes, size)
 
 
-async def apieces(path: Path, on_progress: OnProgress | None) -> AsyncIterator[bytes]:
+async def async_pieces(path: Path, on_progress: OnProgress | None) -> AsyncIterator[bytes]:
     """As `pieces`, without blocking the event loop."""
     piece_iterator = pieces(path, on_progress)
     while (piece := await asyncio.to_thread(next, piece_iterator, None)) is not None:

@@ -189,9 +189,9 @@ _WAITING = _jobs_at_limit_sql("overview_jobs_waiting", "NULL")
 
 
 async def jobs_at_limit(
-    connection: Connection, tenant_id: str, key: str, limit: int, *, admitted: bool
+    connection: Connection, tenant_id: str, key: str, count: int, *, admitted: bool
 ) -> Sequence[Row]:
-    """For operators: at most `limit` of the jobs that the limit has admitted, or of those that wait at it, in the order
+    """For operators: at most `count` of the jobs that the limit has admitted, or of those that wait at it, in the order
     in which each tenant's jobs get their turn.
     """
-    return await connection.fetch(_INSIDE if admitted else _WAITING, tenant_id, key, limit)
+    return await connection.fetch(_INSIDE if admitted else _WAITING, tenant_id, key, count)

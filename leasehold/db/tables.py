@@ -1,4 +1,5 @@
-"""Declares the tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the metadata.
+"""Declares the tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the metadata. A
+job that executes a template is a run: it also has a row in the table `run` of run_tables.py.
 
 Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
 has fillfactor 50, and is vacuumed early. **None of its indexes contains a column that a heartbeat changes**
@@ -73,7 +74,8 @@ job = Table(
     Column("output_prefix", Text, nullable=False),
     Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # When the job expires. While it waits at its concurrency limits (`held`): when it expires unless it starts.
+    # When an unfinished job ends with the status `expired`. While it waits at its concurrency limits (`held`): when it
+    # does so unless it starts.
     Column("deadline_at", _INSTANT),
     Column("error", JSONB),  # {code, message, step, retryable} once failed
     # the last event's number: counted up under the row's lock, without gaps
@@ -82,7 +84,7 @@ job = Table(
     Column("status", Text, nullable=False, server_default=JobState.PENDING.value),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
-    Column("expires_at", _INSTANT),
+    Column("expires_at", _INSTANT),  # when retention may delete the ended job: `keep_seconds` after its end
     # How long the job may run after its admission, and how long it may wait before. deadline_at is computed from
     # them.
     Column("timeout_seconds", Integer),
@@ -95,14 +97,17 @@ job = Table(
     Column("gated", Boolean, nullable=False, server_default="false"),
     # When the job ends, the platform has to tell the tenant's webhooks, or to start the run that follows the job.
     Column("notify", Boolean, nullable=False, server_default="false"),
-    Column("exclusive_key", Text),  # at most one unfinished job of a tenant and pipeline has this key
-    Column("dedupe_key", Text),  # as exclusive_key, but a client chose the key for this run
+    # At most one unfinished job of a tenant and pipeline has this key. The kind of work makes it: for example of the
+    # scope of a run.
+    Column("exclusive_key", Text),
+    Column("dedupe_key", Text),  # as exclusive_key, but the client that submitted the run chose the key
     Column("cancelable", Boolean, nullable=False, server_default="true"),
-    Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
+    Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the cancel request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
     Column("cancel_by", _INSTANT),  # when the worker that leads forces a requested cancel
-    # The job's only task, if the job was submitted with a single task that was due at once. Some events of such a job
-    # are not stored: the view `history` computes the event of the submission, and those that the task's row shows.
+    # The job's only task, if the job was submitted with a single task that was due at once. Three events of such a job
+    # are not stored, because the view `history` computes them from the rows of job and task: the submission, the first
+    # claim, and the completion by that claim.
     Column("single_task", Uuid),
     CheckConstraint(_in("status", JobState), name="status_known"),
     CheckConstraint(
@@ -124,7 +129,7 @@ job = Table(
     Index(
         "job_code", "tenant_id", text("(error ->> 'code')"), text("id DESC"), postgresql_where=text("error IS NOT NULL")
     ),
-    # A text search reads the jobs with a key (job_lists.py).
+    # A search for a text in the lists of jobs also reads each job with a dedupe key (job_lists.py).
     Index("job_with_key", "tenant_id", text("id DESC"), postgresql_where=text("dedupe_key IS NOT NULL")),
     Index("job_cancelling", "cancel_by", postgresql_where=text("cancel_by IS NOT NULL AND finished_at IS NULL")),
     Index("job_to_tell", "finished_at", postgresql_where=text("notify AND finished_at IS NOT NULL")),
@@ -237,12 +242,10 @@ task = Table(
     # The workflow's code has made a call (of a step, for example), which stands in the journal. A cancel of the job
     # then does not end the task at once: the code first sees the cancel, and can undo its work.
     Column("journaled", Boolean, nullable=False, server_default="false"),
-    # Set only for a task that is the `single_task` of its job. The view `history` computes two of its events: its first
-    # claim (`claim_seq` is the number of that event), and its completion by that claim (`done_seq`). `claimed_by`: the
-    # worker of that claim, once the column `lease_owner` no longer has it.
-    Column("claim_seq", Integer),
-    Column("done_seq", Integer),
-    Column("claimed_by", Uuid),
+    # Set only for a task that is the `single_task` of its job. The view `history` computes two of its events from them.
+    Column("claim_seq", Integer),  # the number (`seq`) of the event of its first claim
+    Column("done_seq", Integer),  # the number of the event of its completion by that claim
+    Column("claimed_by", Uuid),  # the worker of that claim, once the column `lease_owner` no longer has it
     # A job has one row for each step, however often a submission or a retry is repeated.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
     CheckConstraint(_in("status", TaskState), name="status_known"),
@@ -340,8 +343,9 @@ failure = Table(
 
 # Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
 # have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables, and the derived events
-# of jobs with a single task. job_status and task_status are the states after the event, so a job's last events have the
-# states that its rows have.
+# of jobs with a single task. `job_status` and `task_status` are the states of the job and of the task after the event.
+# So once a job has ended, its last event has the status of its row in `job`, and the last event of each task that of
+# its row in `task`.
 event = Table(
     "event",
     metadata,

@@ -24,12 +24,14 @@ class BrokerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         counts = self._broker.describe()
         up = GaugeMetricFamily(
-            "leasehold_broker_up", "1 while hints can be sent and, in a worker, arrive", labels=["broker"]
+            "leasehold_broker_up",
+            "1 while the process can send hints and, if it is a worker, receive them",
+            labels=["broker"],
         )
         up.add_metric([self._broker.name], float(counts["connected"]))
         yield up
         connects = CounterMetricFamily(
-            "leasehold_broker_connects", "Connections to the broker, with all reconnections", labels=["end"]
+            "leasehold_broker_connects", "Connections to the broker. Each reconnection counts, too", labels=["end"]
         )
         for end, count in counts["connects"].items():  # "publish" and "consume"
             connects.add_metric([end], count)
@@ -40,6 +42,6 @@ class BrokerMetrics(Collector):
         yield garbage
         yield CounterMetricFamily(
             "leasehold_broker_unroutable",
-            "Hints without a queue: the process declared the queue again",
+            "Hints for which the broker had no queue. The process then declares the queue again",
             counts.get("unroutable", 0),
         )

@@ -1,5 +1,5 @@
-"""Exports metrics that only the database knows: queues, leases, the outbox (hints that the broker has not got yet), the
-database's own health.
+"""Exports metrics that only the database knows: queues, leases, the outbox, the database's own health. The outbox has
+the hints (messages that tell workers of due tasks) that the broker has not got yet.
 
 One elected process, the leader, exports them: the process that has the row `exporter` of the table `leadership`. Every
 worker and every API process tries to lead. The leader queries the database every few seconds and adds the answers to
@@ -285,7 +285,7 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
     )
     yield _metric_per_queue(
         "lease_overdue_oldest_seconds",
-        "How long ago the oldest of them expired",
+        "How long ago the oldest overdue lease expired",
         leases_by_queue,
         names,
         "overdue_oldest",
@@ -294,7 +294,7 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
 
 def _tables_metrics(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     rows = [((row["name"], kind), row[kind]) for row in tables for kind in ("live", "dead")]
-    yield _labelled("table_rows", "PostgreSQL's own estimate", ["table", "kind"], rows)
+    yield _labelled("table_rows", "Rows of a table, as PostgreSQL itself estimates them", ["table", "kind"], rows)
     sizes = [((row["name"],), row["bytes"]) for row in tables]
     yield _labelled("table_bytes", "Size of a table with its indexes", ["table"], sizes)
 
@@ -306,9 +306,13 @@ def _sessions_metrics(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]
     counts = [((row["state"],), row["n"]) for row in sessions]
     yield _labelled("database_sessions", "Sessions in this database, by state", ["state"], counts)
     yield _gauge(
-        "database_snapshot_oldest_seconds", "Oldest snapshot: vacuum keeps all since", greatest("snapshot_oldest")
+        "database_snapshot_oldest_seconds",
+        "Age of the oldest snapshot. Vacuum keeps all rows that were deleted since",
+        greatest("snapshot_oldest"),
     )
-    yield _gauge("database_snapshot_age_transactions", "The same in transactions", greatest("snapshot_age"))
+    yield _gauge(
+        "database_snapshot_age_transactions", "Age of the oldest snapshot, in transactions", greatest("snapshot_age")
+    )
     yield _gauge("database_statement_oldest_seconds", "Longest statement under way", greatest("statement_oldest"))
 
 

@@ -15,13 +15,13 @@ from time import monotonic
 
 from leasehold.runtime.duty_cycle import Pauses
 
-#: Seconds between two whole polls. A row that was due before the window waits at most this long.
+#: Seconds between two whole polls. A row that was due before the window normally waits at most this long.
 WHOLE_EVERY_SECONDS = 5.0
-#: If many rows were deleted or changed since the last vacuum, a whole poll takes long, and delays submissions. So whole
-#: polls take at most this share of the time. Exception: a whole poll is due after WHOLE_AT_LEAST_EVERY_SECONDS in any
-#: case.
+#: If many rows were deleted or changed since the last vacuum, a whole poll takes long. Meanwhile it takes processor
+#: time of PostgreSQL from the submissions of jobs. So whole polls take at most this share of the time. Exception: after
+#: WHOLE_MAX_PAUSE_SECONDS a whole poll is due in any case.
 WHOLE_SHARE = 1 / 200
-WHOLE_AT_LEAST_EVERY_SECONDS = 60.0
+WHOLE_MAX_PAUSE_SECONDS = 60.0
 #: A row that becomes visible up to this many seconds after it was due is in the next poll's window.
 SLACK_SECONDS = 2.0
 
@@ -35,7 +35,7 @@ class PollWindow:
         self._clock = clock
         self._read_from: float | None = None  # polls have seen no waiting row that was due before this time
         self._whole_polls = Pauses(
-            share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock
+            share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_MAX_PAUSE_SECONDS, clock=clock
         )
 
     def seconds_back(self) -> float | None:
@@ -45,12 +45,14 @@ class PollWindow:
         return self._clock() - self._read_from
 
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, min_overdue: float) -> None:
-        """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: it
-        skipped rows that had been due for fewer seconds, because their hints (messages that name them) may still come.
-        `oldest`: for how many seconds the oldest row that it read had been due; None: it read no row.
+        """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: it skipped
+        rows that had been due for fewer than `min_overdue` seconds, because their hints (messages that name them) may
+        still come. `oldest`: for how many seconds the oldest row that it read had been due; None: it read no row.
         """
         if whole:
             self._whole_polls.done(started_at)
+        # Rows that the poll skipped, or read and did not take, still wait. So the next poll reads back to the oldest of
+        # them.
         self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:

@@ -68,7 +68,9 @@ class Cells:
     """
 
     def __init__(self, own: str, file: FileSecret) -> None:
-        """Raises ValueError for a file without a valid map, or with a map that lacks the cell `own`."""
+        """`file`: the map is no secret, but a FileSecret reads a changed file again. Raises ValueError for a file
+        without a valid map, or with a map that lacks the cell `own`.
+        """
         self.own = own
         self._file = file
         self._map = self._read_map()
@@ -107,8 +109,8 @@ class Cells:
 
     def refuse_key_of(self, key_cell: str | None) -> None:
         """As `refuse_elsewhere`, before the key's row is read. A tenant that has moved here still uses keys of its old
-        cell, and only a key's row names its tenant. So this method refuses nothing while tenants of the map live in
-        this cell.
+        cell, and only the key's row tells whose key it is. So as soon as the map has one tenant in this cell, a key
+        that names another cell may be that tenant's: then this method refuses nothing.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)
@@ -120,4 +122,5 @@ class Cells:
         return new_map
 
     def _read_again(self) -> None:
+        """Raises ValueError for a file without a valid map. FileSecret catches and logs it, and the last map stays."""
         self._map = self._read_map()

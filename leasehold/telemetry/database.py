@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from leasehold.telemetry.meters import counter, gauge
 
 UP = gauge("database_up", "1 while this process's last contact with the database was good")
-CONNECTS = counter("database_connects_total", "Connections of a worker's heartbeat, with all reconnections")
+CONNECTS = counter("database_connects_total", "Connections of a worker's heartbeat. Each reconnection counts, too")
 
 
 @contextmanager

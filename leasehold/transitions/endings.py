@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import unindexed
 
 # Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
@@ -24,8 +25,8 @@ from leasehold.db.database import unindexed
 # (`contained`) is given up: it counts as an ended step of the job, and wakes the workflow.
 #
 # The statement may read `advanced_jobs`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
-# job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints of woken
-# workflows: id, task_id, queue, priority, headers.
+# job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints (messages that
+# tell workers of due tasks) of woken workflows: id, task_id, queue, priority, headers.
 END_FAILED_JOBS = f"""
 , other_steps AS (
     -- The other open steps of the jobs that fail.
@@ -101,7 +102,7 @@ END_FAILED_JOBS = f"""
     RETURNING w.id, w.job_id, w.queue, w.priority, w.status, w.wake_at
 ), woken_hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT w.id, w.job_id, w.queue, w.priority, a.trace, clock_timestamp() + interval '1 second'
+    SELECT w.id, w.job_id, w.queue, w.priority, a.trace, {RELAY_AT}
     FROM woken_workflows w JOIN advanced_jobs a ON a.id = w.job_id
     WHERE w.status = 'waiting' AND w.wake_at IS NULL
     RETURNING id, task_id, queue, priority, headers

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection
 
-# While a queue is paused, workers acknowledge its hints without a claim. So the first 1000 tasks, by priority and then
-# by age, get new hints; polls find the others.
-_HINT_AGAIN = """
+# While a queue is paused, workers acknowledge its hints (messages that tell workers of due tasks) without a claim. So
+# the first 1000 tasks, by priority and then by age, get new hints; polls find the others.
+_HINT_AGAIN = f"""
 -- tell_again
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT t.id, t.job_id, t.queue, t.priority, j.trace, clock_timestamp() + interval '1 second'
+SELECT t.id, t.job_id, t.queue, t.priority, j.trace, {RELAY_AT}
 FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.queue = $1 AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= statement_timestamp()
   AND NOT starts_with(t.queue, 'ext:')

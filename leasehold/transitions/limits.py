@@ -26,7 +26,9 @@ from leasehold.transitions.jobs import NewJob
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A submitted job. After the commit publish `hints`, and call `concurrency.admit` with `limits`."""
+    """A submitted job. After the commit, the caller must publish `hints` (messages that tell workers of due tasks), and
+    call `concurrency.admit` with `limits`.
+    """
 
     hints: Sequence[Announcement]
     limits: Sequence[ConcurrencyLimitName]

@@ -10,7 +10,7 @@ from leasehold.db.database import Connection
 
 #: A thousand years, in hours: so `resume` finds the same instant again in every time zone. Years have no fixed length.
 POSTPONED_BY = "8766000 hours"
-#: A due time after this instant is postponed.
+#: A due time after this instant has already been postponed.
 FAR = "2900-01-01+00"
 #: Table -> the column with the instant at which its row is due.
 DUE = {"task": "available_at", "schedule": "next_run_at"}

@@ -71,7 +71,9 @@ class Duplicate(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class CreatedRuns:
-    """A batch of new runs. After the commit publish `hints`, and call `concurrency.admit` with `limits`."""
+    """A batch of new runs. After the commit, the caller must publish `hints` (messages that tell workers of due tasks),
+    and call `concurrency.admit` with `limits`.
+    """
 
     hints: Sequence[Announcement]
     limits: Sequence[concurrency.ConcurrencyLimitName]
@@ -79,8 +81,9 @@ class CreatedRuns:
 
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
-    """A new or revived run. After the commit publish `hints`, and call `concurrency.admit` with `limits` and
-    `departed`. `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended immediately.
+    """A new or revived run. After the commit, the caller must publish `hints`, and call `concurrency.admit` with
+    `limits` and `departed`. `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended
+    immediately.
     """
 
     id: UUID

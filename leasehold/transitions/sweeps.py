@@ -16,7 +16,7 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
@@ -47,8 +47,8 @@ FOR UPDATE SKIP LOCKED
 """
 
 # $1 dead owners, $2 the number of losses at which a task fails, $3 the locked jobs. END_FAILED_JOBS adds the CTEs
-# `advanced_jobs` (the jobs) and `woken_hints` (of workflows that the failures woke). Queues `ext:...` get no hints,
-# because external workers poll.
+# `advanced_jobs` (the jobs) and `woken_hints` (of workflows that the failures woke). Hints are messages that tell
+# workers of due tasks. Queues `ext:...` get no hints, because external workers poll.
 EXPIRE_LEASES = (
     f"""
 -- expire_leases
@@ -79,10 +79,10 @@ WITH lost_task AS MATERIALIZED (
     SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
 )"""
     + END_FAILED_JOBS
-    + """
+    + f"""
 , hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT f.id, f.job_id, f.queue, f.priority, j.trace, clock_timestamp() + interval '1 second'
+    SELECT f.id, f.job_id, f.queue, f.priority, j.trace, {RELAY_AT}
     FROM attempt_ended f JOIN job j ON j.id = f.job_id
     WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
@@ -208,7 +208,8 @@ FOR UPDATE OF j SKIP LOCKED
 
 # $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. Within the grace (the
 # time that a cancelled job has to stop), a workflow whose worker is lost is due again: its code must still see the
-# cancel, or finish the undoing of its work.
+# cancel, or finish the undoing of its work. The relay publishes the hints immediately (`relay_at` is now), because the
+# caller publishes none.
 RETURN_WORKFLOWS = f"""
 -- return_workflows
 WITH returned_workflows AS (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 
 WAKE = f"""
@@ -20,13 +20,13 @@ WITH woken AS (
     RETURNING t.id, t.job_id, t.queue, t.priority, j.trace
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second' FROM woken
+SELECT id, job_id, queue, priority, trace, {RELAY_AT} FROM woken
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
 async def wake(connection: Connection, job_id: UUID, tenant_id: str, step: str) -> Sequence[Announcement]:
-    """Make the snoozing step of the tenant's job due now. If the step does not snooze, nothing changes and no hint is
-    returned.
+    """Make the snoozing step of the tenant's job due now. Returns the hint for it (a message that tells workers of the
+    due task). If the step does not snooze, nothing changes and no hint is returned.
     """
     return [Announcement.from_row(row) for row in await connection.fetch(WAKE, job_id, tenant_id, step)]

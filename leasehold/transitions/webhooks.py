@@ -101,7 +101,8 @@ async def dispatch(
     pipelines: Iterable[Pipeline] | None = None,
 ) -> list[Announcement]:
     """Write the deliveries of each ended job, or of `job_id` alone, and the `on_failure` runs of failed jobs. Returns
-    hints to be published. A job whose deliveries cannot be written delays no other job.
+    the hints to be published (messages that tell workers of due tasks). A job whose deliveries cannot be written delays
+    no other job.
 
     `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed task of another app is left
     to a process with that app's code. `job_id`: the caller will change this job's row in the same transaction. So its

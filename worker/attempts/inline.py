@@ -212,7 +212,9 @@ class InlineAttempt:
         self.checkpoint()
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """For steps of the platform that change other jobs: publish the hints soon. Call this after the commit."""
+        """For steps of the platform that change other jobs: publish the hints (messages that a task is due) soon. Call
+        this after the commit.
+        """
         self._announcer.announce(announcements)
 
     async def drive(self, start: Callable[[Driver], Coroutine[Any, Any, Any]]) -> Outcome:

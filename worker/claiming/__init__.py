@@ -1,4 +1,5 @@
-"""From a hint or a poll to an attempt: slot pools, fair shares between tenants, the claimer.
+"""From a hint (a message that a task is due) or a poll to an attempt: slot pools, fair shares between tenants, the
+claimer.
 
 A hint goes one way: broker, hint router, slot pool, claimer, then the runner (worker/attempts), then the ACK.
 """

@@ -1,5 +1,5 @@
-"""Claims tasks for the slot pools (the slots of a worker by queues): `claim` the task of one hint, `poll` for due tasks
-that no hint announced.
+"""Claims tasks for the slot pools (the slots of a worker by queues): `claim` the task of one hint (a message that a
+task is due), `poll` for due tasks that no hint announced.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Hints:
 
     def lighter_tenant_waits(self, tenant: str) -> bool:
         """Whether another tenant has a hint here and runs at least two steps fewer than `tenant`. Then a slot of
-        `tenant` should go to that tenant. With one step fewer, the two tenants would only change places.
+        `tenant` should go to the other tenant. With one step fewer, the two tenants would only change places.
         """
         bound = self._shares.running(tenant) - 1
         if bound <= 0 or not self._waiting or (len(self._waiting) == 1 and tenant in self._waiting):

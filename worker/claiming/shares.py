@@ -8,7 +8,7 @@ A pool cannot take a slot back from a step that runs for an hour. So it keeps sl
 - The pool has `reserve` further slots. A tenant gets one of them only while it runs no step in the pool.
 
 While a poll runs, it may claim some tasks for a tenant. Until the poll ends, `may_take` counts these tasks as if they
-ran already. So hints and the poll together give no tenant more than its share.
+ran already. So hints (messages that a task is due) and the poll together give no tenant more than its share.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A slot pool serves some queues with a fixed number of slots. For each hint it claims the task, runs the attempt in a
-slot, and only then ACKs the hint.
+"""A slot pool serves some queues with a fixed number of slots. For each hint (a message that a task is due) it claims
+the task, runs the attempt in a slot, and only then ACKs the hint.
 
 A hint announces a task immediately, but a hint may be lost. So the pool also polls: it reads the database every few
 seconds, and whenever the broker may have lost hints. A poll also finds the tasks that no hint announces: due retries,

@@ -17,8 +17,8 @@ from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.sandbox.children import number_of_children
 
-#: Unacknowledged hints for each slot. The broker gives each priority band a fixed part of them, which no other band can
-#: use: so the part of a single band must be enough to fill the slots.
+#: Unacknowledged hints (messages that a task is due) for each slot. The broker gives each priority band a fixed part of
+#: them, which no other band can use: so the part of a single band must be enough to fill the slots.
 _HINTS_PER_SLOT = 4
 
 

@@ -1,4 +1,6 @@
-"""Claims the tasks that hints announce, for the claimer. Hints that arrive during one round trip share the next one."""
+"""Claims the tasks that hints (messages that a task is due) announce, for the claimer. Hints that arrive during one
+round trip share the next round trip.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class ChildOutput:
                 self._recorder.add("info", "output", text)
 
     def _log_last_line(self) -> None:
-        """Log the line that has no end yet, and how many bytes were dropped."""
+        """Log the last line, whose end was not written yet, and how many bytes were dropped."""
         self._emit(self._line)
         self._line = b""
         if self._dropped:

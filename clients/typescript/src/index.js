@@ -60,7 +60,7 @@ export class Unavailable extends Error {
   }
 }
 
-/** A job that was waited for has not succeeded. */
+/** A job that was waited for has not succeeded. A cancelled job has no error. */
 export class JobFailed extends Error {
   /** @param {Job} job */
   constructor(job) {

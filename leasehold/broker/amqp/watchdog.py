@@ -20,9 +20,10 @@ _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
 class Patience:
-    """How long a node may be silent, or a channel may refuse hints, before it is given up: `seconds`. The time doubles
-    each time that one is given up, up to 10 s (or the first value, if that is longer). So on an overloaded machine,
-    where every node is slow, connections stay. The first value returns after a minute in which none was given up.
+    """How long a node may be silent, or a channel may refuse hints (messages that tell workers of due tasks), before it
+    is given up: `seconds`. The time doubles each time that a node or a channel is given up, up to 10 s (or the first
+    value, if that is longer). So on an overloaded machine, where every node is slow, connections stay. The first value
+    returns after a minute in which none was given up.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -1,5 +1,5 @@
-"""The provider context, which all attempts of a worker at generations (orders of images or videos) share: providers, an
-HTTP client that never connects to private addresses, and the keys that seal (encrypt) clients' credentials.
+"""What all generation attempts of one worker share, the provider context: providers (services that make images or
+videos), an HTTP client that never connects to private addresses, and the keys that seal (encrypt) clients' credentials.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class ProviderContext:
         return own_credential.get_secret_value()
 
     def callback(self, job_id: UUID) -> str | None:
+        """The address, signed with a sealing key, that the provider may call when the job's order has news. None: the
+        installation has no public URL, or no key to sign with.
+        """
         return callback_url(self.settings, self.sealing, job_id)
 
 
@@ -64,7 +67,9 @@ async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderCon
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
-    """The order of a job. The idempotency token is the job's id, because every attempt must send the same token."""
+    """The order of a job. The idempotency token is the job's id, because every attempt must send the same token. Only
+    the provider knows the meaning of `sample_strength` and `is_pro`: the order passes them on.
+    """
     return Order(
         kind=params.kind,
         token=str(job_id),

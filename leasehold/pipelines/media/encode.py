@@ -24,7 +24,8 @@ from leasehold.pipelines.media.animation import Animation
 
 Settings = dict[str, Any]
 
-_VP8X_FLAGS = 20  # the position of the flags in the header
+# VP8X is the extended header of a WebP file: an animation has it.
+_VP8X_FLAGS = 20  # the position of the header's flags in the file
 _ALPHA_FLAG = 0x10
 
 RESIZED_JPEG: Settings = {"format": "JPEG", "quality": 90, "subsampling": "4:4:4"}
@@ -35,12 +36,14 @@ SMALL_JPEG: Settings = {
     "progressive": True,
     "optimize": True,
 }
-# The lossless files of `resize`, from which `webp` starts. The quality of a lossless WebP is the encoder's effort.
+# The step `resize` writes lossless files of pictures that JPEG cannot hold, and the step `webp` starts from them. The
+# quality of a lossless WebP is the encoder's effort.
 LOSSLESS_PNG: Settings = {"format": "PNG", "compress_level": 1}
 LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}
-# The final file, and the variants.
+# The step `webp` writes the final file and the variants (further files that the client asked for), as WebP.
 WEBP: Settings = {"format": "WEBP", "quality": 80, "method": 4, "alpha_quality": 100}
 WEBP_ANIMATION: Settings = {**WEBP, "method": 2}  # hundreds of frames: time counts more
+# The other formats of variants.
 AVIF: Settings = {
     "format": "AVIF",
     "quality": 60,

@@ -1,9 +1,9 @@
 """Declares the media pipeline: it turns one picture into three files and the requested variants. The API imports this
 module, so it imports no heavy library.
 
-If JPEG cannot hold the picture, `resize` also writes a lossless master: `resize.png` for a still with transparency,
-`resize.webp` for an animation. `webp` starts from the master, or else from `resize.jpg`, and writes the variants and
-`final.webp`.
+If JPEG cannot hold the picture, the step `resize` also writes a lossless master: `resize.png` for a still with
+transparency, `resize.webp` for an animation. The step `webp` starts from the master, or else from `resize.jpg`, and
+writes the variants (further files that the client asked for) and `final.webp`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ RESIZED = "resize.jpg"
 COMPRESSED = "compress.jpg"
 FINAL = "final.webp"
 
-#: The files of `resize` that later steps may start from, the best first: the lossless masters, then the JPEG.
+#: The files of the step `resize` that later steps may start from, the best first: the lossless masters, then the JPEG.
 MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "image/jpeg"}
 
 

@@ -1,5 +1,5 @@
-"""The delivery context, which all deliveries of a worker share: a guarded HTTP client, the sealing keys, and limits for
-tenants and hosts.
+"""What all deliveries of one worker share, the delivery context: an HTTP client that never connects to private
+addresses, the keys that seal (encrypt) secrets, and limits for tenants and hosts.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _IS_STILL_DUE = (
 #
 # $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
 # $5 for how long a due `pending` task is left to its hint, if its tenant is in $9; $13 the same for other tenants.
-# $6 the poll window: the statement does not see tasks that have been due for longer.
+# $6 the poll window: the statement does not see tasks that have been due for a longer time than this.
 # $7 tenants. $8 how many tasks each of them has running. NULL: the statement counts them.
 # $9 tenants. $10 how many tasks each of them runs with this worker. $11 how many more each of them may get.
 # $12 how many tasks any other tenant may get. NULL: any number.
@@ -169,7 +169,8 @@ async def poll(
     """pending | retry | waiting (due) -> running, for up to `limit` tasks without any hint; tenants take turns.
 
     `overdue`: a `pending` task is left to its hint until it has been due for this many seconds.
-    `back`: the poll window in seconds. The poll does not see tasks that have been due for longer. None: it sees all.
+    `back`: the poll window in seconds. The poll does not see tasks that have been due for more seconds. None: it sees
+    all.
     `running`: how many tasks each tenant has running, which decides the order of the tenants. None: PostgreSQL counts,
     if several tenants have work.
     `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 # would compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
-#: The job's columns in the CTE `job_tasks`: the columns above, and a column that only the marking reads.
+#: The job's columns in the CTE `job_tasks`: the columns above, and `single_task` (db/tables.py), which only the marking
+#: reads.
 _COLUMNS_OF_JOB_TASKS = (*_JOB_COLUMNS, "single_task")
 
 #: Column -> the expression that computes it from the table `job`, for columns that the table does not have as such.

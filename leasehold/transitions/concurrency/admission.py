@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import EVERYBODY
 from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, limit_columns
@@ -114,7 +114,7 @@ WITH jobs AS MATERIALIZED (
     SELECT job_id, event_seq + 1, tenant_id, 'admitted', next_job_status FROM numbered_steps WHERE nth = 1
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+SELECT id, job_id, queue, priority, trace, {RELAY_AT}
 FROM numbered_steps
 WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
@@ -133,7 +133,7 @@ async def admit(
     connection: Connection, names: Iterable[ConcurrencyLimitName], ended: Sequence[UUID] | None = None
 ) -> list[Announcement]:
     """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
-    tenant go by priority and age. Returns the hints to be published.
+    tenant go by priority and age. Returns the hints to be published (messages that tell workers of due tasks).
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know, so the
     statement reads all admitted jobs. If a job is held back by another of its limits, the jobs after it do not wait.

@@ -34,7 +34,8 @@ class LimitedJob(Protocol):
 
 
 # $1 tenants, $2 keys, $3 and $4 bounds: `at_most` jobs at once, `per_minute` admissions. A limit that an operator
-# declared keeps the operator's bounds.
+# declared keeps the operator's bounds. ON CONFLICT DO UPDATE locks each row that exists, in the order of the
+# parameters, even if the WHERE is false and the row does not change.
 _WRITE_LIMITS = """
 -- gates_known
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
@@ -81,9 +82,10 @@ async def _bounds(
 ) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
     """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets the
     present bounds of the declared limit: the operator may have changed them since the job was made. None, None: the
-    operator has withdrawn the declared limit.
+    limit is declared itself, so its row has its bounds already; or the operator has withdrawn the declared limit.
     """
-    # `limit.limit`: the name of the declared limit that this limit follows, or its own name if it is declared itself.
+    # `limit.limit` is the name of the declared limit whose bounds count for `limit`: its own name if it is declared
+    # itself, or else the limit that it follows. None: it has bounds of its own.
     followed_names = sorted(
         {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
     )
@@ -98,7 +100,7 @@ async def _bounds(
 
 
 async def _write_limits(connection: Connection, limits: Iterable[ConcurrencyLimit]) -> None:
-    """Write the limits' rows, and lock them in order."""
+    """Write the limits' rows, and lock them in the order of their names: other orders could deadlock."""
     by_name = {(limit.tenant_id, limit.key): limit for limit in limits}
     names = sorted(by_name)
     bounds = await _bounds(connection, by_name)
@@ -125,31 +127,32 @@ async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[Con
 
 
 async def with_waiting_jobs(
-    connection: Connection, after: ConcurrencyLimitName, limit: int = 200
+    connection: Connection, after: ConcurrencyLimitName, page_size: int = 200
 ) -> list[ConcurrencyLimitName]:
-    """The limits at which jobs wait, by tenant and key: the first `limit` of those after `after`. Limits that failed
-    and are set aside for a while (table `quarantine`) are left out.
+    """The limits at which jobs wait, by tenant and key: the first `page_size` of those after `after`. Limits that
+    failed and are set aside for a while are left out: in the table `quarantine`, LIMITS is their duty, and LIMIT_UNIT
+    is the name of a limit.
     """
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
         "SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key AND w.admitted_at IS NULL)"
         f" AND {not_in(LIMITS, LIMIT_UNIT, 'text')} ORDER BY g.tenant_id, g.key LIMIT $3",
         *after,
-        limit,
+        page_size,
     )
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-async def forget_unused_limits(connection: Connection, limit: int = 1000) -> None:
+async def forget_unused_limits(connection: Connection, batch_size: int = 1000) -> None:
     """Delete the rows of jobs that ended over a minute ago, and limits that no job names and no operator declared."""
     await connection.execute(
         "DELETE FROM gate_job WHERE (tenant_id, key, job_id) IN (SELECT g.tenant_id, g.key, g.job_id FROM gate_job g"
         " JOIN job j ON j.id = g.job_id WHERE j.finished_at < clock_timestamp() - interval '60 seconds' LIMIT $1)",
-        limit,
+        batch_size,
     )
     await connection.execute(
         "DELETE FROM gate WHERE (tenant_id, key) IN (SELECT g.tenant_id, g.key FROM gate g WHERE NOT g.declared"
         " AND NOT EXISTS (SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key)"
         " LIMIT $1 FOR UPDATE SKIP LOCKED)",
-        limit,
+        batch_size,
     )

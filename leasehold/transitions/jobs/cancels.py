@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.states import JobState
 from leasehold.transitions.endings import JobEnded, ended_jobs
 
-# This statement only locks. REQUEST_CANCEL runs after it in the same transaction: if REQUEST_CANCEL itself waited for
-# the job's lock, it would read the steps as they were before the wait. $3: also jobs that are not cancelable.
+# This statement only locks. REQUEST_CANCEL runs after it in the same transaction. If REQUEST_CANCEL itself waited for
+# the job's lock, it would read the steps as they were before the wait, because a statement that waits keeps its old
+# snapshot. $3: also jobs that are not cancelable.
 _LOCK_CANCELABLE = f"""
 -- cancel_lock
 SELECT j.id FROM job j
@@ -71,7 +72,7 @@ WITH resumed_workflows AS (
     ) AS s JOIN advanced_jobs a ON a.id = s.job_id
 ), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+    SELECT r.id, r.job_id, r.queue, r.priority, a.trace, {RELAY_AT}
     FROM resumed_workflows r JOIN advanced_jobs a ON a.id = r.job_id
     RETURNING id, task_id, job_id, queue, priority, headers
 )
@@ -83,8 +84,9 @@ FROM advanced_jobs a LEFT JOIN hints h ON h.job_id = a.id
 
 @dataclass(frozen=True, slots=True)
 class Cancels:
-    """The new states of the cancelled jobs, and the jobs that ended immediately. `hints`: the hints of the workflows
-    whose code must see the cancel. Publish them after the commit; else the relay publishes them a second later.
+    """The new states of the cancelled jobs, and the jobs that ended immediately. `hints`: the hints (messages that tell
+    workers of due tasks) of the workflows whose code must see the cancel. After the commit, the caller publishes them;
+    else the relay does so a second later.
     """
 
     states: dict[UUID, JobState]

@@ -3,6 +3,8 @@
 A job with a leased step is never deleted: its worker needs the job's rows to settle the lease, and the job's events
 must show how the lease ended. Such a job is cancelled first, and deleted when it has ended. The request to delete
 sets `keep_seconds` to 0, so that retention deletes the job even if the process that got the request dies.
+
+A job with a row in the table `run` is a run (it executes a template); the column `is_run` of a tombstone says so.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ SELECT id, output_prefix FROM deleted
 
 
 async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Hide an ended job from readers: they find a tombstone instead. After the commit, delete the job's objects and
-    then `forget` its rows; if either fails, retention does it later.
+    """Hide an ended job from readers: they find a tombstone instead. After the commit, the caller must delete the job's
+    objects, and then call `forget` for its rows. If either fails, retention does it later.
 
     Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.
     """

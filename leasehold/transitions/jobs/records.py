@@ -19,8 +19,8 @@ from leasehold.domain.pipeline import Pipeline, Step, pinned_queue
 from leasehold.domain.states import JobState, TaskState
 from leasehold.domain.tags import check_tags
 
-#: The names of external workers' queues begin with this. Such a queue belongs to one tenant, and its tasks get no
-#: hints.
+#: The names of external workers' queues begin with this. Such a queue belongs to one tenant, and its tasks get no hints
+#: (messages that tell workers of due tasks).
 EXTERNAL = "ext:"
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.broker.base import BANDS
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.transitions import concurrency
 
-#: The band (priority class of hints) that workers serve last.
+#: The band (priority class of hints, the messages that tell workers of due tasks) that workers serve last.
 _LAST_BAND = len(BANDS) - 1
 
 # SQL: the job's parameters skip the step `t`. Such a step has never had an event.
@@ -90,7 +90,7 @@ WITH locked_jobs AS MATERIALIZED (
     FROM revived_steps r JOIN advanced_jobs a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT r.id, r.job_id, r.queue, coalesce($8::int, r.priority), a.trace, clock_timestamp() + interval '1 second'
+SELECT r.id, r.job_id, r.queue, coalesce($8::int, r.priority), a.trace, {RELAY_AT}
 FROM revived_steps r JOIN advanced_jobs a ON a.id = r.job_id
 WHERE r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
@@ -163,7 +163,7 @@ async def replay(
     instead, and the steps that need this step run again, too. `terms`: the job's limits and exclusive key from now on.
     None: the job waits at no limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run
     of their `on_failure` pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key.
-    If the job has limits, call `concurrency.admit` after the commit: the job waits until then.
+    If the job has limits, the caller must call `concurrency.admit` after the commit: the job waits until then.
 
     Raises Invalid `unknown_step`. Raises asyncpg.UniqueViolationError while another job has the same exclusive or
     dedupe key.

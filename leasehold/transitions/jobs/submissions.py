@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from leasehold.broker.outbox import Announcement, HintBatch
+from leasehold.broker.outbox import RELAY_AT, Announcement, HintBatch
 from leasehold.db.database import Connection
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.pacing import PIECE_SIZE
@@ -18,8 +18,8 @@ from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 # One round trip writes any number of jobs. The statement has no joins: the planner estimates one row for a CTE, so a
 # join would compare each task of a batch with each job of the batch.
 # A `gated` job has concurrency limits. Until they admit it, it is held, and `start_within_seconds` is its time limit.
-# A queue `ext:...` gets no hints: its workers are external, and poll.
-SUBMIT = """
+# A queue `ext:...` gets no hints (messages that tell workers of due tasks): its workers are external, and poll.
+SUBMIT = f"""
 -- submit
 WITH new_job AS MATERIALIZED (
     -- $1, the jobs as JSON records.
@@ -77,13 +77,13 @@ WITH new_job AS MATERIALIZED (
     WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
 ), single AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+    SELECT id, job_id, queue, priority, trace, {RELAY_AT}
     FROM runnable WHERE runnable_count = 1
     RETURNING id
 ), batch AS (
     -- Several hints are one row, which writes a tenth of what their rows would.
     INSERT INTO outbox_batch (task_ids, relay_at)
-    SELECT array_agg(id), clock_timestamp() + interval '1 second' FROM runnable HAVING count(*) > 1
+    SELECT array_agg(id), {RELAY_AT} FROM runnable HAVING count(*) > 1
     RETURNING id
 )
 SELECT (SELECT id FROM single) AS outbox_id, (SELECT id FROM batch) AS batch_id,
@@ -96,9 +96,9 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     """Write new jobs (pending, queued or waiting_worker): for each job its row, its run, a task for each step, the
     first event and the hints. All jobs or none are written. Each statement writes about `PIECE_SIZE` tasks.
 
-    Publish the returned hints once the transaction has committed. A job id that exists already raises
-    asyncpg.UniqueViolationError and writes nothing. Jobs with concurrency limits are held: call `concurrency.admit`
-    after the commit. Raises Invalid when the parameters skip every step.
+    After the commit, the caller must publish the returned hints, and call `concurrency.admit` for jobs with concurrency
+    limits: they are held until then. A job id that exists already raises asyncpg.UniqueViolationError and writes
+    nothing. Raises Invalid when the parameters skip every step.
     """
     most_steps = max((len(new.pipeline.steps) for new in jobs), default=1)
     jobs_per_piece = max(1, PIECE_SIZE // most_steps)

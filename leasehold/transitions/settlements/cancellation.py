@@ -13,7 +13,7 @@ from leasehold.transitions.settlements.records import Settled
 # The job ends when none of its steps is leased any more.
 ACKNOWLEDGE_CANCEL = f"""-- acknowledge_cancel
 WITH {HELD_IN_CANCELLED_JOB}, stopped_steps AS (
-    -- The guarded write. END_CANCELLED_JOBS reads this CTE.
+    -- Writes only tasks that pass the guard (guard.py). END_CANCELLED_JOBS reads this CTE.
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
+from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.claims import LeaseTerms, claimed_of
 from leasehold.transitions.settlements.guard import GUARD, LEASES_OF_JOBS, LOCKED_JOBS, lease_columns, settled_of
@@ -50,11 +51,11 @@ def _completed(columns: str = "", condition: str = "") -> str:
     FROM jobs CROSS JOIN LATERAL {LEASES_OF_JOBS}
     ORDER BY a.id
 ), succeeded_tasks AS (
-    -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
-    -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
-    -- not, because each such lock is one more record in the WAL. If a job has a single task, and the task succeeds at
-    -- its first claim, this statement writes no event: the view `history` derives the events of the claim and of the
-    -- completion, from `claim_seq`, `claimed_by` and `done_seq`.
+    -- The leases' tasks that pass the guard (guard.py) succeed. This write waits until a renewal or a note has released
+    -- a task's row, and then judges the newest version of the row. Other settlements lock the rows before they write.
+    -- This statement does not, because each such lock is one more record in the WAL. If a job has a single task, and
+    -- the task succeeds at its first claim, this statement writes no event: the view `history` derives the events of
+    -- the claim and of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -201,7 +202,7 @@ COMPLETE = f"""-- complete
     FROM claimed_steps t
 ), {write_outputs("succeeded_tasks", "$4")}, {_results("$5")}), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
+    SELECT f.id, f.job_id, f.queue, f.priority, f.trace, {RELAY_AT}
     FROM updated_dependents f
     WHERE (f.status = 'pending' OR (f.status = 'waiting' AND f.wake_at IS NULL)) AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers

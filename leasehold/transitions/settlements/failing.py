@@ -14,7 +14,8 @@ from leasehold.transitions.settlements.records import Failure, Settled
 MAX_CRASHES = 2
 
 # This statement only locks. FAIL runs after it in the same transaction, because FAIL may end the job with all its
-# steps. If FAIL itself waited for the lock, it would not see the parts that another step has fanned out meanwhile.
+# steps. If FAIL itself waited for the lock, it would not see the parts that another step has fanned out meanwhile,
+# because a statement that waits keeps its old snapshot.
 _LOCK_JOBS = """
 -- settle_lock
 SELECT FROM job j
@@ -41,8 +42,9 @@ WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
     ) AS failure
 ), attempt_ended AS (
-    -- The guarded write. END_FAILED_JOBS reads this CTE, and adds `advanced_jobs` (the jobs) and `woken_hints` (the
-    -- hints of the workflows that it wakes).
+    -- Writes only tasks that pass the guard (guard.py). END_FAILED_JOBS reads this CTE, `unblocks` (the ids of the
+    -- tasks that need this one) included. It adds `advanced_jobs` (the jobs of these tasks) and `woken_hints` (the
+    -- messages that tell workers of the workflows that it wakes).
     UPDATE task t
     SET status = CASE WHEN decisions.again AND NOT decisions.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,

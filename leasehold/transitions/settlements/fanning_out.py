@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
@@ -20,7 +21,7 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
         parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
     JOIN held ON held.id = p.parent
 ), parent AS (
-    -- The guarded write: the step waits for its parts, and the attempt does not count.
+    -- Writes only tasks that pass the guard (guard.py): the step waits for its parts, and the attempt does not count.
     UPDATE task t
     SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         waiting_on = per_parent.part_count
@@ -53,7 +54,7 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     FROM parent p JOIN advanced_jobs a ON a.id = p.job_id
 ), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT m.id, m.job_id, m.queue, m.priority, a.trace, clock_timestamp() + interval '1 second'
+    SELECT m.id, m.job_id, m.queue, m.priority, a.trace, {RELAY_AT}
     FROM part_tasks m JOIN advanced_jobs a ON a.id = m.job_id
     RETURNING id, task_id, queue, priority, headers
 )

@@ -1,4 +1,5 @@
 """The guard of every settlement: the SQL that each statement begins with, its parameters, and the verdicts it returns.
+A settlement is a statement that writes how an attempt ended, and ends its lease.
 
 The guard is this project's main rule: a settlement changes only a task with
 `id AND lease_owner AND epoch AND status = 'running'`.
@@ -15,15 +16,16 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import ended_jobs
 from leasehold.transitions.settlements.records import Settled, Verdict
 
-#: The CTEs `lease_batch` and `jobs`: the leases, and their locked jobs. $1 owners, $2 task ids, $3 epochs: the
-#: parameters of `lease_columns`.
+#: The CTEs `lease_batch` and `jobs`: the leases, and their locked jobs. $1 owners, $2 task ids, $3 epochs: as
+#: `lease_columns` returns them.
 LOCKED_JOBS = """lease_batch AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
 ), jobs AS MATERIALIZED (
-    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
-    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
+    -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `external`: how many of the job's steps external
+    -- workers do. `single_task`: the job's only task, if the view `history` derives its events (db/tables.py).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -67,8 +69,8 @@ def _held(job_condition: str) -> str:
 #: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
 #: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
-#: Its lease may end, because the workflow runs again to see the cancel. Until then the job counts the workflow as
-#: leased.
+#: Such a workflow may release its lease and go on later: then another attempt sees the cancel. Until the workflow has
+#: ended, the job counts it as leased.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
@@ -81,7 +83,8 @@ def lease_columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
     """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task. `hints`: some rows,
-    those with an `outbox_id`, have a hint instead. `ends`: the rows also name the jobs that have ended.
+    those with an `outbox_id`, have a hint instead (a message that tells workers of a due task). `ends`: the rows also
+    name the jobs that have ended.
     """
     outcome = Settled({}, ended=ended_jobs(rows) if ends else [])
     for row in rows:

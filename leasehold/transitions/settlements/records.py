@@ -100,8 +100,8 @@ class FanningOut:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The verdict of each task, and the hints (messages that tell workers of due tasks) that the statement wrote.
-    Publish the hints after the commit: else the relay, a duty of the workers, publishes them a second later.
+    """The verdict of each task, and the hints (messages that tell workers of due tasks) that the statement wrote. After
+    the commit, the caller publishes the hints: else the relay, a duty of the workers, does so a second later.
     """
 
     verdicts: dict[UUID, Verdict]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settled_of
@@ -12,7 +13,7 @@ from leasehold.transitions.settlements.records import Settled
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
 RELEASE = f"""-- release
 WITH {HELD_OR_TO_SEE_CANCEL}, released_tasks AS (
-    -- The guarded write: the attempt does not count.
+    -- Writes only tasks that pass the guard (guard.py). The attempt does not count.
     UPDATE task t
     SET status = 'pending', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp()
@@ -35,7 +36,7 @@ WITH {HELD_OR_TO_SEE_CANCEL}, released_tasks AS (
     -- Queues `ext:` belong to external workers, which poll. The caller publishes the hints. After `relay_at` the relay
     -- (a duty of the workers) publishes those that the caller has not published.
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+    SELECT r.id, r.job_id, r.queue, r.priority, a.trace, {RELAY_AT}
     FROM released_tasks r JOIN advanced_jobs a ON a.id = r.job_id
     WHERE NOT starts_with(r.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
@@ -51,7 +52,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hints h
 
 
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> pending, for a worker that stops. The attempt does not count. The statement writes a new hint.
+    """running -> pending, for a worker that stops. The attempt does not count. The statement writes a new hint (a
+    message that the task is due).
 
     In a job that is being cancelled only a workflow is released, because its code must still see the cancel. The
     verdict of any other lease is LOST.

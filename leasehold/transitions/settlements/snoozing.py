@@ -18,7 +18,7 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 # cancel, stays in the count.
 WAIT_UNTIL = f"""-- wait_until
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
-    -- The guarded write: the attempt does not count.
+    -- Writes only tasks that pass the guard (guard.py). The attempt does not count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp() + make_interval(secs => p.delay)

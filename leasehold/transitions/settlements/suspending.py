@@ -16,6 +16,7 @@ from uuid import UUID
 
 import orjson
 
+from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection
 from leasehold.domain.backoff import capped
 from leasehold.domain.lease import Lease
@@ -35,7 +36,8 @@ from leasehold.transitions.workflows.records import Call, calls_column
 # `gated`: the job has concurrency limits. A hint is the message that tells workers of a due task.
 SUSPEND = f"""-- suspend
 WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended_workflows AS (
-    -- The guarded write: the attempt does not count. Earlier errors and losses of the worker no longer count.
+    -- Writes only tasks that pass the guard (guard.py). The attempt does not count. Earlier errors and losses of the
+    -- worker no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, losses = 0, errors = 0,
         journaled = true,
@@ -83,7 +85,7 @@ WITH {HELD_IN_LIVE_JOB}{write_calls(claims=True)}, suspended_workflows AS (
     FROM claimed_steps
 ), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
+    SELECT s.id, s.job_id, s.queue, s.priority, a.trace, {RELAY_AT}
     FROM (SELECT id, job_id, queue, priority FROM steps WHERE status = 'pending'
           UNION ALL SELECT id, job_id, queue, priority FROM suspended_workflows WHERE is_due) AS s
     JOIN advanced_jobs a ON a.id = s.job_id

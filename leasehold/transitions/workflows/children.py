@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
@@ -84,7 +84,7 @@ WITH woken_workflows AS (
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),
-       clock_timestamp() + interval '1 second'
+       {RELAY_AT}
 FROM woken_workflows w
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
@@ -133,7 +133,7 @@ async def close_calls(connection: Connection) -> None:
 async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement]]:
     """Request the cancel of runs whose workflow has ended without success, or is being cancelled. Detached runs go on:
     their rows in the journal are `done`. Returns the runs that have ended immediately, and the hints of the cancelled
-    runs that are workflows.
+    runs that are workflows (messages that tell workers of due tasks).
     """
     ended_jobs: list[JobEnded] = []
     hints: list[Announcement] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection
 from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, HELD_IN_LIVE_JOB, lease_columns
 from leasehold.transitions.workflows.journal_sql import write_calls
@@ -16,8 +16,8 @@ def _record(name: str, held: str) -> str:
     """SQL: the statement `name`. `held`: CTEs of settlements.guard. Of the leases in `lease_batch`, the CTE `held` has
     those that are still valid. `write_calls` adds the CTE `steps`: the tasks that the calls start.
 
-    The result has a row for each lease, and after them a row for each hint. If the caller has not published a hint
-    within a second (`relay_at`), the relay does so.
+    The result has a row for each lease, and after them a row for each hint (a message that tells workers of a due
+    task). If the caller has not published a hint within a second (`relay_at`), the relay does so.
     """
     return f"""-- {name}
 WITH {held}{write_calls(claims=False)}, reset_counters AS (
@@ -31,7 +31,7 @@ WITH {held}{write_calls(claims=False)}, reset_counters AS (
     RETURNING j.id, j.trace
 ), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
+    SELECT s.id, s.job_id, s.queue, s.priority, a.trace, {RELAY_AT}
     FROM steps s JOIN advanced_jobs a ON a.id = s.job_id
     RETURNING id, task_id, queue, priority, headers
 )
@@ -58,7 +58,8 @@ async def record(
     In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel: Cancelled was not
     raised in its code yet (`Recording.cancelling`).
 
-    Returns task -> the outcome of its Recording, and the hints of the steps: publish them after the commit.
+    Returns task -> the outcome of its Recording, and the hints of the steps: the caller publishes the hints after the
+    commit.
     """
     answers, hints = {}, []
     for cancelling, statement in ((False, RECORD), (True, RECORD_CANCELLING)):

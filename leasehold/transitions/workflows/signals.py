@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from leasehold.broker.outbox import Announcement
+from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, Invalid, NotFound, TooMany
@@ -17,8 +17,10 @@ from leasehold.evaluation.flat import compile_schema
 #: Seconds after which a client may try again when a run has too many signals.
 _RETRY_SECONDS = 5.0
 
-# This statement only locks. SEND runs after it in the same transaction: if SEND itself waited for the job's lock, it
-# would not see the journal that a suspension has written meanwhile.
+# This statement only locks. SEND runs after it in the same transaction. A suspension (settlements/suspending.py: a
+# workflow begins to wait) holds the job's lock while it writes to the table `journal` for which signals and steps the
+# workflow waits. If SEND itself waited for the lock, it would not see these rows, because a statement that waits keeps
+# its old snapshot.
 _LOCK = """
 -- signal_lock
 SELECT j.finished_at IS NOT NULL AS ended, j.status = 'cancel_requested' AS cancelling FROM job j
@@ -27,7 +29,7 @@ FOR UPDATE
 """
 
 # $1 the job, $2 its tenant, $3 name, $4 payload (NULL: the JSON null), $5 how many signals a run may have
-SEND = """
+SEND = f"""
 -- signal
 WITH stored_signal AS (
     INSERT INTO signal (job_id, tenant_id, name, payload)
@@ -35,8 +37,10 @@ WITH stored_signal AS (
     WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS unconsumed) < $5
     RETURNING id
 ), woken_workflow AS (
-    -- Count the signal in `news`: a workflow that runs sees the higher count when it suspends. A workflow that waits
-    -- for this signal is due now. The steps that a workflow has started are `contained`.
+    -- Count the signal in `news`. A workflow that runs compares the count when it suspends: if it is higher than when
+    -- the workflow read its journal, the workflow is due again immediately. A workflow that waits for this signal is
+    -- due now. Left out: the steps that the workflow has started (`contained`), and a workflow that was never claimed
+    -- (`epoch` is 0), because it reads all signals when it starts.
     UPDATE task t
     SET news = t.news + 1,
         wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,
@@ -53,7 +57,7 @@ WITH stored_signal AS (
 ), hints AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),
-           clock_timestamp() + interval '1 second'
+           {RELAY_AT}
     FROM woken_workflow w WHERE w.status = 'waiting'
     RETURNING id, task_id, queue, priority, headers
 )
@@ -93,8 +97,8 @@ async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: 
 async def send(
     connection: Connection, run_id: UUID, tenant_id: str, name: str, payload: Any, *, at_most: int
 ) -> Sequence[Announcement]:
-    """Store the signal, and wake a workflow that waits for this signal. Call this in a transaction; publish the
-    returned hints (messages that tell workers of due tasks) after the commit.
+    """Store the signal, and wake a workflow that waits for this signal. Call this in a transaction. After the commit,
+    the caller publishes the returned hints (messages that tell workers of due tasks).
 
     Raises NotFound `run_not_found`; Conflict `run_ended`; Invalid `invalid_payload` when the run waits for the signal
     now, and the payload does not fit the schema of the wait; and TooMany `too_many_signals` when the run already has

@@ -4,8 +4,9 @@ WITH lease_batch AS MATERIALIZED (
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
 ), jobs AS MATERIALIZED (
-    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
-    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
+    -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `external`: how many of the job's steps external
+    -- workers do. `single_task`: the job's only task, if the view `history` derives its events (db/tables.py).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -27,7 +28,7 @@ WITH lease_batch AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t
 ), stopped_steps AS (
-    -- The guarded write. END_CANCELLED_JOBS reads this CTE.
+    -- Writes only tasks that pass the guard (guard.py). END_CANCELLED_JOBS reads this CTE.
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id

@@ -4,8 +4,9 @@ WITH lease_batch AS MATERIALIZED (
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
 ), jobs AS MATERIALIZED (
-    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
-    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
+    -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `external`: how many of the job's steps external
+    -- workers do. `single_task`: the job's only task, if the view `history` derives its events (db/tables.py).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -23,11 +24,11 @@ WITH lease_batch AS MATERIALIZED (
     FROM jobs CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     ORDER BY a.id
 ), succeeded_tasks AS (
-    -- The guarded write: the leases' tasks succeed. It waits until a renewal or a note has released a task's row, and
-    -- then judges the newest version of the row. Other settlements lock the rows before they write. This statement does
-    -- not, because each such lock is one more record in the WAL. If a job has a single task, and the task succeeds at
-    -- its first claim, this statement writes no event: the view `history` derives the events of the claim and of the
-    -- completion, from `claim_seq`, `claimed_by` and `done_seq`.
+    -- The leases' tasks that pass the guard (guard.py) succeed. This write waits until a renewal or a note has released
+    -- a task's row, and then judges the newest version of the row. Other settlements lock the rows before they write.
+    -- This statement does not, because each such lock is one more record in the WAL. If a job has a single task, and
+    -- the task succeeds at its first claim, this statement writes no event: the view `history` derives the events of
+    -- the claim and of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,

@@ -4,8 +4,9 @@ WITH lease_batch AS MATERIALIZED (
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
 ), jobs AS MATERIALIZED (
-    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
-    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
+    -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `external`: how many of the job's steps external
+    -- workers do. `single_task`: the job's only task, if the view `history` derives its events (db/tables.py).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -32,7 +33,7 @@ WITH lease_batch AS MATERIALIZED (
         parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
     JOIN held ON held.id = p.parent
 ), parent AS (
-    -- The guarded write: the step waits for its parts, and the attempt does not count.
+    -- Writes only tasks that pass the guard (guard.py): the step waits for its parts, and the attempt does not count.
     UPDATE task t
     SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         waiting_on = per_parent.part_count
