@@ -93,6 +93,8 @@ class Link:
         self._cut_label = ""
         self._hold_at: Callable[[str, bytes], bool] | None = None
         self._held_next: Collection[str] = ()
+        self._held_first: _Connection | None = None
+        self._passes_first = False
 
     @property
     def open_connections(self) -> int:
@@ -136,6 +138,11 @@ class Link:
     def hold_pending(self) -> bool:
         return self._hold_at is not None
 
+    def pass_first(self) -> None:
+        """Pass the request that `hold_from` waited for, with its connection, and go on holding the others."""
+        self._passes_first = True
+        self._freed.set()
+
     def drop_replies(self) -> None:
         """Drop the answers, and pass the requests. `heal` ends this, and resets all connections because their streams
         have gaps.
@@ -162,6 +169,7 @@ class Link:
         self._held = ()
         self._cut_label = ""
         self._hold_at = None
+        self._passes_first = False
         if self._drops:
             self._drops = ""
             self.reset()
@@ -193,7 +201,7 @@ class Link:
         try:
             while data := await source.read(_CHUNK):
                 if from_client and self._hold_at is not None and self._hold_at(connection.tap.label, data):
-                    self._hold_at = None
+                    self._hold_at, self._held_first = None, connection
                     self.hold(self._held_next)
                 await self._wait_while_held(connection, source, len(data))
                 await self._pass_on(connection, data, sink, from_client=from_client)
@@ -217,6 +225,8 @@ class Link:
                 self._freed.clear()
 
     def _holds(self, connection: _Connection) -> bool:
+        if self._passes_first and connection is self._held_first:
+            return False
         return self._held is None or connection.tap.label in self._held
 
     async def _pass_on(

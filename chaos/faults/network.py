@@ -25,7 +25,11 @@ _BIND = b"B"
 _RESULTS = 3
 #: A lease of a run passes after four seconds, and a worker claims the task within one more. A busy machine is slower.
 _NEWER_LEASE_SECONDS = 30.0
+#: The newer leases pass, too, because the heartbeat is held: after four seconds.
+_FURTHER_SECONDS = 2.5
 _LOOK_SECONDS = 0.05
+#: How long a settlement may take to arrive and to be carried out.
+_ARRIVAL_SECONDS = 1.0
 
 
 class NetworkFaults:
@@ -60,8 +64,8 @@ class NetworkFaults:
         return int(await wait_until(lambda: not link.cut_pending))
 
     async def _hold_settlement(self, fault: Fault) -> int:
-        """Hold the worker's settlements and its heartbeat until a task of the first held settlement runs again. The
-        worker cannot renew its leases, so they pass, and the settlement arrives when the task has a newer lease. The
+        """Hold the worker's settlements and its heartbeat until tasks of the first held settlement run again. The
+        worker cannot renew its leases, so they pass, and the settlement arrives when the tasks have newer leases. The
         first settlement completes several attempts with results: if the platform accepted one without results by
         mistake, no invariant would show it.
 
@@ -78,19 +82,27 @@ class NetworkFaults:
             link.hold(_HELD)
         settled = {task: epoch for task, epoch in (await self._running()).items() if first.names(task)}
         if settled:
-            await self._wait_for_newer_lease(settled)
+            await self._wait_for_newer_leases(settled)
+            # The newer lease's own settlement is held, too. If it came first, there would be nothing left to settle.
+            link.pass_first()
+            await asyncio.sleep(_ARRIVAL_SECONDS)
         else:
             await asyncio.sleep(fault.seconds)
         held = traffic.since.held
         link.heal()
         return held
 
-    async def _wait_for_newer_lease(self, epochs: Mapping[UUID, int]) -> None:
-        """Wait until one of the tasks runs with a newer epoch, at most _NEWER_LEASE_SECONDS."""
+    async def _wait_for_newer_leases(self, epochs: Mapping[UUID, int]) -> None:
+        """Wait until half of the tasks run with a newer epoch: not each of them has a result that names its run. After
+        the first of them, wait for at most _FURTHER_SECONDS.
+        """
         until = time.monotonic() + _NEWER_LEASE_SECONDS
         while time.monotonic() < until:
-            if any(epoch > epochs.get(task, epoch) for task, epoch in (await self._running()).items()):
+            newer = sum(epoch > epochs.get(task, epoch) for task, epoch in (await self._running()).items())
+            if 2 * newer >= len(epochs):
                 return
+            if newer:
+                until = min(until, time.monotonic() + _FURTHER_SECONDS)
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _running(self) -> dict[UUID, int]:

@@ -135,6 +135,23 @@ async def test_a_hold_can_begin_with_a_request_of_one_kind(link: Link, echo: Ech
     writer.close()
 
 
+async def test_the_request_that_began_a_hold_can_be_passed_before_the_others(link: Link, echo: Echo) -> None:
+    (reader, writer), (later_reader, later_writer) = await opened(link, b"held"), await opened(link, b"held")
+    link.hold_from(lambda _, request: request == b"first", ["held"])
+    writer.write(b"first")
+    while link.hold_pending:
+        await asyncio.sleep(0.01)
+    later_writer.write(b"later")
+    await nothing_comes(reader)
+    link.pass_first()
+    assert await reader.readexactly(5) == b"first"
+    await nothing_comes(later_reader)
+    link.heal()
+    assert await later_reader.readexactly(5) == b"later"
+    for one in (writer, later_writer):
+        one.close()
+
+
 async def test_a_one_way_link_delivers_requests_and_loses_the_answers(link: Link, echo: Echo) -> None:
     reader, writer = await opened(link)
     link.drop_replies()
