@@ -26,7 +26,7 @@ async def said(mode: str, url: str, key: str) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         output, errors = await process.communicate()
     assert (process.returncode, errors.decode()) == (0, "")
     found: dict[str, Any] = json.loads(output)

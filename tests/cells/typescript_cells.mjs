@@ -12,7 +12,7 @@ function fetch(address, options) {
   return globalThis.fetch(new URL(String(address).replace("https:", "http:")), options);
 }
 
-const leasehold = new Leasehold({ url, key: process.env.LEASEHOLD_API_KEY, timeout: 5, fetch });
+const leasehold = new Leasehold({ url, key: process.env.LEASEHOLD_API_KEY, fetch });
 if (mode === "follows") {
   const run = await leasehold.submit({ template: "noop" });
   await leasehold.get(run.id);
