@@ -82,7 +82,7 @@ async def test_a_result_is_the_whole_object_under_a_name_that_cannot_break_out(
         "attachment; filename=\"my _model__.nef\"; filename*=UTF-8''my%20%22model%22%E6%A8%A1.nef"
     )
     assert await rows.fetchval("SELECT bytes FROM download") == len(NEF)
-    async with asyncio.timeout(10):  # the client has the last byte before the API writes that the download is over
+    async with asyncio.timeout(60):  # the client has the last byte before the API writes that the download is over
         while not await rows.fetchval("SELECT finished_at IS NOT NULL FROM download"):
             await asyncio.sleep(0.01)
     other = await client.get(f"{path}/result", params={"artifact": "onnx"})

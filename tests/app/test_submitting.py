@@ -144,7 +144,7 @@ async def test_a_run_is_submitted_waited_for_and_read(serve: Serve) -> None:
         run = await send_receipt.asubmit(Order(id=1, email="me@home"))
         assert await run == "sent to me@home"
         assert await run.astatus() == "succeeded"
-        assert await (await run.awaited(timeout=1)).aresult() == "sent to me@home"
+        assert await (await run.awaited(timeout=60)).aresult() == "sent to me@home"
         assert await run.aresult(timeout=0) == "sent to me@home"
         assert await send_receipt.find(run.id).aresult() == "sent to me@home"
         assert await (await nothing.asubmit()) is None

@@ -7,7 +7,7 @@ import asyncio
 from bench.hostile.store_proxy import StoreProxy, store_proxy
 from leasehold.embedded.ports import free_port
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 async def connect(proxy: StoreProxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

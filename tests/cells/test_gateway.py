@@ -100,7 +100,7 @@ async def test_behind_a_gateway_a_moved_tenant_is_found_by_one_more_request(two:
     key = await two.a.key()
     await two.b.take_over(key)
     two.place(acme="b")
-    async with AsyncClient(gateway, key, timeout=5) as client:
+    async with AsyncClient(gateway, key) as client:
         run = await client.submit("noop", {})
     async with client_of(two.b.running.url, key) as direct:
         assert (await direct.get(f"/v1/runs/{run.id}")).status_code == 200

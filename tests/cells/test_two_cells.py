@@ -124,11 +124,11 @@ async def test_new_and_rotated_keys_name_the_cell_that_makes_them(two: Two) -> N
 
 async def test_clients_follow_to_the_right_cell_and_stay_there(two: Two) -> None:
     key = await two.b.key()
-    async with AsyncClient(two.a.running.url, key, timeout=5) as client:
+    async with AsyncClient(two.a.running.url, key) as client:
         run = await client.submit("noop", {})
         assert (await client.get_run(run.id)).id == run.id
         assert [one.id async for one in client.runs()] == [run.id]
-    with Client(two.a.running.url, key, timeout=5) as sync:
+    with Client(two.a.running.url, key) as sync:
         assert (await asyncio.to_thread(sync.get_run, run.id)).id == run.id
     async with ExternalWorker(two.a.running.url, key, queues=["reports"]) as worker:
         assert not await worker.work_once(_never)
@@ -144,7 +144,7 @@ async def test_a_client_follows_once_and_two_cells_that_disagree_are_an_error(tw
     await two.b.take_over(key)
     two.tell(two.a, acme="b")
     two.tell(two.b, acme="a")
-    async with AsyncClient(two.a.running.url, key, timeout=5) as client:
+    async with AsyncClient(two.a.running.url, key) as client:
         with pytest.raises(ApiError) as refused:
             await client.submit("noop", {})
         assert refused.value.code == "wrong_cell"

@@ -227,7 +227,7 @@ async def test_a_form_that_arrives_during_the_whole_move_is_refused_and_leaves_n
     async with stores_of(two) as (a, b):
         sending = asyncio.create_task(send(two.a))
         await arrives.wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await parts_in(a, s3_client):
                 await asyncio.sleep(0.05)
         await moved(two)

@@ -79,7 +79,7 @@ async def test_what_was_acknowledged_is_there_after_two_failovers_and_the_old_pr
         asyncio.create_task(write(installation, lambda: installation.links["api-0", "postgres"], numbers)),
         asyncio.create_task(write(installation, lambda: old_link, numbers)),
     ]
-    async with asyncio.timeout(10):  # a connection of a pool, which the fault ends
+    async with asyncio.timeout(60):  # a connection of a pool, which the fault ends
         kept = await asyncpg.connect(f"{installation.database_url.partition('@')[0]}@127.0.0.1:{old_link.port}/{NAME}")
     await asyncio.sleep(0.3)
     make = faults.makers[name.partition(" ")[0]]

@@ -53,7 +53,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=5) as client:
+    async with httpx2.AsyncClient(timeout=40) as client:
         yield client
 
 

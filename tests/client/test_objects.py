@@ -21,7 +21,7 @@ from leasehold.client.external import Task
 from leasehold.domain.errors import Retryable, Unavailable
 from tests.client.stores import endless_store, store_of
 
-SECONDS = 10.0
+SECONDS = 60.0
 BYTES = b"a result"
 SHA256 = hashlib.sha256(BYTES).hexdigest()
 

@@ -173,7 +173,7 @@ async def test_a_pool_leaves_a_server_that_only_reads_once_the_address_leads_els
             await pool.execute(NOTE)
         assert await pool.fetchval("SELECT count(*) FROM written") >= 0
         address.lead_to("127.0.0.1", pair.primary.port)
-        await asyncio.wait_for(_until_it_writes(pool), 10)
+        await asyncio.wait_for(_until_it_writes(pool), 60)
 
 
 async def _until_it_writes(pool: Pool) -> None:

@@ -202,7 +202,7 @@ async def test_a_worker_asked_to_drain_hears_of_it(client: Client, worker: Worke
     (said,) = (await client.http.get("/v1/workers")).json()["workers"]
     assert (said["id"], said["draining"]) == (str(worker.id), False)
     assert (await client.post(f"/v1/workers/{worker.id}/drain")).status_code == 202
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await worker.retired.wait()
 
 

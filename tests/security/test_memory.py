@@ -129,7 +129,7 @@ async def test_a_sender_that_never_ends_its_body_is_closed_after_its_answer(
     api: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leasehold.api.http.connections.LINGER_SECONDS", 0.2)
-    async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+    async with connected(api.url) as (reader, writer), asyncio.timeout(60):
         writer.write(head("/v1/runs", "Content-Length: 1000000"))
         assert await status(reader) == 401
         writer.write(b"x")
@@ -139,14 +139,14 @@ async def test_a_sender_that_never_ends_its_body_is_closed_after_its_answer(
 async def test_a_head_that_drips_is_closed(settings: Settings) -> None:
     quick = settings.model_copy(update={"api_header_seconds": 0.3})
     async with serving(quick) as api:
-        async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+        async with connected(api.url) as (reader, writer), asyncio.timeout(60):
             for byte in b"POST /v1/runs":
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0.02)
             assert await status(reader) == 408
-        async with connected(api.url) as (reader, _), asyncio.timeout(10):
+        async with connected(api.url) as (reader, _), asyncio.timeout(60):
             assert await reader.read() == b""
-        async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+        async with connected(api.url) as (reader, writer), asyncio.timeout(60):
             writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
             assert await status(reader) == 200
             writer.write(b"GET /liv")  # the head of a second request drips, too
@@ -168,7 +168,7 @@ async def test_where_all_connections_are_busy_a_newcomer_is_told_so(settings: Se
         for _ in range(10):
             _, writer = await stack.enter_async_context(connected(api.url))
             writer.write(head("/upload-url", f"Authorization: Bearer {key.text}", "Content-Length: 100"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not api.services.bodies._used_bytes_by_tenant.total() or api.services.bodies._used_bytes < 1000:
                 await asyncio.sleep(0.01)
         async with connected(api.url) as (reader, writer):
@@ -177,7 +177,7 @@ async def test_where_all_connections_are_busy_a_newcomer_is_told_so(settings: Se
 
 
 async def test_requests_sent_far_ahead_on_one_connection_are_refused(api: Running) -> None:
-    async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+    async with connected(api.url) as (reader, writer), asyncio.timeout(60):
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
         answered = 0
         while await status(reader):
@@ -203,7 +203,7 @@ LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 async def test_a_refusal_comes_after_the_answers_to_the_requests_before(
     api: Running, sent: bytes, answers: list[int]
 ) -> None:
-    async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+    async with connected(api.url) as (reader, writer), asyncio.timeout(60):
         writer.write(sent)
         assert [await status(reader) for _ in answers] == answers
         assert await reader.read() == b""
@@ -211,7 +211,7 @@ async def test_a_refusal_comes_after_the_answers_to_the_requests_before(
 
 async def test_a_refusal_is_never_written_into_an_answer_under_way(api: Running, media_api: MediaApi) -> None:
     whole = (await media_api.client.get("/openapi.json")).content
-    async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+    async with connected(api.url) as (reader, writer), asyncio.timeout(60):
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads
         writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
         await asyncio.sleep(0.2)

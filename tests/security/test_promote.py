@@ -257,7 +257,7 @@ async def test_a_call_that_comes_while_a_worker_undoes_a_dead_one_waits_and_lose
 
     def first_is_slow(_path: str) -> None:
         deletes.release()
-        go_on.wait(20)
+        go_on.wait(120)
 
     with serving_files() as service:
         async with serving(at(settings, service)) as running:
@@ -308,13 +308,13 @@ async def test_undoing_is_bounded_so_that_nobody_else_begins_meanwhile(
             async with stage.tenant("acme") as acme:
                 path = await acme.convert(b"new")
                 await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
-                service.on_delete = lambda _path: go_on.wait(20) and None
+                service.on_delete = lambda _path: go_on.wait(120) and None
                 if by == "worker":
                     pool = running.services.pool
                     undone = undo_dead(stage.settings, pool.acquire, running.services.store)
-                    assert await asyncio.wait_for(undone, 10) == 1
+                    assert await asyncio.wait_for(undone, 60) == 1
                 else:
-                    answer = await asyncio.wait_for(acme.promote(path, ONE), 10)
+                    answer = await asyncio.wait_for(acme.promote(path, ONE), 60)
                     assert code(answer) == (502, "promotion_failed")
                 go_on.set()
                 service.on_delete = lambda _path: None
@@ -477,7 +477,7 @@ async def test_whoever_undoes_a_call_waits_for_a_commit_that_is_under_way(stage:
             asking = asyncio.create_task(ownership.is_finished(stage.rows, call, keys))
         else:
             asking = asyncio.create_task(ownership.changes_of(stage.rows, call))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await connection.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", pid):
                 assert not asking.done()
                 await asyncio.sleep(0.01)

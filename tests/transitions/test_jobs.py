@@ -424,7 +424,7 @@ async def test_events_that_came_before_their_day_was_made_keep_nobody_waiting(ro
     writer = (await another()).connection
     async with writer.transaction():
         await writer.execute("LOCK TABLE event_default IN ROW EXCLUSIVE MODE")  # as each new event does
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await history.keep_event_days(rows.connection, days_ahead=0, days_kept=8)
     assert await rows.connection.fetchval("SELECT count(*) FROM event_default") == 1
 

@@ -69,7 +69,7 @@ async def test_who_came_back_since_it_was_seen_to_be_gone_keeps_what_it_has(
     assert not await take(await another(), task, [owner])
     await heartbeat.connection.close()
     elsewhere = await another()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await take(elsewhere, task, [owner]):
             await asyncio.sleep(0.05)
 

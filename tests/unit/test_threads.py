@@ -12,7 +12,7 @@ import pytest
 
 from leasehold.worker.attempts.threads import Reservation, Threads
 
-SECONDS = 5.0
+SECONDS = 60.0
 HANDLER = ("pipeline", "step")
 
 

@@ -25,7 +25,7 @@ from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.claiming.slot_pool import SlotPool
 
-SECONDS = 10.0
+SECONDS = 60.0
 NEVER = 3600.0
 
 

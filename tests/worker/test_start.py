@@ -128,7 +128,7 @@ async def test_a_drain_that_begins_while_later_queues_are_recorded_ends(
         draining = asyncio.create_task(worker.drain())
         await asyncio.sleep(0.1)
         go_on.set()
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 60)
         await worker.complete.wait()
         assert "late-isolated" not in worker.queues
 
@@ -146,7 +146,7 @@ async def test_queues_that_come_later_are_recorded_once_the_table_is_there_again
         done, _ = await asyncio.wait([changing], timeout=0.5)
         assert done == set()
         await rows.connection.execute("ALTER TABLE worker_of_tomorrow RENAME TO worker")
-        await asyncio.wait_for(changing, 10)
+        await asyncio.wait_for(changing, 60)
     assert await registered(rows, worker) == {"early", "late"}
 
 
