@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+import asyncpg
+
 from leasehold.db.database import Connection
+from leasehold.db.servers import only_reads
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
@@ -21,7 +24,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Batcher(Generic[_Item, _Answer]):
-    """Runs one batched statement on one connection.
+    """Runs one batched statement on one connection, to a server that takes writes.
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
     `repeated`: an earlier try of these items may have been committed, because its answer was lost, or because a larger
@@ -107,6 +110,8 @@ class Batcher(Generic[_Item, _Answer]):
             try:
                 if self._connection is None or self._connection.is_closed():  # the server may close an idle connection
                     self._connection = await self._connect()
+                if only_reads(self._connection):  # a standby answers reads, but it may lack the newest rows
+                    raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
                 answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
                 if not may_try_again(error):

@@ -150,7 +150,10 @@ class FailoverWatch:
         to connect to another host.
         """
         replaced = [
-            session for session, server in self._servers.items() if self._is_replaced(session, server, host, timeline)
+            session
+            for session, server in self._servers.items()
+            # A session that began on a standby stays if this standby is the server that was promoted.
+            if server.timeline < timeline and not (server.is_standby and server.host == host)
         ]
         openings = [one for one in self._waiting if isinstance(one, _Opening) and one.host != host]
         if replaced or openings:
@@ -165,16 +168,6 @@ class FailoverWatch:
             self._servers.pop(session, None)
         for opening in openings:
             opening.limit.reschedule(self.loop.time())
-
-    def _is_replaced(self, session: Session, server: _Server, host: Host, timeline: int) -> bool:
-        """Whether the primary at `host` has replaced the session's server."""
-        if server.timeline >= timeline:
-            return False
-        if not server.is_standby:
-            return True
-        # It may serve reads, or it was promoted since. So the session ends only if it gets no answer.
-        began_at = self._waiting.get(session)
-        return server.host != host and began_at is not None and began_at <= self.loop.time() - _PATIENCE_SECONDS
 
 
 class WatchedConnection(_Connection):
