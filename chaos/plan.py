@@ -131,15 +131,15 @@ def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
 
 
 def plan_of(name: str, seed: int, *, seconds: float = SECONDS) -> Plan:
-    """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice; an
-    upgrade or a rollback of the installation happens once. If the load lasts longer than SECONDS, the processes of the
-    release stay longer, too.
+    """A plan of this fault alone. A failpoint is armed in every process that it can hit. A blow happens twice. A fault
+    of the release happens once: two of them would end each other's process. If the load lasts longer than SECONDS, the
+    processes of the release stay longer, too.
     """
     kind = BY_NAME[name]
     if kind in (*FAILPOINTS, *API_POINTS):
         return Plan(seed, seconds, armed=tuple(Fault(name, target=target, nth=1) for target in kind.on))
     rng = random.Random(f"plan of {seed}")  # noqa: S311 - as above
-    once = kind.from_release or (kind.is_release and not kind.on)
+    once = kind.from_release or kind.is_release
     times = (0.1 * seconds,) if once else (0.1 * seconds, 0.6 * seconds)
     lasts = kind.seconds * max(1.0, seconds / SECONDS) if kind.is_release else kind.seconds
     return Plan(

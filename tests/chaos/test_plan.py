@@ -99,9 +99,9 @@ def test_an_api_can_be_killed_after_every_operation_that_writes() -> None:
 @pytest.mark.parametrize(
     ("name", "times"),
     [("F34 commit.createOperation:kill", 0), ("F10 drain", 2), ("F43 upgrade from the release", 1),
-     ("F49 rollback to the release", 1)],
+     ("F49 rollback to the release", 1), ("F42 an old API beside the new", 1)],
 )  # fmt: skip
-def test_a_plan_of_one_fault_arms_a_kill_point_or_deals_a_blow_twice_or_an_upgrade_once(name: str, times: int) -> None:
+def test_a_plan_of_one_fault_arms_a_kill_point_or_deals_a_blow_twice_or_a_release_once(name: str, times: int) -> None:
     plan = plan_of(name, 1)
     assert [fault.name for fault in plan.blows] == [name] * times
     assert [fault.target for fault in plan.armed] == ([] if times else list(APIS))
