@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from contextlib import closing, suppress
 import pytest
 
 from leasehold.cli.installation import Installation
-from leasehold.embedded.ports import BLOCK_SIZE, Ports, free_port, ports_outside
+from leasehold.embedded.ports import BLOCK_SIZE, Ports, _outgoing_range, free_port, ports_outside
 from leasehold.embedded.process import EmbeddedError
 
 TAKES = 3 * BLOCK_SIZE
@@ -28,8 +27,15 @@ sys.stdin.read()
 
 
 def own_block() -> range:
-    """A block that no process chooses from: real blocks begin at other ports."""
-    return range(first := 20_001 + BLOCK_SIZE * random.SystemRandom().randrange(300), first + BLOCK_SIZE)
+    """A block that no other process reserves: real blocks begin at other ports. Servers may listen on its ports."""
+    return range(first := 20_001 + BLOCK_SIZE * (os.getpid() % 300), first + BLOCK_SIZE)
+
+
+def listener_on_one_of(ports: range) -> socket.socket:
+    for port in ports:
+        with suppress(OSError):  # a server listens there already
+            return socket.create_server(("127.0.0.1", port))
+    raise AssertionError("something listens on each of these ports")
 
 
 def started(program: str) -> subprocess.Popen[str]:
@@ -81,11 +87,14 @@ def test_a_block_is_taken_by_one_and_free_again_when_its_process_is_dead() -> No
 
 
 def test_a_port_on_which_a_stranger_listens_is_passed_over_and_none_is_returned_twice() -> None:
-    block = own_block()
-    with socket.create_server(("127.0.0.1", block[1])), closing(Ports(block)) as ports:
-        taken = [ports.take() for _ in range(BLOCK_SIZE - 2)]
-        assert block[1] not in taken
-        assert len(set(taken)) == BLOCK_SIZE - 2
+    candidates = ports_outside(*_outgoing_range())
+    with closing(Ports(candidates)) as ports:  # reserves a real block, so no other test chooses from it
+        first = ports.take()
+        end = first + BLOCK_SIZE - (first - candidates.start) % BLOCK_SIZE
+        with listener_on_one_of(range(first + 1, end)) as stranger:
+            taken = [first, *(ports.take() for _ in range(BLOCK_SIZE))]  # the rest of the block, and of another
+            assert stranger.getsockname()[1] not in taken
+    assert len(set(taken)) == len(taken)
 
 
 @pytest.mark.parametrize(
