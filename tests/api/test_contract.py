@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import hypothesis
 import pytest
+import schemathesis
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
@@ -25,6 +27,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import workers
 from tests.api.conftest import Running, client_of, serving
 from tests.api.driver import finish_all
+from tests.api.fuzz_hooks import judge_null_rightly
 from tests.api.media_api import MediaApi, problem
 from tests.api.test_conversion_result import convert
 from tests.support.seeds import seed_of_this_commit
@@ -35,6 +38,7 @@ SECONDS = 300  # it takes 75 to 90 on two cores
 #: What schemas cannot say: a file of a form that has to have a name ending in .onnx, and an order whose answer a killed
 #: worker lost (tests/generation/test_settling.py).
 NEVER = frozenset({"createConversion", "settleJob"})
+ONE_EXAMPLE = hypothesis.settings(max_examples=1, database=None, deadline=None, derandomize=True)
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and ":" in str(value))
 
 
@@ -154,6 +158,21 @@ async def test_the_fuzzer_finds_nothing(
     sys.stdout.write(summary(met))
     assert process.returncode == 0, f"LEASEHOLD_TEST_FUZZ_SEED={seed}\n{report[-20_000:]}"
     assert unmet(met) == [], "these never answered 2xx: give tests/api/fuzz_things.py what they need"
+
+
+@pytest.mark.parametrize(
+    ("path", "allows_null"),
+    [("/v1/runs/{run_id}/signals/{name}", True), ("/v1/jobs/{job_id}/cancel", True), ("/v1/runs", False)],
+)
+def test_null_is_a_violation_for_the_fuzzer_only_where_a_body_is_needed(path: str, allows_null: bool) -> None:
+    document = make_app(Settings(_env_file=None)).openapi()
+    operation = schemathesis.openapi.from_dict(document)[path]["POST"]
+    case = hypothesis.find(operation.as_strategy(), lambda _: True, settings=ONE_EXAMPLE)
+    case.body = None  # as a link does
+    judge_null_rightly(case)
+    assert case.meta is not None
+    assert case.meta.generation.mode.is_positive == allows_null
+    assert case.body == ({} if allows_null else None)
 
 
 @pytest.mark.parametrize(
