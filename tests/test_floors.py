@@ -303,7 +303,7 @@ def test_nothing_is_skipped_without_saying_what_the_machine_lacks() -> None:
 
 
 def test_every_connection_of_the_platform_has_the_points_after_its_commits() -> None:
-    """database.py makes them, through servers.py; they send statements by what CommitPoints witnesses."""
+    """database.py makes them, through servers.py; they send statements by what WatchedConnection overrides."""
     opens = re.compile(r"asyncpg\.(connect|create_pool)\(|(?<!asyncio\.)open_connection\(")
     passes_by = re.compile(r"\.(prepare|cursor|fetchmany|copy_(records_)?(to|from)_[a-z]+)\(")
     only_reads = {"leasehold/embedded/postgres.py", "leasehold/broker/postgres.py"}  # is it up; LISTEN

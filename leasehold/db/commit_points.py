@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from leasehold.db.failover import WatchedConnection
 from leasehold.runtime import failpoints
@@ -34,28 +34,11 @@ def connection_class() -> type[WatchedConnection]:
 
 
 class CommitPoints(WatchedConnection):
-    """A connection with a failpoint after each commit. It overrides every asyncpg method that this package uses to send
-    statements; `tests/test_floors.py` checks this.
-    """
+    """A connection with a failpoint after each commit."""
 
-    async def execute(self, query: str, *args: Any, **options: Any) -> str:
-        return await self._with_failpoint(query, super().execute(query, *args, **options))
-
-    async def executemany(self, command: str, *args: Any, **options: Any) -> None:
-        await self._with_failpoint(command, super().executemany(command, *args, **options))
-
-    async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._with_failpoint(query, super().fetch(query, *args, **options))
-
-    async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._with_failpoint(query, super().fetchrow(query, *args, **options))
-
-    async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._with_failpoint(query, super().fetchval(query, *args, **options))
-
-    async def _with_failpoint(self, query: str, statement: Awaitable[_Answer]) -> _Answer:
+    async def _carry_out(self, query: str, statement: Awaitable[_Answer]) -> _Answer:
         was_in_transaction = self.is_in_transaction()
-        answer = await statement
+        answer = await super()._carry_out(query, statement)
         commits = query.startswith("COMMIT") if was_in_transaction else _WRITES.search(query) is not None
         if commits and not self.is_in_transaction():
             failpoints.reach(failpoints.COMMIT + self._name())

@@ -171,7 +171,8 @@ class FailoverWatch:
 
 
 class WatchedConnection(_Connection):
-    """A connection that tells its watch while a statement waits. It overrides the same methods as CommitPoints.
+    """A connection that tells its watch while a statement waits. It overrides every asyncpg method that this package
+    uses to send statements; `tests/test_floors.py` checks this.
 
     A statement raises one of TRY_AGAIN if the connection is terminated meanwhile.
     """
@@ -180,21 +181,22 @@ class WatchedConnection(_Connection):
     watch: FailoverWatch | None = None
 
     async def execute(self, query: str, *args: Any, **options: Any) -> str:
-        return await self._watched(super().execute(query, *args, **options))
+        return await self._carry_out(query, super().execute(query, *args, **options))
 
     async def executemany(self, command: str, *args: Any, **options: Any) -> None:
-        await self._watched(super().executemany(command, *args, **options))
+        await self._carry_out(command, super().executemany(command, *args, **options))
 
     async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._watched(super().fetch(query, *args, **options))
+        return await self._carry_out(query, super().fetch(query, *args, **options))
 
     async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._watched(super().fetchrow(query, *args, **options))
+        return await self._carry_out(query, super().fetchrow(query, *args, **options))
 
     async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._watched(super().fetchval(query, *args, **options))
+        return await self._carry_out(query, super().fetchval(query, *args, **options))
 
-    async def _watched(self, statement: Awaitable[_Answer]) -> _Answer:
+    async def _carry_out(self, _query: str, statement: Awaitable[_Answer]) -> _Answer:
+        """Await the statement, whose text is `_query`. Every statement goes this way."""
         if self.watch is not None:
             self.watch.begin(self)
         try:
