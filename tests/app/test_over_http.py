@@ -158,13 +158,13 @@ async def test_an_api_that_refuses_the_key_or_does_not_answer_is_told_apart(
     running: Running, key: str, rows: Connection
 ) -> None:
     reading = await create_key(rows, tenant_id="acme", client_id="reader", scopes=(RUNS_READ,))
-    cases: list[tuple[str, str, type[Exception]]] = [
-        (running.url, f"{key[:-4]}0000", Unauthenticated),
-        (running.url, reading.text, Forbidden),
-        ("http://127.0.0.1:1", key, Unavailable),
+    cases: list[tuple[str, str, float, type[Exception]]] = [
+        (running.url, f"{key[:-4]}0000", 60.0, Unauthenticated),
+        (running.url, reading.text, 60.0, Forbidden),
+        ("http://127.0.0.1:1", key, 0.3, Unavailable),
     ]
-    for url, used, error in cases:
-        shop.app.use_api(url, used, timeout=0.3)
+    for url, used, seconds, error in cases:
+        shop.app.use_api(url, used, timeout=seconds)
         try:
             with pytest.raises(error):
                 await shop.double.asubmit(1)

@@ -14,7 +14,7 @@ from leasehold.broker.amqp import watchdog
 from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.amqp.watchdog import Patience
 from leasehold.broker.base import Delivery
-from tests.broker.conftest import OpenBroker, hints, publish_until_confirmed, until
+from tests.broker.conftest import OpenBroker, check_with_growing_silence, hints, publish_until_confirmed, until
 from tests.broker.wire import Wire
 
 SECONDS = 20.0
@@ -96,13 +96,16 @@ async def test_a_node_that_answers_and_confirms_nothing_is_left_for_the_next(
 async def test_a_node_that_answers_is_not_left_however_little_it_has_to_do(
     amqp_url: str, open_broker: OpenBroker
 ) -> None:
-    broker = await open_broker(amqp_url, amqp_silence_seconds=0.5)
-    await broker.consume({"media": 10}, lambda _: None)
-    await until(lambda: all(broker.describe()["consuming"].values()))
-    await asyncio.sleep(1.5)
-    time.sleep(1.5)  # noqa: ASYNC251 - a handler that holds up the loop
-    await asyncio.sleep(0.5)
-    assert broker.describe()["connects"] == {"publish": 1, "consume": 1}
+    async def connects(silence_seconds: float) -> object:
+        broker = await open_broker(amqp_url, amqp_silence_seconds=silence_seconds)
+        await broker.consume({"media": 10}, lambda _: None)
+        await until(lambda: all(broker.describe()["consuming"].values()))
+        await asyncio.sleep(3 * silence_seconds)
+        time.sleep(3 * silence_seconds)  # noqa: ASYNC251 - a handler that holds up the loop
+        await asyncio.sleep(silence_seconds)
+        return broker.describe()["connects"]
+
+    await check_with_growing_silence(connects, {"publish": 1, "consume": 1})
 
 
 async def test_a_node_that_answers_within_one_tick_of_the_clock_is_not_left(
@@ -112,11 +115,15 @@ async def test_a_node_that_answers_within_one_tick_of_the_clock_is_not_left(
     loop, tick = asyncio.get_running_loop(), 0.05
     exact = loop.time
     monkeypatch.setattr(loop, "time", lambda: exact() // tick * tick)
-    broker = await open_broker(amqp_url, amqp_silence_seconds=0.5)
-    await broker.consume({"media": 10}, lambda _: None)
-    await until(lambda: all(broker.describe()["consuming"].values()))
-    await asyncio.sleep(2.0)
-    assert broker.describe()["connects"] == {"publish": 1, "consume": 1}
+
+    async def connects(silence_seconds: float) -> object:
+        broker = await open_broker(amqp_url, amqp_silence_seconds=silence_seconds)
+        await broker.consume({"media": 10}, lambda _: None)
+        await until(lambda: all(broker.describe()["consuming"].values()))
+        await asyncio.sleep(4 * silence_seconds)
+        return broker.describe()["connects"]
+
+    await check_with_growing_silence(connects, {"publish": 1, "consume": 1})
 
 
 async def test_when_a_node_goes_the_next_one_is_used_for_both_roles(amqp_url: str, open_broker: OpenBroker) -> None:

@@ -14,6 +14,7 @@ from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.amqp.publisher import _Session
 from tests.broker.conftest import (
     OpenBroker,
+    check_with_growing_silence,
     hints,
     ids,
     left_in,
@@ -186,14 +187,19 @@ async def test_cancelling_the_relay_cancels_it(open_broker: OpenBroker, wire: Wi
 async def test_a_node_that_blocks_publishers_under_an_alarm_is_not_taken_for_frozen(
     open_broker: OpenBroker, rabbitmq_node: BrokerNode
 ) -> None:
-    broker = await open_broker(rabbitmq_node.url, amqp_silence_seconds=0.5, amqp_publish_timeout=0.5)
-    await publish_until_confirmed(broker, hints(1))
-    async with rabbitmq_node.alarm():
-        assert await broker.publish(hints(1)) == [False]  # the broker tells publishers at their next message
-        await asyncio.sleep(2)
-        assert broker.describe()["connects"]["publish"] == 1
-    await publish_until_confirmed(broker, hints(1))
-    assert broker.describe()["connects"]["publish"] == 1
+    async def connects(silence_seconds: float) -> object:
+        broker = await open_broker(
+            rabbitmq_node.url, amqp_silence_seconds=silence_seconds, amqp_publish_timeout=silence_seconds
+        )
+        await publish_until_confirmed(broker, hints(1))
+        async with rabbitmq_node.alarm():
+            assert await broker.publish(hints(1)) == [False]  # the broker tells publishers at their next message
+            await asyncio.sleep(4 * silence_seconds)
+            under_the_alarm = broker.describe()["connects"]["publish"]
+        await publish_until_confirmed(broker, hints(1))
+        return under_the_alarm, broker.describe()["connects"]["publish"]
+
+    await check_with_growing_silence(connects, (1, 1))
 
 
 async def test_hints_that_a_killed_broker_did_not_confirm_can_be_sent_again(

@@ -64,7 +64,7 @@ async def test_several_hosts_of_the_environment_lead_to_the_primary(
     """asyncpg reads PGHOST by itself: it would wait for a silent host, and use the standby."""
     login = pair.settings(0).database_url.get_secret_value().partition("@")[0]
     settings = Settings(
-        _env_file=None, database_url=SecretStr(f"{login}@/{DATABASE}"), database_timeout=3.0, database_host_timeout=0.5
+        _env_file=None, database_url=SecretStr(f"{login}@/{DATABASE}"), database_timeout=10.0, database_host_timeout=0.5
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = silent.getsockname()[1], pair.standby.port, pair.primary.port
@@ -88,7 +88,7 @@ async def test_where_no_host_takes_writes_one_that_reads_is_used(pair: Pair) -> 
 async def test_a_silent_host_costs_its_own_limit_once_and_the_next_is_used(pair: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        settings = pair.settings(port, pair.primary.port, database_timeout=3.0, database_host_timeout=0.2)
+        settings = pair.settings(port, pair.primary.port, database_timeout=10.0, database_host_timeout=0.5)
         async with make_pool(settings, "tests", 1) as pool:
             await pool.execute(NOTE)
             await pool.expire_connections()

@@ -56,7 +56,7 @@ async def test_a_request_without_time_left_changes_no_answer_after_the_commit(ru
 
 async def test_a_form_is_not_called_slow_while_the_database_is_away(running: Running, client_with: MakeClient) -> None:
     key = (await client_with(security.GENERATION_WRITE, tenant="third")).headers["authorization"].split()[1]
-    settings = running.services.settings.model_copy(update={"database_timeout": 2.0})
+    settings = running.services.settings.model_copy(update={"database_timeout": 5.0})
     async with serving(settings) as impatient, client_of(impatient.url, key) as http, AsyncExitStack() as lent:
         problem(await http.post("/v1/images/generations", json={}), 422, "invalid_request")  # the key is remembered
         for number in range(pool_of_api(settings)):

@@ -618,7 +618,7 @@ async def test_a_statement_that_takes_too_long_for_one_unit_is_that_units_fault(
         f" WHEN (OLD.id = '{bad.lease.task_id}' AND NEW.status = 'pending') EXECUTE FUNCTION slow()"
     )
     await rows.execute("UPDATE task SET lease_until = clock_timestamp() - interval '1 second'")
-    hasty = await connect(settings.model_copy(update={"database_timeout": 1.0}), "test")
+    hasty = await connect(settings.model_copy(update={"database_timeout": 3.0}), "test")
     try:
         await sweeps.expire_leases(hasty, [], 5)
     finally:
