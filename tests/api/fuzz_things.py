@@ -127,7 +127,7 @@ class Things:
     def uploaded(self) -> dict[str, Any]:
         wanted = {"content_type": "image/png", "file_name": "a.png", "content_length": len(PNG)}
         ticket: dict[str, Any] = self._post("/upload-url", wanted)
-        put = httpx2.put(ticket["upload_url"], content=PNG, headers={"Content-Type": "image/png"})
+        put = httpx2.put(ticket["upload_url"], content=PNG, headers={"Content-Type": "image/png"}, timeout=40)
         assert put.is_success, put.text
         return {name: ticket[name] for name in ("media_id", "original_key")}
 

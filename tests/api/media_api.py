@@ -58,7 +58,7 @@ class MediaApi:
 
 async def put(url: str, data: bytes, content_type: str) -> httpx2.Response:
     """What the client's browser or app sends straight to the store."""
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=40) as client:
         return await client.put(url, content=data, headers={"Content-Type": content_type})
 
 

@@ -34,7 +34,7 @@ from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker
 from tests.jobs.test_job_logs import line
 
 __all__ = ["client", "client_with", "maker", "running"]  # fixtures
-SECONDS = 30
+SECONDS = 90
 
 
 class Either:

@@ -64,7 +64,7 @@ readers = pytest.mark.parametrize(
 
 @readers
 async def test_an_answer_that_does_not_end_is_given_up(read: Read, refusal: type[Exception]) -> None:
-    async with endless_store() as url, httpx2.AsyncClient() as store, asyncio.timeout(SECONDS):
+    async with endless_store() as url, httpx2.AsyncClient(timeout=40) as store, asyncio.timeout(SECONDS):
         with pytest.raises(refusal, match="are not those that were stored"):
             await read(store, url)
 
@@ -72,15 +72,15 @@ async def test_an_answer_that_does_not_end_is_given_up(read: Read, refusal: type
 @readers
 async def test_bytes_that_unpack_to_more_are_not_unpacked(read: Read, refusal: type[Exception]) -> None:
     head, body = "Content-Encoding: gzip\r\n", gzip.compress(bytes(50_000_000))
-    async with store_of(head, body) as url, httpx2.AsyncClient() as store, asyncio.timeout(SECONDS):
+    async with store_of(head, body) as url, httpx2.AsyncClient(timeout=40) as store, asyncio.timeout(SECONDS):
         with pytest.raises(refusal, match="are not those that were stored"):
             await read(store, url)
 
 
 @readers
 async def test_what_was_stored_is_read(read: Read, refusal: type[Exception]) -> None:
-    async with store_of("", BYTES) as url, httpx2.AsyncClient() as store:
+    async with store_of("", BYTES) as url, httpx2.AsyncClient(timeout=40) as store:
         assert await read(store, url) == BYTES
-    async with store_of("", BYTES[:-1]) as url, httpx2.AsyncClient() as store:
+    async with store_of("", BYTES[:-1]) as url, httpx2.AsyncClient(timeout=40) as store:
         with pytest.raises(refusal, match="are not those that were stored"):
             await read(store, url)

@@ -2,7 +2,7 @@
 import { ApiError, JobFailed, Leasehold, Unavailable } from "../../clients/typescript/src/index.js";
 
 const [job, failed] = process.argv.slice(2);
-const leasehold = new Leasehold({ url: process.env.LEASEHOLD_URL, key: process.env.LEASEHOLD_API_KEY, timeout: 10 });
+const leasehold = new Leasehold({ url: process.env.LEASEHOLD_URL, key: process.env.LEASEHOLD_API_KEY, timeout: 60 });
 const say = (name, value) => console.log(JSON.stringify([name, value]));
 
 async function all(items) {

@@ -43,7 +43,7 @@ def test_nothing_is_inline_and_nothing_is_elsewhere(path: Path) -> None:
 
 
 async def test_files_are_kept_for_good_under_an_address_with_their_hash(running: Running) -> None:
-    async with httpx2.AsyncClient(base_url=running.url) as http:
+    async with httpx2.AsyncClient(base_url=running.url, timeout=40) as http:
         for name in assets.FILES:
             answer = await http.get(f"/console/assets/{assets.version(name)}/{name}")
             assert answer.content == assets.content(name)
@@ -54,7 +54,7 @@ async def test_files_are_kept_for_good_under_an_address_with_their_hash(running:
 
 
 async def test_a_browser_that_unpacks_gzip_gets_the_files_packed(running: Running) -> None:
-    async with httpx2.AsyncClient(base_url=running.url) as http:
+    async with httpx2.AsyncClient(base_url=running.url, timeout=40) as http:
         for name in assets.FILES:
             path = f"/console/assets/{assets.version(name)}/{name}"
             for packed in ("gzip", "br, GZIP;q=0.5", "deflate, gzip;q=1.0, *;q=0"):

@@ -341,7 +341,7 @@ async def test_a_double_click_without_javascript_makes_one_key_and_shows_its_sec
     await expect(page.get_by_role("heading", name="The key of billing")).to_be_visible()
     text = await page.locator("pre.secret code").inner_text()
     assert await rows.fetchval("SELECT count(*) FROM api_key WHERE client_id = 'billing'") == 1
-    async with httpx2.AsyncClient(base_url=running.url, headers={"Authorization": f"Bearer {text}"}) as billing:
+    async with httpx2.AsyncClient(base_url=running.url, headers={"Authorization": f"Bearer {text}"}, timeout=40) as billing:
         assert (await billing.get("/v1/jobs")).status_code == 200
 
 

@@ -92,7 +92,7 @@ async def test_a_waiting_workflow_is_approved_by_its_form(
         assert answer.status_code == 202, answer.text
         path = f"/jobs/{answer.json()['id']}"
     waits = "EXISTS (SELECT FROM journal WHERE kind = 'signal' AND state = 'open')"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await rows.fetchval(f"SELECT {waits}"):
             await asyncio.sleep(0.05)
     reader = await create_key(rows, tenant_id="acme", client_id="reader", scopes=["role:viewer"])
@@ -117,7 +117,7 @@ async def test_a_waiting_workflow_is_approved_by_its_form(
         await form.get_by_role("button", name="Send approved").click()
         await expect(page.get_by_role("status").first).to_contain_text("The job has your answer to approved.")
         if role == "operator":  # the page comes back when the workflow waits again
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await rows.fetchval("SELECT count(*) FROM journal WHERE kind = 'signal'") < 2:
                     await asyncio.sleep(0.05)
     await expect(page.locator(".head .state")).to_have_text("succeeded")

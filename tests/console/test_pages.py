@@ -299,7 +299,7 @@ async def test_without_trouble_the_overview_is_calm(
         new_id(),
     )
     viewer = await person(ROLES["viewer"])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while "The broker: " in (page := await viewer.see("/")):  # the API has just started, and connects
             await asyncio.sleep(0.05)
     assert "All is well" in page

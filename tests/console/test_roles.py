@@ -91,7 +91,7 @@ async def test_an_act_needs_its_scope_whoever_tries(running: Running, person: Ma
             problem(answer, 403, "insufficient_scope")
         else:
             assert answer.status_code not in (401, 403, 500), (path, answer.text)
-        async with httpx2.AsyncClient(base_url=running.url) as stranger:
+        async with httpx2.AsyncClient(base_url=running.url, timeout=40) as stranger:
             problem(await stranger.post(f"/console{filled(path)}", data={"token": token}), 401, "missing_api_key")
 
 

@@ -31,12 +31,12 @@ def cookie_of(person: Person) -> str:
 
 async def seen_with(url: str, cookie: str, path: str = "/console/") -> httpx2.Response:
     headers = HTML | {"Cookie": f"{session.COOKIE}={cookie}"}
-    async with httpx2.AsyncClient(base_url=url, headers=headers) as http:
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=40) as http:
         return await http.get(path)
 
 
 async def test_without_a_session_a_browser_sees_the_sign_in_page_and_a_program_a_problem(running: Running) -> None:
-    async with httpx2.AsyncClient(base_url=running.url) as http:
+    async with httpx2.AsyncClient(base_url=running.url, timeout=40) as http:
         page = await http.get("/console/jobs?q=status:failed", headers=HTML)
         assert (page.status_code, "API key" in page.text) == (401, True)
         assert 'value="/jobs?q=status:failed"' in page.text
@@ -45,7 +45,7 @@ async def test_without_a_session_a_browser_sees_the_sign_in_page_and_a_program_a
 
 async def test_a_key_opens_the_page_that_was_wanted(running: Running, person: MakePerson) -> None:
     key = (await person()).key
-    async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
         answer = await http.post("/console/sign-in", data={"key": f" {key.text}\n", "following": "/jobs?q=x"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs?q=x")
         given = answer.headers["set-cookie"].lower()
@@ -57,13 +57,13 @@ async def test_a_key_opens_the_page_that_was_wanted(running: Running, person: Ma
 @pytest.mark.parametrize("following", ["//evil.example/", "https://evil.example/", "/\\evil.example", "jobs", ""])
 async def test_signing_in_leads_to_no_other_site(running: Running, person: MakePerson, following: str) -> None:
     key = (await person()).key
-    async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
         answer = await http.post("/console/sign-in", data={"key": key.text, "following": following})
     assert answer.headers["location"] == "/console/"
 
 
 async def test_a_wrong_key_signs_nobody_in(running: Running) -> None:
-    async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
         answer = await http.post("/console/sign-in", data={"key": "lh_abcdefghijkl_" + "x" * 43})
     assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
     assert "The API key is not valid." in answer.text
@@ -110,7 +110,7 @@ async def test_a_session_ends_with_its_key(running: Running, person: MakePerson,
     await (revoke_key(rows, somebody.key.prefix) if how == "revoked" else _expire(rows, somebody.key.prefix))
     running.services.keyring._cache.clear()  # after LEASEHOLD_API_KEY_CACHE_SECONDS
     assert "The API key is not valid." in await somebody.see("/", 401)
-    async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
         ticket = tickets.ticket(running.services.settings, somebody.key.prefix, 60)
         assert (await http.get("/console/enter", params={"ticket": ticket})).status_code == 401
 
@@ -121,7 +121,7 @@ async def _expire(rows: Connection, prefix: str) -> None:
 
 async def test_a_ticket_signs_in_once_it_is_opened_and_not_after_its_time(running: Running, person: MakePerson) -> None:
     prefix, settings = (await person()).key.prefix, running.services.settings
-    async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
         ticket = tickets.ticket(settings, prefix, 60)
         answer = await http.get("/console/enter", params={"ticket": ticket, "following": "/jobs"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs")
@@ -130,7 +130,7 @@ async def test_a_ticket_signs_in_once_it_is_opened_and_not_after_its_time(runnin
     forged = f"{ticket[:-3]}abc"
     foreign = settings.model_copy(update={"sealing_keys": SecretStr("x" * 43 + "=")})
     for wrong in (old, forged, tickets.ticket(foreign, prefix, 60), ""):
-        async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+        async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
             answer = await http.get("/console/enter", params={"ticket": wrong})
             assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
 
@@ -156,7 +156,7 @@ async def test_signing_out_ends_the_browsers_session(person: MakePerson) -> None
 async def test_who_acts_after_the_session_ended_hears_that_nothing_was_done_and_comes_back(
     running: Running, path: str, page: str
 ) -> None:
-    async with httpx2.AsyncClient(base_url=running.url, headers=HTML) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=HTML, timeout=40) as http:
         answer = await http.post(f"/console{path}", data={"token": "x"})
     assert (answer.status_code, "nothing was done" in answer.text) == (401, page != "/")
     assert f'name="following" value="{page}"' in answer.text
@@ -180,7 +180,7 @@ async def test_a_form_needs_the_token_of_its_own_session(person: MakePerson, mak
 async def test_a_link_from_another_site_opens_its_page(person: MakePerson) -> None:
     """Such a request has no cookie, which is SameSite=Strict: the page asks for itself once more."""
     somebody = await person()
-    async with httpx2.AsyncClient(base_url=somebody.http.base_url, headers=HTML) as http:
+    async with httpx2.AsyncClient(base_url=somebody.http.base_url, headers=HTML, timeout=40) as http:
         answer = await http.get("/console/jobs?q=a&count=true", headers={"Sec-Fetch-Site": "cross-site"})
         assert '<meta http-equiv="refresh" content="0">' in answer.text
         answer = await http.get("/console/jobs?q=a&count=true", headers={"Sec-Fetch-Site": "same-origin"})
@@ -198,10 +198,10 @@ async def test_the_address_that_leasehold_dev_prints_opens_signed_in() -> None:
 
 async def test_the_console_can_be_elsewhere_or_nowhere(settings: Settings) -> None:
     nowhere = settings.model_copy(update={"console": "off"})
-    async with serving(nowhere) as api, httpx2.AsyncClient(base_url=api.url, headers=HTML) as http:
+    async with serving(nowhere) as api, httpx2.AsyncClient(base_url=api.url, headers=HTML, timeout=40) as http:
         assert (await http.get("/console/")).status_code == 404
     elsewhere = settings.model_copy(update={"console": "/ops/jobs"})
-    async with serving(elsewhere) as api, httpx2.AsyncClient(base_url=api.url, headers=HTML) as http:
+    async with serving(elsewhere) as api, httpx2.AsyncClient(base_url=api.url, headers=HTML, timeout=40) as http:
         assert (await http.get("/console/")).status_code == 404
         page = await http.get("/ops/jobs/")
         assert (page.status_code, "API key" in page.text) == (401, True)

@@ -27,7 +27,7 @@ from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of, serving
 
 SCOPES = (RUNS_READ, RUNS_WRITE, TEMPLATES_WRITE, EXTERNAL_WORK, OPERATE, WEBHOOKS_WRITE, MEDIA_WRITE)
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @dataclass
@@ -81,6 +81,7 @@ def runs_settings(settings: Settings, tmp_path: Path) -> Settings:
             "sweep_seconds": 0.2,
             "worker_children": 1,
             "renew_seconds": 0.5,
+            "evaluation_wall_seconds": 60.0,
         }
     )
 

@@ -61,7 +61,7 @@ async def announce(client: Client, task: dict[str, Any], *files: dict[str, Any])
 
 
 async def send(ticket: dict[str, Any], data: bytes = DATA, **headers: str) -> int:
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=40) as http:
         answer = await http.put(ticket["url"], content=data, headers=ticket["headers"] | headers)
     return int(answer.status_code)
 
@@ -98,7 +98,7 @@ async def test_a_file_goes_in_and_the_next_step_and_the_run_show_it(
     assert {key: file[key] for key in ("step", "name", "size", "sha256", "content_type")} == {
         "step": "make", "name": "report.csv", "size": len(DATA), "sha256": sha256(DATA), "content_type": "text/csv",
     }  # fmt: skip
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=40) as http:
         assert (await http.get(file["url"])).content == DATA
     (output,) = (await client.look(run))["outputs"]
     assert output["key"] == f"jobs/{run}/output/make.1/report.csv"

@@ -22,7 +22,7 @@ from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import Server, unprivileged
 from leasehold.embedded.programs import runnable_copy_of
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

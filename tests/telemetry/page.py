@@ -26,7 +26,7 @@ class Page:
 
 
 async def scrape(port: int) -> Page:
-    async with httpx2.AsyncClient(timeout=20) as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         answer = await client.get(f"http://127.0.0.1:{port}/metrics")
     assert answer.status_code == 200, answer.text
     return Page(text_string_to_metric_families(answer.text))

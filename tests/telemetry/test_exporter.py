@@ -146,7 +146,7 @@ async def test_a_slow_statement_is_told_by_the_name_in_its_first_line(settings: 
         waiting = asyncio.create_task(
             slow.execute("\n-- a_name\nSELECT FROM task WHERE id = $1 FOR UPDATE", held.task_id)
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (page := await seen(rows))["leasehold_database_slow_statements", {"statement": "a_name"}] is None:
                 await asyncio.sleep(0.1)
     await waiting

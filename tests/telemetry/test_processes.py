@@ -48,7 +48,7 @@ async def test_a_picture_that_nothing_can_help_is_a_rejected_job_and_a_dead_lett
 async def test_with_metrics_off_nothing_listens(fleet: Fleet, module: str) -> None:
     port = free_port()
     started = await (fleet.api if module == "api" else fleet.worker)(metrics_port=port, metrics="false")
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=40) as client:
         with pytest.raises(httpx2.ConnectError):
             await client.get(f"http://127.0.0.1:{port}/metrics")
     started.signal(signal.SIGTERM)

@@ -181,7 +181,7 @@ async def _until_told(prometheus: Prometheus) -> set[str]:
     """Wait until the slowest has data, or never will; returns what had none."""
     waiting = dict(expressions())
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             while any(reason_against(expression) is None for expression in waiting.values()):
                 for where, expression in list(waiting.items()):
                     if await prometheus.query(expression):

@@ -105,7 +105,7 @@ async def test_every_statement_does_its_work_on_a_real_server(cluster: Cluster, 
         if "GRANT pg_read_all_stats" in RUNBOOKS[name]:
             assert await primary.fetchval("SELECT pg_has_role('leasehold_app', 'pg_read_all_stats', 'USAGE')")
     if "pg_terminate_backend" in RUNBOOKS[name]:
-        await asyncio.wait_for(ended.wait(), 30)
+        await asyncio.wait_for(ended.wait(), 60)
     forgotten.terminate()
 
 

@@ -112,7 +112,7 @@ def ancestors(span: Received, known: dict[str, Received]) -> set[str]:
 async def test_a_caller_who_traces_finds_our_spans_in_its_own_trace(fleet: Fleet, collector: Collector) -> None:
     await fleet.api(traces="true")
     theirs = f"00-{'ab' * 16}-{'cd' * 8}-01"
-    async with httpx2.AsyncClient(base_url=fleet.api_url) as client:
+    async with httpx2.AsyncClient(base_url=fleet.api_url, timeout=40) as client:
         headers = {"Authorization": f"Bearer {fleet.key}", "traceparent": theirs}
         await client.get("/media/00000000-0000-7000-8000-000000000000", headers=headers)
 
