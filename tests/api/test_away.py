@@ -9,12 +9,19 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.api.auth.security import OPERATE
+from leasehold.api.fleet import health
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of, serving
 from tests.api.media_api import MediaApi, problem
 from tests.api.proxy import Proxy, proxy_to
 from tests.support.databases import Databases
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is away here refuses at once; what is there may stand still for longer than a check waits."""
+    monkeypatch.setattr(health, "_TIMEOUT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -30,7 +37,7 @@ def through_proxy(settings: Settings, database_url: str, to_database: Proxy) -> 
     at = urlsplit(database_url)
     user = f"{at.username}:{at.password}@" if at.password else f"{at.username}@"
     url = at._replace(netloc=f"{user}127.0.0.1:{to_database.port}").geturl()
-    return settings.model_copy(update={"database_url": SecretStr(url), "database_timeout": 3.0})
+    return settings.model_copy(update={"database_url": SecretStr(url), "database_timeout": 20.0})
 
 
 async def test_while_the_database_is_away_requests_are_told_to_come_back(
@@ -120,7 +127,10 @@ async def test_a_draining_api_is_not_ready(settings: Settings) -> None:
         assert answer.json()["checks"]["serving"]["ok"] is False
 
 
-async def test_neither_broker_nor_store_decides_readiness(settings: Settings, make_key: MakeKey) -> None:
+async def test_neither_broker_nor_store_decides_readiness(
+    settings: Settings, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_TIMEOUT_SECONDS", 5.0)  # the check of the store waits it out
     alone = settings.model_copy(
         update={"amqp_url": SecretStr("amqp://guest:guest@127.0.0.1:1/"), "s3_endpoint": "http://127.0.0.1:1"}
     )

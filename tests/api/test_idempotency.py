@@ -53,7 +53,8 @@ async def test_ten_at_once_make_one_media(media_api: MediaApi, rows: Connection)
     assert await count(rows, "media") == 1
 
 
-async def test_a_key_in_flight_says_so(media_api: MediaApi, rows: Connection) -> None:
+async def test_a_key_in_flight_says_so(media_api: MediaApi, rows: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "_LOCK_GRACE", idempotency.IN_FLIGHT)  # nobody holds its lock
     await media_api.client.post("/upload-url", json=BODY, headers=KEY)
     await rows.execute("UPDATE idempotency SET status_code = NULL, body = NULL")
     problem(await media_api.client.post("/upload-url", json=BODY, headers=KEY), 409, "idempotency_key_in_flight")
@@ -201,7 +202,10 @@ async def test_an_answer_outlasts_the_lock_of_its_request(rows: Connection) -> N
     assert isinstance(await idempotency.reserve(rows, "acme", "k", b"one"), StoredAnswer)
 
 
-async def test_a_request_in_flight_keeps_its_key_for_a_minute_and_its_answer_for_a_day(rows: Connection) -> None:
+async def test_a_request_in_flight_keeps_its_key_for_a_minute_and_its_answer_for_a_day(
+    rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "_LOCK_GRACE", idempotency.IN_FLIGHT)  # nobody holds its lock
     clock = "SELECT clock_timestamp()"
     before = await rows.fetchval(clock)
     mine = await reserved(rows)

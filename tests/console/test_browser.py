@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
 
 from leasehold.api.console import tickets
 from leasehold.db.database import Connection
@@ -32,11 +32,12 @@ from tests.support.not_here import not_here
 
 AXE = (Path(__file__).parent / "vendor/axe-4.14.1.min.js").read_text()
 #: A machine that runs the whole suite is slow at times.
-_PATIENCE = 15_000
+_PATIENCE = 60_000
 
 
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
+    expect.set_options(timeout=_PATIENCE)
     try:
         async with browsing() as browser:
             yield browser
@@ -76,7 +77,6 @@ class Visit:
 
 @pytest.fixture
 async def visit(browser: Browser, running: Running, rows: Connection) -> AsyncIterator[Visit]:
-    expect.set_options(timeout=_PATIENCE)
     visit = Visit(browser, running, rows)
     yield visit
     for context in visit.contexts:
@@ -99,6 +99,7 @@ async def test_find_the_failed_pictures_of_the_last_hour_and_retry_them(
     await page.keyboard.press("g")
     await page.keyboard.press("j")
     await expect(page).to_have_url(re.compile(r"/console/jobs$"))
+    await page.wait_for_load_state()  # before, nobody hears a key
     await page.keyboard.press("/")
     await page.keyboard.type("kind:media status:failed created:<1h")
     await page.keyboard.press("Enter")
@@ -167,7 +168,17 @@ async def test_a_double_click_acts_once(visit: Visit, maker: Maker, rows: Connec
     for job_id in made:
         await maker.fail(job_id)
     page = await visit("operator", f"/jobs/{made[0]}")
-    await page.get_by_role("button", name="Retry", exact=True).dblclick()
+
+    async def click_twice(button: Locator) -> None:
+        """While the API is at the first click: the second could meet the next page."""
+        await button.scroll_into_view_if_needed()
+        box = await button.bounding_box()
+        assert box is not None
+        async with rows.transaction():
+            await rows.execute("SELECT 1 FROM job WHERE status = 'failed' FOR UPDATE")
+            await page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+
+    await click_twice(page.get_by_role("button", name="Retry", exact=True))
     await expect(page.get_by_role("status").first).to_have_text("The job runs again.")
     await page.get_by_role("link", name="Dead letters").click()
     await page.get_by_role("link", name="broken").click()
@@ -183,7 +194,7 @@ async def test_a_double_click_acts_once(visit: Visit, maker: Maker, rows: Connec
     await expect(page.get_by_role("status").first).to_contain_text("as a trial of its group")
     await page.goto(f"{visit.running.url}/console/jobs?q=status:failed")
     await page.get_by_label("Pick all on this page").check()
-    await page.get_by_role("button", name="Retry").dblclick()
+    await click_twice(page.get_by_role("button", name="Retry"))
     await expect(page.get_by_role("status").first).to_have_text("2 of 2 jobs retried.")
     assert await rows.fetchval("SELECT count(*) FROM audit WHERE action = 'job.retried'") == 4
 
@@ -222,7 +233,7 @@ async def test_a_hidden_tab_asks_for_nothing_and_a_shown_one_at_once(visit: Visi
     await maker.fail(job_id)
     await page.evaluate("window.isHidden = false; document.dispatchEvent(new Event('visibilitychange'))")
     await expect(page.locator(".head .state")).to_have_text("failed")
-    assert asked == ["nothing?fence", str(job_id)]
+    assert asked[:2] == ["nothing?fence", str(job_id)]  # and again, once its next refresh is due
     visit.forgive("404")
 
 
@@ -304,6 +315,7 @@ async def test_a_page_says_when_it_gets_no_answer_and_when_its_session_has_ended
     await revoke_key(rows, visit.key.prefix)
     running.services.keyring._cache.clear()
     await expect(page.locator("#lost")).to_contain_text("Your session has ended.")
+    await page.close()  # it goes on asking
     visit.forgive("401", "htmx:")
 
 
@@ -341,7 +353,8 @@ async def test_a_double_click_without_javascript_makes_one_key_and_shows_its_sec
     await expect(page.get_by_role("heading", name="The key of billing")).to_be_visible()
     text = await page.locator("pre.secret code").inner_text()
     assert await rows.fetchval("SELECT count(*) FROM api_key WHERE client_id = 'billing'") == 1
-    async with httpx2.AsyncClient(base_url=running.url, headers={"Authorization": f"Bearer {text}"}, timeout=40) as billing:
+    headers = {"Authorization": f"Bearer {text}"}
+    async with httpx2.AsyncClient(base_url=running.url, headers=headers, timeout=40) as billing:
         assert (await billing.get("/v1/jobs")).status_code == 200
 
 
@@ -358,14 +371,25 @@ async def test_a_long_name_of_a_dead_letter_is_read_whole_on_a_phone(
     assert await wide.evaluate("each => each.scrollWidth") == await wide.evaluate("each => each.clientWidth")
 
 
+#: Writes down the texts that the first label for copying has.
+_HEAR_LABEL = """() => {
+    const label = document.querySelector("main button.copy code");
+    window.labels = [];
+    new MutationObserver(() => window.labels.push(label.textContent)).observe(label, {childList: true});
+}"""
+
+
 async def test_the_id_in_a_row_and_on_a_page_is_copied(visit: Visit, maker: Maker, running: Running) -> None:
     job_id = await maker.make("media")
     page = await visit("viewer", permissions=["clipboard-read", "clipboard-write"])
     for path in ("/jobs", f"/jobs/{job_id}"):
         await page.goto(f"{running.url}/console{path}")
         await page.evaluate("navigator.clipboard.writeText('')")
+        await page.evaluate(_HEAR_LABEL)
         await page.locator("main button.copy").first.click()
-        await expect(page.locator("main button.copy code").first).to_have_text("copied")
+        async with asyncio.timeout(60):
+            while "copied" not in await page.evaluate("window.labels"):  # for less than a second
+                await asyncio.sleep(0.05)
         assert await page.evaluate("navigator.clipboard.readText()") == str(job_id)
 
 
@@ -379,11 +403,13 @@ async def test_the_keyboard_goes_everywhere(visit: Visit, maker: Maker) -> None:
     await page.keyboard.press("g")
     await page.keyboard.press("j")
     await expect(page).to_have_url(re.compile(r"/console/jobs$"))
+    await page.wait_for_load_state()  # before, nobody hears a key
     await page.keyboard.press("j")
     await page.keyboard.press("j")
     await page.keyboard.press("k")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+    await page.wait_for_load_state()
     await page.keyboard.press("/")
     await expect(page.get_by_label("Filter", exact=True)).to_be_focused()
     await page.keyboard.press("Escape")

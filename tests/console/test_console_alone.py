@@ -44,7 +44,7 @@ async def test_people_see_and_act(person: MakePerson, maker: Maker) -> None:
 
 async def test_monitoring_is_answered_and_no_client_is(running: Running, person: MakePerson) -> None:
     key = (await person(ROLES["admin"])).key.text
-    async with httpx2.AsyncClient(base_url=running.url, headers={"Authorization": f"Bearer {key}"}, timeout=40) as client:
+    async with client_of(running.url, key) as client:
         assert (await client.get("/livez")).status_code == 200
         assert (await client.get("/readyz")).status_code == 200
         for method, path in (

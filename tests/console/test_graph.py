@@ -103,7 +103,7 @@ async def test_a_part_of_a_fan_out_waits_from_when_it_was_made(
 ) -> None:
     """And not from the beginning of its job."""
     run = await maker.make("run")
-    await rows.execute("UPDATE job SET created_at = created_at - interval '1 hour' WHERE id = $1", run)
+    await rows.execute("UPDATE job SET created_at = created_at - interval '1 day' WHERE id = $1", run)
     parent, part = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = 'a'", run), new_id()
     await rows.execute(
         "INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts)"

@@ -286,7 +286,8 @@ async def test_the_overview_names_a_session_that_holds_a_snapshot(
         await holder.execute("SET application_name = 'a report by hand'")
         pid = await holder.fetchval("SELECT pg_backend_pid()")
         page = await (await person(ROLES["admin"])).see("/")
-        assert f"The session {pid} of PostgreSQL (a report by hand) has held a snapshot for 0 s" in page
+        sentence = rf"The session {pid} of PostgreSQL \(a report by hand\) has held a snapshot for \d+ s"
+        assert re.search(sentence, page)
         assert "held a snapshot" not in await (await person(ROLES["operator"])).see("/")
 
 
@@ -300,9 +301,8 @@ async def test_without_trouble_the_overview_is_calm(
     )
     viewer = await person(ROLES["viewer"])
     async with asyncio.timeout(60):
-        while "The broker: " in (page := await viewer.see("/")):  # the API has just started, and connects
+        while "All is well" not in await viewer.see("/"):  # the API has just started, and connects
             await asyncio.sleep(0.05)
-    assert "All is well" in page
 
 
 async def test_a_queue_shows_how_many_attempts_started_within_the_minute(person: MakePerson, rows: Connection) -> None:
