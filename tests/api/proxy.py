@@ -39,6 +39,10 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         to_reader, to_writer = await asyncio.open_connection(*self._target)
+        if self._server is None:  # cut meanwhile: nobody would break these two later
+            writer.transport.abort()
+            to_writer.transport.abort()
+            return
         self._writers.add(to_writer)
         for source, sink in ((reader, to_writer), (to_reader, writer)):
             task = asyncio.create_task(_pump(source, sink))

@@ -41,6 +41,7 @@ async def test_somebody_signs_in_at_the_provider_sees_who_they_are_and_signs_out
     async with serving(configured(settings, provider.issuer)) as running:
         provider.client(f"{running.url}/console/oidc/callback")
         context = await browser.new_context()
+        context.set_default_timeout(60_000)
         page = await context.new_page()
         wrong: list[str] = []
         page.on("console", lambda message: message.type == "error" and wrong.append(message.text))

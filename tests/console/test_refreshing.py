@@ -10,6 +10,7 @@ import pytest
 from leasehold.api.console import overview, rates, rendering
 from leasehold.api.console.rates import rates_of
 from leasehold.api.console.shared import Shared
+from leasehold.api.fleet import health
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from tests.api.conftest import Running
@@ -52,6 +53,11 @@ async def test_the_same_state_is_not_rendered_again_and_another_is_shown(
     person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
+    monkeypatch.setattr(health, "_TIMEOUT_SECONDS", 60.0)
+    somebody, other = await person(), await person()
+    async with asyncio.timeout(60):
+        while "The broker: " in await somebody.see("/"):  # the API has just started, and connects
+            await asyncio.sleep(0.05)
     rendered = []
     environment = rendering._environment
 
@@ -60,7 +66,6 @@ async def test_the_same_state_is_not_rendered_again_and_another_is_shown(
         return environment()
 
     monkeypatch.setattr(rendering, "_environment", counted)
-    somebody, other = await person(), await person()
     first = await somebody.http.get("/console/")
     mark = first.headers["x-console-mark"]
     assert [await refreshed(somebody, mark) for _ in range(3)] == [(204, mark)] * 3

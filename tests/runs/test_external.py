@@ -574,7 +574,7 @@ async def test_of_many_who_wait_as_many_as_there_are_tasks_get_one(
     """And the others wait on, without asking the database each for itself."""
 
     async def waiting(number: int) -> list[Any]:
-        answer = await client.post("/v1/external/claim", worker_id=f"w{number}", queues=["reports"], wait=3)
+        answer = await client.post("/v1/external/claim", worker_id=f"w{number}", queues=["reports"], wait=30)
         assert answer.status_code == 200, answer.text
         return list(answer.json()["tasks"])
 
@@ -582,6 +582,10 @@ async def test_of_many_who_wait_as_many_as_there_are_tasks_get_one(
     while running.services.queues.waiting < len(waiters):
         await asyncio.sleep(0.01)
     runs = {await client.start(template) for _ in range(3)}
+    async with asyncio.timeout(60):
+        while sum(waiter.done() for waiter in waiters) < len(runs):
+            await asyncio.sleep(0.01)
+    running.services.drain()  # lets those go that wait on
     found = [tasks for tasks in await asyncio.gather(*waiters) if tasks]
     assert sorted(task["run_id"] for (task,) in found) == sorted(runs)
     assert running.services.queues.waiting == 0

@@ -42,6 +42,14 @@ class Receiver:
     before_answer: Callable[[], Awaitable[object]] | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # a worker that stops goes away
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:]
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head) if name}
         body = await reader.readexactly(int(headers["content-length"]))
@@ -51,7 +59,6 @@ class Receiver:
             await self.before_answer()
         writer.write(f"HTTP/1.1 {status} X\r\nretry-after: {self.retry_after}\r\ncontent-length: 0\r\n\r\n".encode())
         await writer.drain()
-        writer.close()
 
     async def hears(self, messages: int) -> None:
         async with asyncio.timeout(60):
@@ -174,6 +181,13 @@ async def test_a_receiver_may_lengthen_the_delay_of_a_retry_and_not_shorten_it(
 ) -> None:
     """A receiver that always answers 0 would otherwise use up all attempts in seconds."""
     receiver.statuses, receiver.retry_after = [503], retry_after
+
+    async def pause() -> None:
+        """Else a second attempt might begin before anybody has looked."""
+        await rows.execute("INSERT INTO paused_queue (queue, reason) SELECT DISTINCT queue, 'a test' FROM task"
+                           " WHERE status = 'running'")  # fmt: skip
+
+    receiver.before_answer = pause
     await subscribe(client, receiver.url)
     await client.start()
     query = (
