@@ -10,6 +10,7 @@ import httpx2
 import orjson
 import pytest
 from cryptography.fernet import Fernet
+from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
 from leasehold.db import audit
@@ -205,8 +206,11 @@ async def state(rows: Connection, without: set[str]) -> dict[str, Any]:
     }
 
 
-async def at_rest(rows: Connection, without: set[str]) -> dict[str, Any]:
+async def at_rest(acme: World, rows: Connection, without: set[str]) -> dict[str, Any]:
     """As `state`, once nothing changes any more: what an act before admitted is written a moment after its answer."""
+    while REGISTRY.get_sample_value("leasehold_http_requests_in_flight"):
+        await asyncio.sleep(0.01)
+    await acme.running.services.announcer.until_idle()
     before = await state(rows, without)
     while True:
         await asyncio.sleep(0.05)
@@ -231,7 +235,7 @@ async def test_an_act_and_its_row_are_committed_together_or_not_at_all(acme: Wor
     await rows.execute(_REFUSE)
     for operation, action in ACTIONS.items():
         request = await way_of(operation)(acme)
-        before, old = await at_rest(rows, UNDONE.get(operation, set())), await audited(rows)
+        before, old = await at_rest(acme, rows, UNDONE.get(operation, set())), await audited(rows)
         await rows.execute("ALTER TABLE audit ENABLE TRIGGER refuse")
         refused = await request()
         await rows.execute("ALTER TABLE audit DISABLE TRIGGER refuse")

@@ -14,6 +14,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from leasehold.api.process import refusals as refusing
 from leasehold.api.process.refusals import Refusals
 from leasehold.cli.main import app
 from leasehold.db import audit
@@ -28,6 +29,12 @@ pytestmark = pytest.mark.usefixtures("own_width")
 
 __all__ = ["api", "make_key"]
 ANNA = Actor("key", "anna", "acme", "abcdefghijkl", "192.0.2.7", "r1")
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API writes refusals when a test says so, and not after ten seconds between two of them."""
+    monkeypatch.setattr(refusing, "_FLUSH_SECONDS", 3600.0)
 
 
 async def act(rows: Connection, *tenants: str, action: str = "job.cancelled") -> None:

@@ -38,17 +38,22 @@ async def test_code_that_does_not_start_is_reported_and_the_next_change_is_loade
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reloading, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(reloading, "_problem", loads)
+    looks: list[Path] = []
+    times_of = reloading.times_of
+    monkeypatch.setattr(reloading, "times_of", lambda folder: (times_of(folder), looks.append(folder))[0])
     out = io.StringIO()
     installation: Any = Installation()
     (tmp_path / "shop.py").write_text("")
     watching = asyncio.create_task(reloading.reload_on_change(installation, Console(file=out, width=200)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
+        while not looks:
+            await asyncio.sleep(0.02)
         for restarts in (1, 2):
-            await asyncio.sleep(0.1)
             os.utime(tmp_path / "shop.py", (restarts, restarts))
             while installation.restarts < restarts:
                 await asyncio.sleep(0.02)
-        await asyncio.sleep(0.05)
+        while out.getvalue().count("\n") < 2:
+            await asyncio.sleep(0.02)
     assert not watching.done()
     watching.cancel()
     first, second = out.getvalue().splitlines()

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import httpx2
 
+from leasehold.runtime.gather import cancel_and_wait
+
 #: "lose": the API does the request, and its answer is lost. "break": the connection ends before the API has it.
 QUIET_SECONDS = 0.8
 REFUSALS = {
@@ -30,11 +32,17 @@ class Front:
         self.failures: list[str] = []
         self.seen: list[tuple[str, str, str | None]] = []  # method, path, idempotency key
         self.sent_bytes = 0
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self._answer(reader, writer)
-        writer.close()
+        task = asyncio.ensure_future(self._answer(reader, writer))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError, httpx2.TransportError, asyncio.CancelledError):
+                await task
+        finally:
+            writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -76,6 +84,7 @@ class Front:
                     return
 
     async def close(self) -> None:
+        await cancel_and_wait(*self._answering)  # else one would go on in a later test, with a client that is closed
         await self._http.aclose()
 
 

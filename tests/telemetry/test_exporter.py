@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from leasehold.db.database import connect
 from leasehold.domain.errors import DeclarationError
+from leasehold.exporter import exporter as exporting
 from leasehold.exporter import queries
 from leasehold.exporter.exporter import Exporter, families, query_all
 from leasehold.kinds.metrics import Question, gauge
@@ -23,6 +24,12 @@ from tests.factories import ONE, Rows
 from tests.telemetry.page import Page
 
 SILENT = 30.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that has no answer within three seconds has no metrics."""
+    monkeypatch.setattr(exporting, "_STATEMENT_SECONDS", 60.0)
 
 
 async def seen(rows: Rows) -> Page:

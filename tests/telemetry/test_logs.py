@@ -26,6 +26,11 @@ async def test_every_line_of_an_attempt_says_whose_it_is_and_leads_to_its_reques
     await fleet.finished(sent["media_id"])
     broken = await fleet.send(PICTURE[: len(PICTURE) // 2])
     await fleet.finished(broken["media_id"], "FAILED")
+
+    async def all_told() -> bool:  # a worker says it after the commit by which the client sees it
+        return worker.log.read_text().count("attempt ended") == 4
+
+    await fleet.until(all_told, worker)
     lines = [line for line in lines_of(worker.log.read_text()) if "task_id" in line]
     ended = [line for line in lines if line["event"] == "attempt ended"]
     assert [line["outcome"] for line in ended] == ["succeeded", "succeeded", "succeeded", "failed"]
@@ -38,7 +43,7 @@ async def test_every_line_of_an_attempt_says_whose_it_is_and_leads_to_its_reques
 
 
 async def test_what_the_heartbeat_says_of_a_lost_lease_names_the_worker_and_the_job(fleet: Fleet) -> None:
-    terms = {"lease_seconds": 2, "renew_seconds": 0.5, "trust_margin_seconds": 1}
+    terms = {"lease_seconds": 30, "renew_seconds": 0.5, "trust_margin_seconds": 1}
     worker = await fleet.worker(pipelines="tests.telemetry.stack:pipelines", worker_queues="default", **terms)
     job = NewJob(scripted, "t", params={"act": "hang"}, inputs={"input": "none"})
     await submit(fleet.rows.connection, [job])

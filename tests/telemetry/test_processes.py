@@ -9,10 +9,21 @@ import pytest
 
 from leasehold.embedded.ports import free_port
 from tests import pictures
-from tests.scenarios.fleet import Fleet
+from tests.scenarios.fleet import Fleet, Process
 from tests.telemetry.page import scrape
 
 PICTURE = pictures.encoded(pictures.corners(), "JPEG")
+
+
+async def counted(fleet: Fleet, worker: Process, jobs: int, attempts: int) -> None:
+    """Wait for as many: a worker counts after the commit by which the client sees the end of the job."""
+
+    async def is_counted() -> bool:
+        page = await scrape(worker.metrics_port)
+        ended = page["leasehold_jobs_finished_total"], page["leasehold_attempts_total"]
+        return all((value or 0) >= wanted for value, wanted in zip(ended, (jobs, attempts), strict=True))
+
+    await fleet.until(is_counted, worker)
 
 
 async def test_several_api_processes_and_workers_tell_each_its_own_and_their_sum_is_the_whole(fleet: Fleet) -> None:
@@ -20,6 +31,7 @@ async def test_several_api_processes_and_workers_tell_each_its_own_and_their_sum
     for _ in range(2):
         processes.append(await fleet.api(metrics_port=0))
         await fleet.finished((await fleet.send(PICTURE))["media_id"])
+    await counted(fleet, processes[0], jobs=2, attempts=6)
     worker, *apis = [await scrape(process.metrics_port) for process in processes]
     submitted = [api["leasehold_jobs_submitted_total", {"pipeline": "media"}] for api in apis]
     assert submitted == [1, 1]
@@ -39,6 +51,7 @@ async def test_a_picture_that_nothing_can_help_is_a_rejected_job_and_a_dead_lett
     await fleet.api()
     broken = PICTURE[: len(PICTURE) // 2]
     await fleet.finished((await fleet.send(broken))["media_id"], "FAILED")
+    await counted(fleet, worker, jobs=1, attempts=1)
     page = await scrape(worker.metrics_port)
     assert page["leasehold_jobs_finished_total", {"outcome": "rejected"}] == 1
     assert page["leasehold_dead_letters_total", {"pipeline": "media", "step": "resize"}] == 1

@@ -166,7 +166,7 @@ async def test_the_doctor_and_the_probe_of_postgresql_say_whether_it_is_there(cl
     probe = (await find_postgres(unprivileged())) / "pg_isready"
     doctor = Path(sys.executable).with_name("leasehold")
     for port, is_there in ((url.port, True), (free_port(), False)):
-        assert ((await run(probe, "-h", str(url.hostname), "-p", str(port)))[0] == 0) is is_there
+        assert ((await run(probe, "-t", "60", "-h", str(url.hostname), "-p", str(port)))[0] == 0) is is_there
         there = url._replace(netloc=f"{url.netloc.rpartition(':')[0]}:{port}").geturl()
         status, printed = await run(doctor, "doctor", env=fleet.environment(database_url=there))
         assert (status == 0) is is_there, printed

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests import pictures
 from tests.scenarios.fleet import Fleet
+from tests.telemetry.page import scrape
 
 PICTURE = pictures.encoded(pictures.corners(), "JPEG")
 
@@ -77,13 +78,19 @@ async def test_one_trace_leads_from_the_request_over_the_broker_to_every_step(
     fleet: Fleet, collector: Collector
 ) -> None:
     await fleet.worker(traces="true", poll_seconds=30)  # so that only the broker leads to the first step
-    await fleet.api(traces="true")
+    api = await fleet.api(traces="true", metrics_port=0)
+
+    async def has_broker() -> bool:  # without it the API leaves its hint to the worker
+        return (await scrape(api.metrics_port))["leasehold_broker_up"] == 1
+
+    await fleet.until(has_broker, api)
     sent = await fleet.send(PICTURE)
     await fleet.finished(sent["media_id"])
     steps = [f"media {name}" for name in ("resize", "compress", "webp")]
 
     async def all_told() -> bool:
-        return all(collector.named(name) for name in (*steps, "POST /complete-upload"))
+        by_api = any(span.service == "leasehold-api" for span in collector.named("hint publish"))
+        return by_api and all(collector.named(name) for name in (*steps, "POST /complete-upload"))
 
     await fleet.until(all_told)
     (request,) = collector.named("POST /complete-upload")
