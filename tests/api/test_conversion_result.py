@@ -236,7 +236,14 @@ class Promoting:
 
 
 @pytest.fixture
-async def promoting(settings: Settings, rows: Connection, make_key: MakeKey, file_service: FileService) -> Any:
+async def promoting(
+    settings: Settings,
+    rows: Connection,
+    make_key: MakeKey,
+    file_service: FileService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    monkeypatch.setattr("leasehold.security.egress._CONNECT_SECONDS", 60.0)
     changed = settings.model_copy(
         update={
             "promote_url": file_service.url,

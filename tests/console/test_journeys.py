@@ -20,12 +20,12 @@ from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of, serving
 from tests.console.conftest import ROLES, THEMES
 from tests.console.test_browser import Visit, browser, visit
-from tests.console.test_openid import configured
+from tests.console.test_openid import configured, patient
 from tests.jobs.conftest import Maker
 from tests.support.openid_provider import PASSWORD, Provider, providing
 from tests.workflows.shop import app
 
-__all__ = ["browser", "visit"]
+__all__ = ["browser", "patient", "visit"]
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,13 @@ GROUPS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test is about a provider that is slow."""
+    monkeypatch.setattr("leasehold.security.egress._CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr("leasehold.security.openid._TIMEOUT_SECONDS", 60.0)
+
+
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Provider]:
     with providing() as provider:

@@ -30,7 +30,11 @@ async def test_a_run_that_has_not_started_is_cancelled_at_once(client: Client, r
 async def test_a_running_step_stops_at_its_next_checkpoint(
     client: Client, worker: Worker, rows: Connection, template: str
 ) -> None:
+    queues = "('default', 'a test'), ('heavy', 'a test')"
+    await rows.execute(f"INSERT INTO paused_queue (queue, reason) VALUES {queues}")
     run = await client.start(template, payload={"do": "work"})
+    await rows.execute("UPDATE job SET grace_seconds = 60")  # one second is over soon on a busy machine
+    await rows.execute("DELETE FROM paused_queue")
     step = "first" if template == "scripted" else "count"
     async with asyncio.timeout(60):
         while not step_of(await client.look(run), step).get("summary"):  # it works, and says so

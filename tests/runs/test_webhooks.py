@@ -89,12 +89,14 @@ def runs_settings(runs_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> S
         "egress_allow": "127.0.0.0/8",
         "sealing_keys": SecretStr(Fernet.generate_key().decode()),
         "pipelines": "tests.runs.work:pipelines_and_webhooks",
+        "webhook_seconds": 50.0,
     }
     changed = runs_settings.model_copy(update=changes)
-    for name in ("egress_allow", "sealing_keys", "database_url"):
+    for name in ("egress_allow", "sealing_keys", "database_url", "webhook_seconds"):
         value = getattr(changed, name)
         said = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         monkeypatch.setenv(f"LEASEHOLD_{name.upper()}", said)
+    monkeypatch.setattr("leasehold.security.egress._CONNECT_SECONDS", 60.0)  # a delivery that failed would be one more
     return changed
 
 

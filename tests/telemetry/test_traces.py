@@ -74,11 +74,24 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     thread.join()
 
 
+#: The worker's relay publishes a hint that the API has not published for a second.
+_RELAYS_LATER = """
+CREATE FUNCTION later() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.relay_at := NEW.relay_at + interval '1 minute';
+    RETURN NEW;
+END $$;
+CREATE TRIGGER later BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION later();
+"""
+
+
 async def test_one_trace_leads_from_the_request_over_the_broker_to_every_step(
     fleet: Fleet, collector: Collector
 ) -> None:
-    await fleet.worker(traces="true", poll_seconds=30)  # so that only the broker leads to the first step
-    api = await fleet.api(traces="true", metrics_port=0)
+    await fleet.rows.connection.execute(_RELAYS_LATER)
+    room = {"amqp_silence_seconds": 30, "amqp_publish_timeout": 30}
+    await fleet.worker(traces="true", poll_seconds=30, **room)  # so that only the broker leads to the first step
+    api = await fleet.api(traces="true", metrics_port=0, **room)
 
     async def has_broker() -> bool:  # without it the API leaves its hint to the worker
         return (await scrape(api.metrics_port))["leasehold_broker_up"] == 1
