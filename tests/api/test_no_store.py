@@ -22,8 +22,9 @@ def settings(settings: Settings) -> Settings:
 
 
 async def test_what_needs_objects_is_refused_with_a_clear_answer_and_runs_are_taken(
-    settings: Settings, rows: Connection, make_key: MakeKey
+    settings: Settings, rows: Connection, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
     async with serving(settings) as api, client_of(api.url, (await make_key(scopes=SCOPES)).text) as client:
         refused = [
             await client.post("/upload-url", json={"content_type": "image/jpeg", "file_name": "a.jpg"}),
