@@ -80,6 +80,7 @@ async def serving(settings: Settings, *routers: APIRouter) -> AsyncIterator[Runn
         http=guarded(settings),
         ws="none",
         proxy_headers=False,
+        timeout_keep_alive=30,  # as the program's: after uvicorn's own 5 s a client gives up its connection, too
     )
     server = QuietServer(config)
     task = asyncio.create_task(server.serve())
