@@ -547,8 +547,9 @@ async def test_giving_back_does_not_lengthen_the_steps_limit(client: Client, row
 
 
 async def test_a_worker_that_stops_gives_its_task_back(
-    client: Client, running: Running, rows: Connection, template: str
+    client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(external, "_RELEASE_SECONDS", 60.0)
     key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
     started = asyncio.Event()
 
