@@ -75,10 +75,10 @@ async def test_a_job_whose_steps_all_wait_ends_at_once_step_by_step(rows: Rows) 
     assert (await rows.events(job_id))[len(before)]["data"] == REASON
     job = await rows.job(job_id)
     assert await asked_of(rows, job_id) == REASON
-    assert job["expires_at"] - job["finished_at"] - timedelta(seconds=KEPT) < timedelta(seconds=1)
+    assert job["expires_at"] - job["finished_at"] - timedelta(seconds=KEPT) < timedelta(seconds=30)
     ended = await rows.connection.fetchval(
-        "SELECT count(*) FROM task WHERE job_id = $1 AND finished_at BETWEEN $2::timestamptz - interval '1 s'"
-        " AND $2::timestamptz + interval '1 s'",
+        "SELECT count(*) FROM task WHERE job_id = $1 AND finished_at BETWEEN $2::timestamptz - interval '30 s'"
+        " AND $2::timestamptz + interval '30 s'",
         job_id, job["finished_at"],
     )  # fmt: skip
     assert ended >= 3
@@ -144,12 +144,14 @@ async def test_a_workflow_that_waits_is_due_with_one_hint_in_its_own_queue(rows:
     await rows.connection.execute("UPDATE task SET wake_at = 7, priority = 2 WHERE id = $1", workflow.lease.task_id)
     await rows.connection.execute("UPDATE job SET trace = $2 WHERE id = $1", workflow.job_id, TRACE)
     await rows.connection.execute("DELETE FROM outbox")
+    before = await rows.connection.fetchval("SELECT clock_timestamp()")
     cancels = await cancel(rows, workflow.job_id)
+    after = await rows.connection.fetchval("SELECT clock_timestamp()")
     assert (cancels.states, cancels.ended) == ({workflow.job_id: "cancel_requested"}, [])
     task = await rows.task(workflow.lease.task_id)
     assert (task["status"], task["wake_at"]) == ("waiting", None)
-    (due,) = await rows.connection.fetch("SELECT *, relay_at - clock_timestamp() AS relayed_in FROM outbox", timeout=30)
-    assert timedelta(milliseconds=1) < due["relayed_in"] <= timedelta(seconds=1)
+    (due,) = await rows.connection.fetch("SELECT * FROM outbox")
+    assert before + timedelta(seconds=1) <= due["relay_at"] <= after + timedelta(seconds=1)
     assert (due["task_id"], due["job_id"], due["queue"], due["priority"], due["headers"]) == (
         workflow.lease.task_id, workflow.job_id, "default", 2, TRACE,
     )  # fmt: skip

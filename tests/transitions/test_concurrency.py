@@ -100,7 +100,7 @@ async def test_of_the_jobs_that_ended_only_those_that_are_named_leave(rows: Rows
     assert second in {row["job_id"] for row in await rows.connection.fetch("SELECT job_id FROM gate_job")}
 
 
-@pytest.mark.parametrize(("seconds", "stays"), [(59, True), (61, False)])
+@pytest.mark.parametrize(("seconds", "stays"), [(45, True), (61, False)])
 async def test_a_job_that_ended_is_forgotten_after_a_minute_and_its_limit_with_it(
     rows: Rows, seconds: int, stays: bool
 ) -> None:

@@ -16,16 +16,17 @@ from tests.factories import THREE, Rows
 from tests.transitions.conftest import Open
 
 OLD = 20
+#: Asked once: midnight may come between two lines of a test.
+TODAY = datetime.now(UTC).date()
 
 
-async def day_of(rows: Rows, days: int) -> date:
-    now: datetime = await rows.connection.fetchval("SELECT clock_timestamp()")
-    return now.astimezone(UTC).date() - timedelta(days=days)
+def day_of(days: int) -> date:
+    return TODAY - timedelta(days=days)
 
 
 async def make_day(rows: Rows, days: int = OLD) -> str:
     """A partition of that day, as a sweeper made it then."""
-    day = await day_of(rows, days)
+    day = day_of(days)
     name = f"event_{day:%Y%m%d}"
     bounds = f"FROM ('{day} 00:00+00') TO ('{day + timedelta(1)} 00:00+00')"
     await rows.connection.execute(f"CREATE TABLE {name} PARTITION OF event FOR VALUES {bounds}")
@@ -34,7 +35,7 @@ async def make_day(rows: Rows, days: int = OLD) -> str:
 
 async def age(rows: Rows, *job_ids: UUID, days: int = OLD) -> None:
     """As if all that has happened to them so far had happened so many days ago."""
-    day = await day_of(rows, days)
+    day = day_of(days)
     await rows.connection.execute(
         "UPDATE event SET at = $2::date + interval '12 hours' + seq * interval '1 ms' WHERE job_id = ANY($1::uuid[])",
         list(job_ids),
@@ -131,7 +132,7 @@ async def test_a_sweeper_that_died_midway_leaves_no_event_twice_and_none_out(
     monkeypatch.setattr(history, "_JOBS_AT_ONCE", 3)
     name = await make_day(rows)
     await age(rows, *await submitted(rows, 10))
-    day = await day_of(rows, OLD)
+    day = day_of(OLD)
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     await rows.connection.fetchval(history.KEEP, start, start + timedelta(1), UUID(int=0), 3)
     assert await rows.connection.fetchval(f"SELECT count(*) FROM {name}") == 7
@@ -147,7 +148,7 @@ async def test_a_job_that_is_forgotten_at_that_moment_leaves_nothing_behind(rows
     await age(rows, job_id)
     other = (await another()).connection
     async with other.transaction():
-        day = await day_of(rows, OLD)
+        day = day_of(OLD)
         start = datetime(day.year, day.month, day.day, tzinfo=UTC)
         await other.fetchval(history.KEEP, start, start + timedelta(1), UUID(int=0), 100)
         await rows.connection.execute("SET lock_timeout = '50ms'")
@@ -177,7 +178,7 @@ async def test_a_day_costs_what_it_has_itself_however_many_jobs_are_kept(rows: R
         await rows.submit(THREE, count=500)
     await age(rows, *await submitted(rows, 1))
     await rows.connection.execute("ANALYZE job, event")
-    day = await day_of(rows, OLD)
+    day = day_of(OLD)
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     said = await rows.connection.fetch(
         "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) " + history.KEEP,

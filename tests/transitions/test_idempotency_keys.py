@@ -26,6 +26,21 @@ async def reserved(rows: Rows, tenant: str = "t", key: str = "key") -> Reservati
     return answer
 
 
+async def is_refused(rows: Rows) -> bool:
+    """Whether nobody else may have a key that has just been reserved, and that no transaction holds yet. That is so for
+    a second only, which may be over on a busy machine: then it is reserved anew, and tried again.
+    """
+    for _ in range(10):
+        await rows.connection.execute(
+            "UPDATE idempotency SET locked_until = clock_timestamp() + $1::interval", idempotency.IN_FLIGHT
+        )
+        try:
+            await reserved(rows)
+        except Conflict:
+            return True
+    return False
+
+
 async def kept(rows: Rows) -> dict[tuple[str, str], dict[str, Any]]:
     found = await rows.connection.fetch("SELECT * FROM idempotency")
     return {(row["tenant_id"], row["key"]): dict(row) for row in found}
@@ -62,8 +77,7 @@ async def test_an_answer_is_known_by_its_tenant_and_its_key(rows: Rows, neighbou
 async def test_a_key_without_an_answer_is_not_answered(rows: Rows) -> None:
     await reserved(rows)
     assert not await idempotency.is_answered(rows.connection, "t", "key")
-    with pytest.raises(Conflict):
-        await idempotency.reserve(rows.connection, "t", "key", HASH)
+    assert await is_refused(rows)
 
 
 async def test_an_answer_past_its_time_is_none_and_its_key_is_free(rows: Rows) -> None:
@@ -110,8 +124,7 @@ async def test_a_reservation_counts_only_while_its_transaction_lasts(rows: Rows,
             await idempotency.reserve(second, "t", "key", HASH)
     again = await idempotency.reserve(second, "t", "key", HASH)
     assert isinstance(again, Reservation)
-    with pytest.raises(Conflict):  # whose transaction has yet to begin
-        await idempotency.reserve(rows.connection, "t", "key", HASH)
+    assert await is_refused(rows)  # its transaction has yet to begin
     with pytest.raises(Conflict):
         await idempotency.store(first, own, 202, b"late")
 
@@ -138,9 +151,14 @@ async def test_a_request_whose_connection_broke_is_repeated_within_seconds(rows:
         async def works(_connection: Connection) -> Answer:
             return Answer(202, b"done")
 
-        with pytest.raises(TRY_AGAIN):
-            await once(pool, "t", "key", HASH, breaks)
-        with pytest.raises(Conflict):
-            await once(pool, "t", "key", HASH, works)
+        for key in map(str, range(10)):
+            with pytest.raises(TRY_AGAIN):
+                await once(pool, "t", key, HASH, breaks)
+            try:
+                await once(pool, "t", key, HASH, works)
+            except Conflict:
+                break  # else the second of its reservation was over: on a busy machine it may be
+        else:
+            pytest.fail("a key whose reservation still counts was reserved")
         await rows.connection.execute("UPDATE idempotency SET locked_until = locked_until - interval '1 second'")
-        assert (await once(pool, "t", "key", HASH, works)).body == b"done"
+        assert (await once(pool, "t", key, HASH, works)).body == b"done"

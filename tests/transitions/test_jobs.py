@@ -338,7 +338,10 @@ async def settings_at_commit(connection: Connection, *tables: str) -> AsyncItera
 
 
 async def test_the_relay_takes_only_what_its_committer_did_not_send_in_time(rows: Rows) -> None:
+    before = await rows.connection.fetchval("SELECT clock_timestamp()")
     (hint,) = await rows.submit()
+    assert await rows.connection.fetchval("SELECT relay_at FROM outbox") >= before + timedelta(seconds=1)
+    await rows.connection.execute("UPDATE outbox SET relay_at = relay_at + interval '1 minute'")
     assert await outbox.take(rows.connection, 10) == []
     await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp()")
     assert [a.outbox_id for a in await outbox.take(rows.connection, 10)] == [hint.outbox_id]
@@ -408,13 +411,16 @@ async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> Non
         "CREATE TABLE event_20200101 PARTITION OF event"
         " FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
     )
+    today = "SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date"
+    began = await rows.connection.fetchval(today)
     for _ in range(2):
         await history.keep_event_days(rows.connection, days_ahead=3, days_kept=8)
+    midnights = (await rows.connection.fetchval(today) - began).days
     names = [
         r["relname"]
         for r in await rows.connection.fetch("SELECT relname FROM pg_class WHERE relname ~ '^event_[0-9]+$'")
     ]
-    assert len(names) == 4
+    assert 4 <= len(names) <= 4 + midnights
     assert "event_20200101" not in names
 
 

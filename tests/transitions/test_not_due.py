@@ -31,6 +31,8 @@ MANY = 1000
 #: What an index scan may read beside: its own first entries, and what a loose scan jumps to.
 FEW = 20
 LATER = "clock_timestamp() + interval '1 day'"
+#: How far back a look goes, in seconds: what is due since a moment, and not what was due a minute ago.
+WINDOW = 30.0
 
 Look: TypeAlias = Callable[[Rows], Awaitable[Any]]
 Work: TypeAlias = Callable[[], Awaitable[Any]]
@@ -179,13 +181,13 @@ async def test_a_sweep_reads_nothing_of_what_has_ended(rows: Rows, another: Open
 
 async def _look(rows: Rows) -> Work:
     await rows.submit()
-    return lambda: claims.poll(rows.connection, rows.terms, ["default"], 10, back=5.0)
+    return lambda: claims.poll(rows.connection, rows.terms, ["default"], 10, back=WINDOW)
 
 
 async def _look_among_tenants(rows: Rows) -> Work:
     for tenant in ("t", "u"):
         await rows.submit(tenant=tenant)
-    return lambda: claims.poll(rows.connection, rows.terms, ["default"], 10, back=5.0, running={"t": 1})
+    return lambda: claims.poll(rows.connection, rows.terms, ["default"], 10, back=WINDOW, running={"t": 1})
 
 
 async def _claim(rows: Rows) -> Work:
@@ -201,13 +203,13 @@ async def _announce(rows: Rows) -> Work:
 async def _relay(rows: Rows) -> Work:
     await rows.submit()
     await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp()")
-    return lambda: outbox.take(rows.connection, 10, 5.0)
+    return lambda: outbox.take(rows.connection, 10, WINDOW)
 
 
 async def _relay_batch(rows: Rows) -> Work:
     await rows.submit(count=2)
     await rows.connection.execute("UPDATE outbox_batch SET relay_at = clock_timestamp()")
-    return lambda: outbox.split(rows.connection, 10, 5.0)
+    return lambda: outbox.split(rows.connection, 10, WINDOW)
 
 
 async def _renew(rows: Rows) -> Work:

@@ -114,7 +114,7 @@ async def test_a_lease_of_who_has_not_come_back_since_a_failover_lasts_ten_secon
     elsewhere = "UPDATE worker SET incarnation = incarnation - interval '1 hour'"
     await connection.execute(elsewhere)
     late = "UPDATE task SET lease_until = clock_timestamp() - $2::interval WHERE id = $1"
-    await connection.execute(late, task, timedelta(seconds=5))
+    await connection.execute(late, task, timedelta(seconds=2))
     assert not await take(rows, task, [])
     assert (await rows.task(task))["losses"] == 0
     await workers.record_alive(heartbeat, owner, {})  # on this server again
