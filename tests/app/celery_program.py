@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 def first_steps(tasks: Any) -> None:

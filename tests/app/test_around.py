@@ -19,7 +19,7 @@ from leasehold.db.database import Connection
 from leasehold.worker.attempts import inline
 from tests.app.conftest import Serve
 
-SECONDS = 30.0
+SECONDS = 60.0
 ONCE = Retry(times=0)
 customer: ContextVar[str] = ContextVar("customer")
 events: list[str] = []
@@ -113,7 +113,7 @@ async def count(attempt: Current) -> AsyncIterator[None]:
 
 @crowded.task
 def hold() -> None:
-    go_on.wait(SECONDS)
+    go_on.wait(2 * SECONDS)
 
 
 @crowded.task

@@ -280,7 +280,7 @@ async def test_a_run_beyond_its_time_limit_is_not_tried_again(serve: Serve) -> N
     def program() -> None:
         with pytest.raises(TaskFailed, match="ran longer than"):
             slow.delay().get()
-        assert [name for name, _ in seen] == ["slow"]
+        assert len(seen) <= 1  # on a busy machine the limit may pass before the function has begun
 
     await session(serve, program)
 

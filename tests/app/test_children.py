@@ -23,7 +23,7 @@ from leasehold.domain.result_limits import ResultLimits
 from tests.app import child_tasks
 from tests.app.conftest import Serve
 
-SECONDS = 40.0
+SECONDS = 120.0
 SOURCE = "tests.app.child_tasks:app"
 
 
@@ -75,8 +75,11 @@ async def test_a_directory_that_cannot_be_deleted_costs_no_result(served: None) 
 
 async def test_the_time_limit_kills_a_process_and_what_it_started(served: None, tmp_path: Path) -> None:
     alive = tmp_path / "alive"
-    with pytest.raises(TaskFailed, match="step_timeout"):
-        await (await child_tasks.hang_with_a_child.asubmit(str(alive)))
+    for _ in range(5):  # on a busy machine its time may be over before its program runs
+        with pytest.raises(TaskFailed, match="step_timeout"):
+            await (await child_tasks.hang_with_a_child.asubmit(str(alive)))
+        if alive.exists():
+            break
     assert alive.exists()
     written = alive.read_text()
     await asyncio.sleep(0.3)
@@ -89,7 +92,7 @@ async def test_a_cancel_stops_the_function_at_its_next_checkpoint(served: None, 
         await asyncio.sleep(0.05)
     await run.acancel("enough")
     with pytest.raises(TaskFailed, match="cancelled: enough"):
-        await run.aresult(timeout=10)  # the grace alone would be 30 s
+        await run.aresult(timeout=25)  # the grace alone would be 30 s
 
 
 async def test_an_isolated_task_runs_in_the_sandbox(served: None) -> None:

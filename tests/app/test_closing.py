@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -18,15 +19,23 @@ from leasehold.app.portal import Portal, PortalClosed
 from leasehold.domain.ids import new_id
 from tests.app.test_submitting import app, wait_long
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 async def test_a_thread_and_a_coroutine_that_wait_for_a_run_end_when_the_app_is_closed(
-    using: Callable[..., App],
+    using: Callable[..., App], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     using(app)
     run = await wait_long.asubmit()
     errors: list[BaseException] = []
+    begun: list[UUID] = []
+    wait_for_end = Endings.wait
+
+    async def noted(endings: Endings, run_id: UUID, seconds: float | None) -> bool:
+        begun.append(run_id)
+        return await wait_for_end(endings, run_id, seconds)
+
+    monkeypatch.setattr(Endings, "wait", noted)
 
     def wait() -> None:
         try:
@@ -37,7 +46,9 @@ async def test_a_thread_and_a_coroutine_that_wait_for_a_run_end_when_the_app_is_
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     waiting = asyncio.create_task(run.awaited())
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(60):
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
     await asyncio.to_thread(app.close)
     async with asyncio.timeout(SECONDS):
         with pytest.raises(PortalClosed, match="were closed"):

@@ -15,7 +15,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 from tests.app.conftest import Serve
 
-SECONDS = 30.0
+SECONDS = 60.0
 HOUR = timedelta(hours=1)
 app = App("debounced")
 went: list[int] = []
@@ -88,9 +88,9 @@ async def test_submissions_of_one_call_are_one_run_with_the_last_arguments(conne
 
 
 async def test_a_run_that_has_started_takes_no_more_arguments(connection: Connection, serve: Serve) -> None:
+    first = await publish_soon.asubmit(Page(path="/a", version=1))
+    assert await publish_soon.asubmit(Page(path="/a", version=2)) == first  # no worker could start it in between
     async with serve(app), asyncio.timeout(SECONDS):
-        first = await publish_soon.asubmit(Page(path="/a", version=1))
-        assert await publish_soon.asubmit(Page(path="/a", version=2)) == first
         while not went:
             await asyncio.sleep(0.01)
         second = await publish_soon.asubmit(Page(path="/a", version=3))

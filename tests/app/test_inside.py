@@ -19,13 +19,15 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from leasehold import App, Run, Unique
+from leasehold.app import connection as connection_of_app
+from leasehold.app import link
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid, TransactionRefused
 from leasehold.domain.ids import new_id
 from tests.app.conftest import Serve
 
 Using = Callable[..., App]
-SECONDS = 30.0
+SECONDS = 60.0
 app = App("shop")
 
 
@@ -203,6 +205,14 @@ async def mine(connection: Connection) -> None:
     await connection.execute("CREATE TABLE mine (id int)")
 
 
+@pytest.fixture
+def patient(using: Using, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The app leaves no hint to a relay because RabbitMQ is slow, as on a busy machine. No worker is there to relay."""
+    monkeypatch.setattr(connection_of_app, "_ANNOUNCE_SECONDS", SECONDS)
+    monkeypatch.setattr(link, "_BROKER_SECONDS", SECONDS)
+    using(app, amqp_silence_seconds=SECONDS, amqp_publish_timeout=SECONDS)
+
+
 async def counts(connection: Connection) -> tuple[int, ...]:
     tables = ("mine", "job", "task", "run", "history", "outbox", "idempotency")
     return tuple([await connection.fetchval(f"SELECT count(*) FROM {table}") for table in tables])
@@ -210,7 +220,7 @@ async def counts(connection: Connection) -> tuple[int, ...]:
 
 @every_driver
 async def test_the_run_commits_with_the_callers_row_and_a_worker_runs_it(
-    name: str, mine: None, connection: Connection, database_url: str, serve: Serve
+    name: str, mine: None, connection: Connection, database_url: str, serve: Serve, patient: None
 ) -> None:
     async with OPENERS[name](database_url) as own:
         await own.write()
@@ -331,7 +341,7 @@ async def test_a_savepoint_and_a_rollback_announce_nothing_and_what_commits_late
 
 
 async def test_a_program_that_ends_after_its_commit_has_announced_it(
-    mine: None, connection: Connection, database_url: str
+    mine: None, connection: Connection, database_url: str, patient: None
 ) -> None:
     """The app has no connection of its own yet. Closing it waits for the announcement."""
     engine = sqlalchemy.create_engine(alchemy(database_url, "psycopg"))

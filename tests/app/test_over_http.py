@@ -30,7 +30,7 @@ from tests.app import http_shop as shop
 from tests.app.conftest import Serve
 from tests.client.front import fronting
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @pytest.fixture

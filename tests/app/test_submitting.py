@@ -26,7 +26,7 @@ from leasehold.transitions.workflows import signals
 from tests.app.conftest import Serve
 
 Using = Callable[..., App]
-SECONDS = 30.0
+SECONDS = 60.0
 app = App("shop")
 
 

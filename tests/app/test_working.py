@@ -22,7 +22,7 @@ from leasehold.transitions.jobs import NewJob, submit
 from leasehold.worker.attempts import inline
 from leasehold.worker.worker import Worker
 
-SECONDS = 30.0
+SECONDS = 60.0
 QUICK = Retry(times=2, delay=timedelta(seconds=0.05), never=(KeyError,))
 app = App("shop")
 events: list[str] = []
@@ -65,12 +65,12 @@ go_on = threading.Event()
 @app.task
 def block(number: int, gate: str = "") -> None:
     blocked.add(number)
-    assert go_on.wait(SECONDS)
+    assert go_on.wait(5 * SECONDS)
 
 
 @app.workflow
 async def call_block(ctx: Context, number: int, gate: str) -> None:
-    await ctx.call(go_on.wait, SECONDS)
+    await ctx.call(go_on.wait, 5 * SECONDS)
 
 
 @app.task(process=True)
