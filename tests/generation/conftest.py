@@ -28,7 +28,7 @@ from tests.generation.simulator.protocols import BEARER, VOLCENGINE
 from tests.generation.simulator.server import Simulator
 
 SCOPES = (GENERATION_READ, GENERATION_WRITE)
-SECONDS = 30.0
+SECONDS = 60.0
 #: Providers that take no token from us, and one that does.
 PLAIN, TOKEN = "jimeng", "gateway"
 CREDENTIALS = {"jimeng": VOLCENGINE, "ark": BEARER, "replicate": BEARER, "fal": BEARER, "gateway": BEARER}

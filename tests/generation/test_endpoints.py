@@ -16,7 +16,7 @@ from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.api.media_api import problem
-from tests.generation.conftest import SCOPES, Client
+from tests.generation.conftest import SCOPES, SECONDS, Client
 from tests.generation.simulator.server import Simulator
 from tests.generation.simulator.work import picture
 
@@ -35,7 +35,7 @@ async def test_an_image_is_ordered_polled_and_stored(client: Client, worker: Wor
     assert repeated.json()["data"]["job_id"] == job_id
     assert done["url"] == ",".join(done["urls"])
     assert [httpx2.URL(url).path.rpartition("/")[2] for url in done["urls"]] == ["0.png", "1.png"]
-    async with httpx2.AsyncClient() as anybody:
+    async with httpx2.AsyncClient(timeout=SECONDS) as anybody:
         assert (await anybody.get(done["urls"][1])).content == picture(1)
     metadata = done["metadata"]
     assert (metadata["total_files"], metadata["successful_uploads"], metadata["tos_upload_errors"]) == (2, 2, [])
@@ -165,7 +165,7 @@ async def test_a_called_off_generation_is_called_off_at_its_provider(
     await client.until(task, "polling")
     answer = await client.http.post("/v1/images/cancel", json={"task_id": task, "reason": "changed my mind"})
     assert answer.status_code == 202
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         while not simulator.bought[0].cancelled:
             await asyncio.sleep(0.02)
     said = await client.look(task)
@@ -186,11 +186,14 @@ async def test_an_order_that_is_called_off_before_it_went_out_is_never_bought(
 async def test_a_deadline_ends_in_a_result_and_a_word_to_the_provider(
     generation_settings: Settings, connection: Connection, simulator: Simulator
 ) -> None:
-    short = generation_settings.model_copy(update={"generation_image_seconds": 1})
     key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
-    async with serving(short) as running, client_of(running.url, key.text) as http, Worker(short):
-        client = Client(http)
-        said = await client.ended(await client.ordered("never made #never"))
+    for seconds in (1, 4, 16):
+        short = generation_settings.model_copy(update={"generation_image_seconds": seconds})
+        async with serving(short) as running, client_of(running.url, key.text) as http, Worker(short):
+            client = Client(http)
+            said = await client.ended(await client.ordered("never made #never"))
+        if simulator.bought:
+            break  # else it was not ordered in time: on a busy machine that may be
     assert (said["status"], said["error"]["code"]) == (-2, "deadline_exceeded")
     assert said["metadata"]["total_files"] == 0
     assert "in time" in said["metadata"]["fail_reason"]
@@ -278,7 +281,7 @@ async def test_a_source_image_is_uploaded_and_found_by_its_url(client: Client, c
     answer = await client.http.post("/v1/upload/images", files=files)
     assert answer.status_code == 200, answer.text
     urls = [one["url"] for one in answer.json()["data"]]
-    async with httpx2.AsyncClient() as anybody:
+    async with httpx2.AsyncClient(timeout=SECONDS) as anybody:
         assert [(await anybody.get(url)).content for url in urls] == [picture(1), picture(2)]
     assert (await client.http.post("/v1/upload/images", files=files[:1])).status_code == 200  # the same one again
     assert await connection.fetchval("SELECT count(*) FROM source_image") == 2

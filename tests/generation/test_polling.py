@@ -37,7 +37,7 @@ async def test_who_waits_is_told_of_the_next_change(client: Client, connection: 
     etag, answer = None, await ask(client, task)
     while answer.json()["data"]["status"] == 0:
         etag = answer.headers["etag"]
-        answer = await ask(client, task, etag, wait=10)
+        answer = await ask(client, task, etag, wait=30)
         assert answer.status_code == 200, "waited, and nothing changed"
     assert "retry-after" not in answer.headers
     assert answer.headers["etag"] != etag
@@ -47,7 +47,7 @@ async def test_who_waits_is_told_of_the_next_change(client: Client, connection: 
 async def test_a_body_may_ask_to_wait_too(client: Client, worker: Worker) -> None:
     task = await client.ordered("a cat")
     for _ in range(20):
-        answer = await client.http.post("/v1/images/query", json={"task_id": task, "wait": 10})
+        answer = await client.http.post("/v1/images/query", json={"task_id": task, "wait": 30})
         if answer.json()["data"]["status"]:
             return
     raise AssertionError("it never ended")

@@ -7,7 +7,7 @@ import pytest
 
 from leasehold.pipelines.generation.files import UnusableFile, file_type_of
 from leasehold.worker.worker import Worker
-from tests.generation.conftest import Client
+from tests.generation.conftest import SECONDS, Client
 from tests.generation.simulator.server import Simulator
 from tests.generation.simulator.work import picture
 
@@ -32,7 +32,7 @@ async def test_a_file_that_is_none_fails_the_generation_with_a_stable_code(
 
 async def test_a_file_that_has_moved_is_followed(client: Client, worker: Worker) -> None:
     done = await client.ended(await client.ordered("a cat #file=moved"))
-    async with httpx2.AsyncClient() as anybody:
+    async with httpx2.AsyncClient(timeout=SECONDS) as anybody:
         assert (await anybody.get(done["url"])).content == picture(0)
 
 

@@ -211,7 +211,7 @@ async def test_a_callback_is_signed_with_the_tenants_secrets_and_tried_again_und
     receiver.statuses = [500, 302, 200]
     job_id = await maker.make("run", callback_url=receiver.url)
     await client.post(f"/v1/jobs/{job_id}/cancel")
-    async with Worker(worker_settings), asyncio.timeout(30):
+    async with Worker(worker_settings), asyncio.timeout(60):
         await receiver.hears_retries(3, rows)
         while (await job_of(client, job_id))["callback"]["delivery"]["status"] != "succeeded":
             await asyncio.sleep(0.05)
@@ -227,7 +227,7 @@ async def test_a_callback_is_signed_though_nobody_has_asked_for_the_secret_and_4
     receiver.statuses = [410]
     job_id = await maker.make("run", callback_url=receiver.url)
     await client.post(f"/v1/jobs/{job_id}/cancel")
-    async with Worker(worker_settings), asyncio.timeout(30):
+    async with Worker(worker_settings), asyncio.timeout(60):
         while (shown := (await job_of(client, job_id))["callback"].get("delivery", {})).get("status") != "failed":
             await asyncio.sleep(0.05)
         delivery = await job_of(client, UUID(shown["id"]))

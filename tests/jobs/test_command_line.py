@@ -107,7 +107,7 @@ async def test_the_log_of_a_job_is_printed_and_followed(running: Running, maker:
     following = asyncio.create_task(logs(str(job_id), "--follow"))
     await append_log(rows, [LogChunk(claimed.lease.task_id, 1, 1, 3, [line("three")])])
     await settlements.fail(rows, [Failure(claimed.lease, "error", "broken", "It did not work.", False, 0.0)])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         followed = await following
     assert followed.exit_code == 0
     assert [word for word in ("one", "two", "three") if f"shop: {word}" in followed.stdout] == ["one", "two", "three"]

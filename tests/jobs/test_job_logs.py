@@ -91,7 +91,7 @@ async def test_a_follower_has_each_line_as_it_is_written_and_its_stream_ends_wit
     job_id = await maker.make("run")
     claimed = await maker.claim(job_id)
     await write(rows, claimed, 1, "one")
-    async with asyncio.timeout(30), follow(client, job_id) as answer:
+    async with asyncio.timeout(60), follow(client, job_id) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = told(answer)
         first = await anext(lines)
@@ -106,7 +106,7 @@ async def test_a_follower_has_each_line_as_it_is_written_and_its_stream_ends_wit
         )
         await rows.execute("UPDATE job SET status = 'cancelled', finished_at = now() WHERE id = $1", job_id)
         assert [entry async for entry in lines] == []
-    async with asyncio.timeout(30), follow(client, job_id, 2) as answer:
+    async with asyncio.timeout(60), follow(client, job_id, 2) as answer:
         assert [entry["message"] async for entry in told(answer)] == ["three"]
 
 
@@ -124,7 +124,7 @@ async def test_a_follower_of_one_attempt_waits_through_the_lines_of_others(
     job_id = await maker.make("run")
     claimed = await maker.claim(job_id)
     await write(rows, claimed, 1, "one")
-    async with asyncio.timeout(30), follow(client, job_id, attempt=7) as answer:
+    async with asyncio.timeout(60), follow(client, job_id, attempt=7) as answer:
         lines = told(answer)
         waiting = asyncio.ensure_future(anext(lines))
         await asyncio.sleep(0.6)
@@ -139,7 +139,7 @@ async def test_an_idle_stream_is_kept_alive(
     monkeypatch.setattr("leasehold.api.jobs.following.KEEP_ALIVE", 0.05)
     assert streams.KEEP_ALIVE > 1
     job_id = await maker.make("run")
-    async with asyncio.timeout(30), follow(client, job_id) as answer:
+    async with asyncio.timeout(60), follow(client, job_id) as answer:
         assert await anext(answer.aiter_lines()) == ": ping"
 
 
@@ -164,7 +164,7 @@ async def test_a_stream_is_followed_through_a_restart_and_resumed(
     claimed = await maker.claim(job_id)
     await emit(rows, claimed, 1, "a")
     headers = {"Accept": "text/event-stream"}
-    async with asyncio.timeout(30), client.stream("GET", f"/v1/runs/{job_id}/stream", headers=headers) as answer:
+    async with asyncio.timeout(60), client.stream("GET", f"/v1/runs/{job_id}/stream", headers=headers) as answer:
         events = told(answer)
         first = await anext(events)
         assert (first["event"], first["id"], first["chunk"], first["attempt"]) == ("chunk", "1", "a", 1)
@@ -182,7 +182,7 @@ async def test_a_stream_is_followed_through_a_restart_and_resumed(
         await maker.succeed_from(claimed)
         assert [event async for event in events] == []
     resumed = {"Accept": "text/event-stream", "Last-Event-ID": "2"}
-    async with asyncio.timeout(30), client.stream("GET", f"/v1/jobs/{job_id}/stream", headers=resumed) as answer:
+    async with asyncio.timeout(60), client.stream("GET", f"/v1/jobs/{job_id}/stream", headers=resumed) as answer:
         assert [event["event"] async for event in told(answer)] == ["chunk", "cut"]
     page = (await client.get(f"/v1/jobs/{job_id}/stream", params={"limit": 3})).json()
     StreamPage.model_validate(page)

@@ -22,6 +22,7 @@ from tests.api.driver import finish_all
 from tests.api.media_api import TO_THE_SECOND, MediaApi, problem
 from tests.factories import Rows, assert_history
 from tests.jobs.conftest import KINDS, SCOPES, TENANT_SCOPES, MakeClient, Maker
+from tests.transitions.conftest import waits_for_a_lock
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 #: What a request names a job by; the body that it needs.
@@ -290,12 +291,11 @@ async def test_who_retries_beside_another_hears_what_the_other_has_made_of_the_j
     """The retry has read the job as failed, and waits for its row. It once said that the job is failed."""
     job_id = await maker.make("run")
     await maker.fail(job_id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with rows.transaction():
             await rows.execute(act, job_id)
             second = asyncio.create_task(client.post(f"/v1/jobs/{job_id}/retry"))
-            while not await rows.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-                await asyncio.sleep(0.01)
+            await waits_for_a_lock(rows)
         answer = await second
     assert (answer.status_code, answer.json()["detail"].startswith(sentence)) == (status, True), answer.text
 

@@ -22,7 +22,7 @@ from leasehold.worker.worker import Worker
 from tests.factories import assert_histories
 from tests.workflows.shop import app
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @dataclass

@@ -7,8 +7,9 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: The statement that suspends writes the row and the event: each has a time of its own.
-_ONE_STATEMENT = timedelta(milliseconds=200)
+#: The statement that suspends writes the row and the event: each has a time of its own, and on a busy machine
+#: PostgreSQL may stand still between the two.
+_ONE_STATEMENT = timedelta(seconds=10)
 # A row and the claim of its epoch, and the next event of the workflow's task: the lease ended there, or was taken over.
 _OUTSIDE = """
 SELECT e.branch, e.number, e.kind, e.state, e.epoch, e.at, claim.at AS claimed_at, (

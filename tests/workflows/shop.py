@@ -16,6 +16,8 @@ from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry
 app = App("shop")
 #: What ran, in this process: {task: its arguments}.
 ran: list[tuple[str, Any]] = []
+#: Calls that last until a cancel meets them, also where its statement stands still for seconds.
+MANY = 15_000
 
 
 class Order(BaseModel):
@@ -173,9 +175,13 @@ async def calls(ctx: Context) -> list[Any]:
     return []
 
 
+#: Lets `_slow` go on.
+released = asyncio.Event()
+
+
 async def _slow() -> None:
     ran.append(("slow", None))
-    await asyncio.sleep(2)
+    await released.wait()
 
 
 @app.workflow
@@ -386,7 +392,7 @@ async def _forever() -> None:
     await asyncio.sleep(60)
 
 
-@app.workflow(cancel_grace=timedelta(milliseconds=600))  # in whole seconds: one
+@app.workflow(cancel_grace=timedelta(milliseconds=2600))  # in whole seconds: three
 async def undoes_for_ever(ctx: Context) -> None:
     try:
         await ctx.wait_for("go")
@@ -410,7 +416,7 @@ async def repeats(ctx: Context, kind: str, count: int) -> None:
 async def keeps_on(ctx: Context) -> None:
     """Calls only functions: it meets the cancel at one of them."""
     try:
-        for _ in range(1000):
+        for _ in range(MANY):
             await ctx.call(_drawn)
     except Cancelled:
         await ctx.call(_undo, "loop")

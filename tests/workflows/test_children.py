@@ -34,7 +34,7 @@ async def test_a_started_run_is_cancelled_with_its_workflow_unless_it_is_detache
 async def test_the_result_of_a_run_that_is_deleted_meanwhile_is_an_error_and_no_endless_wait(
     runs: Runs, worker_of: Start
 ) -> None:
-    run = await runs.submit(shop.starts)
+    run = await runs.submit(shop.slow_child)  # a run that does not end meanwhile
     first = await worker_of()
     await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'result')")
     await first.__aexit__()

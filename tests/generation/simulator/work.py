@@ -19,17 +19,18 @@ from tests.generation.simulator.http import HangUp, Reply, Request
 
 _WORD = re.compile(r"#([a-z]+)(?:=([\w.-]+))?")
 _MIB = 1024 * 1024
+_PATIENCE_SECONDS = 60.0
 
 
 class Script:
     """The `#words` of a prompt.
 
     busy=N, down=N: the first N submissions answer 429, or 500 without having bought anything. lost, garbled: it is
-    bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is answered. work=N:
-    polls until it is made (1); never: it is not. ill=N: the first N polls answer 500. odd: polls answer a status that
-    nobody has heard of. fail=CODE: it fails. files=N (1), file=html|huge|gone|moved|inside|empty: what their links
-    lead to (the last one's, with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave
-    an address to call is called then.
+    bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is answered. after=N: it
+    is answered once so many have been bought. work=N: polls until it is made (1); never: it is not. ill=N: the first N
+    polls answer 500. odd: polls answer a status that nobody has heard of. fail=CODE: it fails. files=N (1),
+    file=html|huge|gone|moved|inside|empty: what their links lead to (the last one's, with onlylast). news=S: made after
+    S seconds, however often it is polled, and whoever gave an address to call is called then.
     """
 
     def __init__(self, prompt: str) -> None:
@@ -107,6 +108,10 @@ class Studio:
             if script.has("garbled"):
                 return Reply(body=b"<html>oops</html>")
         await asyncio.sleep(float(script.text("slow") or 0))
+        if script.has("after"):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while len(self.bought) < script.number("after"):
+                    await asyncio.sleep(0.01)
         return made
 
     def find(self, ref: str) -> Bought | None:
@@ -125,7 +130,9 @@ class Studio:
         return None
 
     def will_tell(self, bought: Bought, url: str | None, say: Callable[[], Any]) -> None:
-        """Finish it by the clock, and say so: 5 seconds for an answer, and three tries, as Ark documents."""
+        """Finish it by the clock, and say so. Ark documents 5 seconds for an answer, and three tries. Here are more,
+        because a busy machine would use those up.
+        """
         if bought.script.has("news"):
             task = asyncio.create_task(self._tell(bought, url, say))
             self._telling.add(task)
@@ -137,8 +144,8 @@ class Studio:
         self._note(bought)
         if url is None:
             return
-        async with httpx2.AsyncClient(timeout=5) as http:
-            for _ in range(3):
+        async with httpx2.AsyncClient(timeout=_PATIENCE_SECONDS) as http:
+            for _ in range(20):
                 answer = await http.post(url, json=say(), headers={"webhook-id": f"msg_{bought.id}"})
                 self.told.append((url, answer.status_code))
                 if answer.is_success:
