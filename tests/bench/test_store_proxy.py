@@ -43,10 +43,15 @@ async def test_a_proxy_forwards_until_it_hangs() -> None:
 
 
 async def test_a_store_that_is_away_closes_the_connection_of_its_client() -> None:
-    failures: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    async with store_proxy(f"http://127.0.0.1:{free_port()}") as proxy, asyncio.timeout(SECONDS):
-        reader, writer = await connect(proxy)
-        assert await reader.read() == b""
-        writer.close()
-    assert not failures
+    failures: list[str] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: failures.append(repr(context)))
+    try:
+        async with store_proxy(f"http://127.0.0.1:{free_port()}") as proxy, asyncio.timeout(SECONDS):
+            reader, writer = await connect(proxy)
+            assert await reader.read() == b""
+            writer.close()
+    finally:
+        loop.set_exception_handler(before)  # the loop is that of all tests
+    assert [failure for failure in failures if StoreProxy.__name__ in failure] == []

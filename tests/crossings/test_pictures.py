@@ -136,7 +136,7 @@ async def _forget(c: Connection, _picture: Picture) -> None:
 async def _swept(connection: Connection, picture: Picture, tenant_id: str) -> int:
     """Sweep until nothing is left of the tenant's. Another case's sweep may have the job, uncommitted, at first."""
     left = 1
-    for _ in range(50):
+    for _ in range(600):
         await sweeps.end_cancels(connection, [], 5)
         await _forget(connection, picture)
         left = await connection.fetchval("SELECT count(*) FROM job WHERE tenant_id = $1", tenant_id)

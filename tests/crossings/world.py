@@ -23,6 +23,7 @@ from leasehold.transitions.runs import NewRun
 from leasehold.transitions.settlements import Completion, Failure, Settled, Snoozing, Verdict
 from leasehold.transitions.wakes import wake
 
+#: Leases and graces of other cases last as well: they must not pass while the cases of a test come one by one.
 HOUR = 3600.0
 _PAST = "clock_timestamp() - interval '1 s'"
 _TENANTS = count()
@@ -38,7 +39,7 @@ def known(concurrency: Concurrency = "allow") -> TemplateVersion:
         f"crossed_{concurrency}",
         module="",
         steps=[Step("only", max_attempts=9)],
-        terms=RunTerms(concurrency=concurrency, timeout=timedelta(hours=9)),
+        terms=RunTerms(concurrency=concurrency, timeout=timedelta(hours=9), grace=timedelta(hours=1)),
     )
     return TemplateVersion(template_of_pipeline(pipeline), pipeline, enabled=True, in_code=True)
 
@@ -53,8 +54,8 @@ class Case:
     tenant: str = field(default_factory=lambda: f"tenant-{next(_TENANTS)}")
     template: TemplateVersion = ALLOW
     run: UUID = field(default_factory=new_id)
-    ours: LeaseTerms = field(default_factory=lambda: LeaseTerms(uuid4(), 30.0, 5.0, 5))
-    theirs: LeaseTerms = field(default_factory=lambda: LeaseTerms(uuid4(), 30.0, 5.0, 5))
+    ours: LeaseTerms = field(default_factory=lambda: LeaseTerms(uuid4(), HOUR, 5.0, 5))
+    theirs: LeaseTerms = field(default_factory=lambda: LeaseTerms(uuid4(), HOUR, 5.0, 5))
     lease: Lease | None = None
 
     def new(self, **more: Any) -> NewRun:
@@ -171,7 +172,7 @@ async def _some_task(c: Connection, case: Case) -> UUID:
 
 async def _renew(c: Connection, case: Case) -> bool:
     lease = case.lease or Lease(await _some_task(c, case), case.ours.owner, 1, 1, 0.0)
-    return any(renewal.is_valid for renewal in await claims.renew(c, case.ours.owner, [lease], 30.0))
+    return any(renewal.is_valid for renewal in await claims.renew(c, case.ours.owner, [lease], HOUR))
 
 
 async def _signal(c: Connection, case: Case) -> bool:

@@ -80,7 +80,7 @@ FENCED = (
 async def test_a_mutant_is_judged_as_what_it_is(
     here: Judge, path: str, before: str, after: str, test: str, verdict: str
 ) -> None:
-    limit = 2.0 if verdict == "timed out" else SECONDS
+    limit = 2.0 if verdict == "timed out" else 4 * SECONDS
     judgement = await here.judge(by_hand(path, before, after), Chosen([test], [limit], 1))
     assert judgement.verdict == verdict, judgement
 
@@ -100,7 +100,10 @@ async def test_a_sample_by_the_hash_of_the_commit_is_noticed_by_the_tests_that_n
     noticed, missed = 0, []
     while noticed < SAMPLE:
         mutant = known.pop()
-        judgement = await here.judge(mutant, Chosen([killers[mutant.id]], [SECONDS], 1))
+        for _ in range(3):  # a busy machine may make a test miss its moment: who notices it then has noticed it
+            judgement = await here.judge(mutant, Chosen([killers[mutant.id]], [SECONDS], 1))
+            if judgement.verdict != "survived":
+                break
         if judgement.verdict == "survived":
             missed.append(mutant.title)
         noticed += judgement.verdict in ("killed", "timed out")  # a test that has another name now judges nothing
