@@ -27,7 +27,7 @@ from leasehold.security.credentials import create_key
 _ROOT = Path(__file__).parents[1]
 _MIB = 1024 * 1024
 _ORDERS_A_SECOND = 20.0
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 60.0
 _CREDENTIAL = "r8_token-of-the-tests"
 
 # $1: the number of tasks. $2: polls a second. $3: seconds until the first poll. $4: the pipeline's parameters.

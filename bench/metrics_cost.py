@@ -71,7 +71,7 @@ async def _scrape(installation: Installation, scale: Scale) -> tuple[float, int]
     async with submitter(installation) as submitting:
         await submitting.fill(noop, scale.warm_up_jobs)
         await until_finished(installation, worker)
-    async with asyncio.timeout(6 * EVERY_SECONDS):
+    async with asyncio.timeout(12 * EVERY_SECONDS):
         while _WHOLE_FLEET not in await _page(port):  # noqa: ASYNC110 - only a scrape shows that the exporter has read the fleet
             await asyncio.sleep(0.2)
     times = []

@@ -16,7 +16,9 @@ from leasehold.transitions import concurrency
 from leasehold.transitions.jobs import NewJob, submit
 
 _BATCH = 250
-_CONNECT_SECONDS = 30.0
+_CONNECT_SECONDS = 60.0
+#: On a busy machine RabbitMQ may stand still for seconds. The submitter waits, because no worker here relays its hints.
+_PATIENT = {"amqp_silence_seconds": 60.0, "amqp_publish_timeout": 60.0}
 
 
 class Submitter:
@@ -56,7 +58,7 @@ class Submitter:
 @asynccontextmanager
 async def submitter(installation: Installation) -> AsyncIterator[Submitter]:
     settings = installation.settings
-    broker = make_broker(settings)
+    broker = make_broker(settings.model_copy(update=_PATIENT))
     async with make_pool(settings, "bench", settings.database_pool_size) as pool:
         await broker.open()
         opened = Submitter(pool, broker)

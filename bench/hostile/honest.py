@@ -36,8 +36,9 @@ PARTS = ("POST", "wait for a claim", "attempt", "notice")
 
 
 async def runs(port: int, key: str, until: float) -> list[Duration]:
-    durations = []
-    while monotonic() < until:
+    """The durations of one run at least, and of those that begin before `until`."""
+    durations: list[Duration] = []
+    while not durations or monotonic() < until:
         began = monotonic()
         parts: dict[str, float] | None
         try:
@@ -83,9 +84,9 @@ def _instant(text: str) -> float:
 
 
 async def polls(port: int, until: float) -> list[float]:
-    """The seconds of each answer of /livez."""
-    durations = []
-    while monotonic() < until:
+    """The seconds of each answer of /livez, of one at least."""
+    durations: list[float] = []
+    while not durations or monotonic() < until:
         began = monotonic()
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):

@@ -43,11 +43,21 @@ def test_the_figures_can_be_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 async def test_a_figure_gives_a_number_for_every_run(name: str, testbed: Testbed, scale: Scale) -> None:
-    figures = await FIGURES[name](testbed, scale)
+    figures = await _measured(name, testbed, scale)
     assert len(figures) == ROWS[name]
     assert all(len(figure.runs) == len(figure.load) == scale.runs for figure in figures)
     differences = ("%", "% of a core")  # to a run without what is measured
     assert all(run >= 0 for figure in figures if figure.unit not in differences for run in figure.runs)
+
+
+async def _measured(name: str, testbed: Testbed, scale: Scale) -> list[Figure]:
+    for _ in range(4):
+        try:
+            return await FIGURES[name](testbed, scale)
+        except RuntimeError as error:
+            if "ended before the traffic beside it" not in str(error):
+                raise
+    raise AssertionError("a busy machine held the traffic up each time")
 
 
 async def test_jobs_measured_over_amqp_were_claimed_by_hints(testbed: Testbed, scale: Scale) -> None:

@@ -63,7 +63,7 @@ async def test_a_worker_killed_around_the_purchase_leaves_a_known_state(
     assert simulator.purchases("a cat") == bought
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_thousand_generations_under_random_kills_are_each_bought_once(
     fleet: Fleet, simulator: Simulator
 ) -> None:
