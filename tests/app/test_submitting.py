@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, RootModel, SecretStr, model_serializer, model_validator
 
 from leasehold import App, InvalidArguments, Retry, TaskFailed, current
+from leasehold.app import link
 from leasehold.app.link import DatabaseLink
 from leasehold.app.writing import write_plain
 from leasehold.db.database import Connection
@@ -139,7 +140,8 @@ async def test_what_a_run_emits_is_iterated_until_it_ends(serve: Serve, connecti
         next(run.stream())
 
 
-async def test_a_run_is_submitted_waited_for_and_read(serve: Serve) -> None:
+async def test_a_run_is_submitted_waited_for_and_read(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_READ_SECONDS", SECONDS)  # PostgreSQL may stand still for longer than its second
     async with serve(app), asyncio.timeout(SECONDS):
         run = await send_receipt.asubmit(Order(id=1, email="me@home"))
         assert await run == "sent to me@home"

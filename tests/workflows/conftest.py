@@ -99,7 +99,7 @@ async def worker_of(settings: Settings, tmp_path: Path) -> AsyncIterator[Start]:
 
     async def start(**changes: Any) -> Worker:
         number = len(workers)
-        values = {"work_dir": str(tmp_path / str(number)), "poll_seconds": 0.1, "lease_seconds": 10.0, **changes}
+        values = {"work_dir": str(tmp_path / str(number)), "poll_seconds": 0.1, "lease_seconds": 60.0, **changes}
         worker = Worker(settings.model_copy(update=values), Pipelines(*(task.pipeline for task in app.tasks.values())))
         await worker.__aenter__()
         workers.append(worker)
