@@ -11,7 +11,7 @@ from leasehold.db.database import connect
 from leasehold.settings import Settings
 from tests.factories import Rows, assert_history
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @pytest.fixture

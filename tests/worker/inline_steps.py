@@ -30,9 +30,17 @@ scripted = Pipeline(
     params=Script,
     module="tests.worker.inline_steps",
     steps=[
-        Step("first", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE),
+        Step("first", max_attempts=2, retry_ladder=AT_ONCE),
         Step("second", needs=("first",), reads=("first",), retry_ladder=AT_ONCE),
     ],
+)
+
+#: Its handler hangs. The time limit of other steps must not expire when a busy machine stands still.
+hanging = Pipeline(
+    "hanging",
+    params=Script,
+    module="tests.worker.inline_steps",
+    steps=[Step("first", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE)],
 )
 
 
@@ -57,7 +65,7 @@ async def shared(_settings: Settings) -> AsyncIterator[Shared]:
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(scripted, writing)
+    return Pipelines(scripted, hanging, writing)
 
 
 writing = Pipeline(
@@ -118,6 +126,7 @@ async def _cancelled() -> None:
 
 
 @scripted.handles("first")
+@hanging.handles("first")
 async def first(attempt: Attempt) -> Any:
     match attempt.params.does:
         case "flaky" if attempt.number == 1:

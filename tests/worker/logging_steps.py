@@ -34,7 +34,14 @@ talking = Pipeline(
     "talking",
     params=Script,
     module="tests.worker.logging_steps",
-    steps=[Step("talk", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE)],
+    steps=[Step("talk", max_attempts=2, retry_ladder=AT_ONCE)],
+)
+#: Its handler logs, and then hangs: within its time limit a busy machine must have written what it logs.
+hanging = Pipeline(
+    "hanging",
+    params=Script,
+    module="tests.worker.logging_steps",
+    steps=[Step("talk", max_attempts=1, timeout=timedelta(seconds=5))],
 )
 patient = Pipeline("patient", params=Script, module="tests.worker.logging_steps", steps=[Step("talk", max_attempts=1)])
 plain = Pipeline("plain", params=Script, module="tests.worker.logging_steps", steps=[Step("talk", max_attempts=1)])
@@ -52,7 +59,7 @@ GO_ON: list[asyncio.Event] = []
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(talking, patient, plain, apart)
+    return Pipelines(talking, hanging, patient, plain, apart)
 
 
 async def lose_a_task_of_others() -> None:
@@ -76,6 +83,7 @@ TALES = {"chatty": chat, "collect": lose_a_task_of_others}
 
 
 @talking.handles("talk")
+@hanging.handles("talk")
 @patient.handles("talk")
 async def talk(attempt: Attempt) -> Any:
     does = attempt.params.does

@@ -32,15 +32,23 @@ plain = Pipeline(
     params=Script,
     module="tests.worker.plain_steps",
     steps=[
-        Step("first", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE),
+        Step("first", max_attempts=2, retry_ladder=AT_ONCE),
         Step("second", needs=("first",), reads=("first",), retry_ladder=AT_ONCE),
     ],
     terms=RunTerms(grace=timedelta(seconds=1)),
+)
+#: Its handler hangs. The time limit of other steps must not expire when a busy machine stands still.
+hanging = Pipeline(
+    "hanging",
+    params=Script,
+    module="tests.worker.plain_steps",
+    steps=[Step("first", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE)],
 )
 rude = Pipeline("rude", params=Script, module="tests.worker.plain_steps", steps=[Step("only")])
 
 
 @plain.handles("first")
+@hanging.handles("first")
 def first(attempt: PlainAttempt) -> Done | None:
     match attempt.params.does:
         case "flaky" if attempt.number == 1:
@@ -48,7 +56,7 @@ def first(attempt: PlainAttempt) -> Done | None:
         case "exit":
             raise SystemExit(3)
         case "hang":
-            GO_ON.wait(30)
+            GO_ON.wait(300)
             try:
                 attempt.write("late.txt", b"too late", "text/plain")
             except Cancelled:
@@ -77,4 +85,4 @@ async def only(_attempt: Attempt) -> None:
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(plain, rude)
+    return Pipelines(plain, hanging, rude)

@@ -24,7 +24,7 @@ from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import logging_steps
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.logging_steps import apart, patient, pipelines, plain, talking
+from tests.worker.logging_steps import apart, hanging, patient, pipelines, plain, talking
 
 LIMIT = 300
 
@@ -148,13 +148,13 @@ async def test_a_job_that_logs_nothing_costs_no_statement_and_no_row(
     [
         ("fail", "no_hats: there are none", "raise Permanent(", 1),
         ("bug", "handler_error: ZeroDivisionError: no hats", "buy_a_hat", 2),
-        ("hang", "step_timeout: the step ran longer than 1 s", "the_hat_maker", 2),
+        ("hang", "step_timeout: the step ran longer than 5 s", "the_hat_maker", 1),
     ],
 )
 async def test_a_failed_attempt_keeps_its_lines_and_its_traceback(
     worker: Worker, rows: Rows, does: str, message: str, frame: str, attempts: int
 ) -> None:
-    lines = await lines_after(rows, talking, does)
+    lines = await lines_after(rows, hanging if does == "hang" else talking, does)
     assert len(lines) == attempts * (len(BEGINNING) + 1)
     assert heads(lines)[: len(BEGINNING)] == BEGINNING
     failure = lines[len(BEGINNING)]

@@ -15,7 +15,7 @@ from leasehold.transitions import jobs
 from leasehold.worker.worker import Worker
 from tests.factories import Rows, assert_history
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.inline_steps import OPENED, pipelines, scripted, writing
+from tests.worker.inline_steps import OPENED, hanging, pipelines, scripted, writing
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
 
 async def ended(rows: Rows, does: str) -> dict[str, Any]:
     """Submit a job that does so, and wait for its end; the job's row."""
-    new = jobs.NewJob(scripted, "t", params={"does": does})
+    new = jobs.NewJob(hanging if does == "hang" else scripted, "t", params={"does": does})
     await jobs.submit(rows.connection, [new])
     return await end_of(rows, new.id)
 

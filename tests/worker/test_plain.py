@@ -18,7 +18,7 @@ from leasehold.worker.attempts import stalls, threads
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.plain_steps import GO_ON, HEARD, pipelines, plain, rude
+from tests.worker.plain_steps import GO_ON, HEARD, hanging, pipelines, plain, rude
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def worker(changed: Settings) -> AsyncIterator[Worker]:
 
 
 async def submit(rows: Rows, does: str) -> UUID:
-    new = jobs.NewJob(plain, "t", params={"does": does})
+    new = jobs.NewJob(hanging if does == "hang" else plain, "t", params={"does": does})
     await jobs.submit(rows.connection, [new])
     return new.id
 

@@ -74,7 +74,7 @@ async def test_a_signal_ends_a_worker_that_still_waits_for_its_database() -> Non
             sys.executable, "-m", "leasehold.worker", env={**os.environ, "LEASEHOLD_DATABASE_URL": url},
         )  # fmt: skip
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await connected.wait()
                 process.terminate()
                 assert await process.wait() == 0
@@ -124,7 +124,7 @@ async def test_a_drain_that_begins_while_later_queues_are_recorded_ends(
 
     monkeypatch.setattr(Registration, "change_queues", change_late)
     async with starting(settings, tmp_path, "late") as worker:
-        await asyncio.wait_for(recording.wait(), 20)
+        await asyncio.wait_for(recording.wait(), 60)
         draining = asyncio.create_task(worker.drain())
         await asyncio.sleep(0.1)
         go_on.set()
@@ -157,8 +157,12 @@ async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
     long = jobs.NewJob(late_handlers.inline, "t", params={"long": True})
     await jobs.submit(rows.connection, [long])
     async with starting(settings, tmp_path, "unfit") as worker:
+        async with asyncio.timeout(60):
+            while (await rows.job(long.id))["started_at"] is None:
+                await asyncio.sleep(0.02)
+        (tmp_path / late_handlers.MAY_LOAD).touch()
         with pytest.raises(DeclarationError, match="a library is missing"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await worker.failed()
         assert worker.queues == {"late-inline", "operations"}
         ended = await rows.job(long.id)

@@ -36,7 +36,7 @@ class Pool:
         *,
         directory: Path | None = None,
         files: Mapping[str, Path] | None = None,
-        timeout: float = 30,
+        timeout: float = 120,
         limits: Limits = LIMITS,
         on_progress: Callable[[float, str], None] = lambda _percent, _summary: None,
         **args: Any,

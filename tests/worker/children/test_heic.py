@@ -31,7 +31,7 @@ async def test_a_photo_of_tiles_is_decoded_behind_the_fences(tmp_path: Path) -> 
             params={"content_type": "image/heic"},
             files={"original": original},
             directory=run / "out",
-            timeout=30,
+            timeout=120,
             limits=media.steps[0].limits,
         )
     finally:

@@ -22,7 +22,7 @@ from leasehold.worker.sandbox.spares import SPARE_CHILDREN
 from tests.worker.children.conftest import SOURCE, Pool, is_running, is_there, pool
 from tests.worker.children.waiting import until
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ async def test_a_start_that_fails_leaves_no_other_start_behind(tmp_path: Path) -
     with pytest.raises(DeclarationError, match="no handler"):
         await children.start()
     assert children.pids == frozenset()
-    assert asyncio.all_tasks() == before
+    assert asyncio.all_tasks() <= before  # a task of others may have ended
 
 
 async def test_steps_run_in_as_many_children_as_there_are(tmp_path: Path) -> None:
@@ -115,12 +115,17 @@ async def test_a_zygote_that_died_is_replaced_with_its_children(one: Pool) -> No
 
 async def test_a_zygote_that_stands_still_is_replaced(one: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a run would wait without end for a child, although its time limit counts from its start in the child."""
-    monkeypatch.setattr(zygote_process, "_ANSWER_SECONDS", 0.3)
+    patience = zygote_process._ANSWER_SECONDS
+    monkeypatch.setattr(zygote_process, "_ANSWER_SECONDS", 1.0)
     (spares,) = one.children._spares.values()
     await until(lambda: len(spares._idle) == SPARE_CHILDREN, "all wait")
+    stopped = spares._zygote
     os.kill(_zygote(one), signal.SIGSTOP)
     async with asyncio.timeout(SECONDS):
-        for _ in range(SPARE_CHILDREN + 2):
+        assert (await one.act("ok")).value is None
+        await until(lambda: spares._zygote is not stopped, "it is given up")
+        monkeypatch.setattr(zygote_process, "_ANSWER_SECONDS", patience)  # the next one may take its time
+        for _ in range(SPARE_CHILDREN + 1):
             assert (await one.act("ok")).value is None
 
 
@@ -175,10 +180,10 @@ async def test_the_first_child_is_forked_at_once_and_others_without_haste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that has just begun needs the cores for itself; a run that finds nobody waits for no pause."""
-    monkeypatch.setattr("leasehold.worker.sandbox.spares._FORK_PAUSE_SECONDS", 60)
+    monkeypatch.setattr("leasehold.worker.sandbox.spares._FORK_PAUSE_SECONDS", 600)
     made = await pool(tmp_path, size=2)
     (spares,) = made.children._spares.values()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         for _ in range(3):
             assert (await made.act("ok")).value is None
     await until(lambda: len(spares._idle) == 1, "one waits")
@@ -298,8 +303,8 @@ async def test_a_child_that_cannot_be_adopted_is_ended_and_leaves_nothing_open(
             for _ in range(3):
                 with pytest.raises(OSError, match="Too many open files"):
                     await zygote.fork()
-        await until(lambda: _open_descriptors() == descriptors, "all is closed")
-        assert not _children_of(zygote.pid)
+        await until(lambda: _open_descriptors() <= descriptors, "all is closed")  # others may have closed some
+        await until(lambda: not _children_of(zygote.pid), "the children are gone")
     finally:
         await zygote.stop()
 

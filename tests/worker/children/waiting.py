@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-_BOUND_SECONDS = 20
+_BOUND_SECONDS = 60
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:
