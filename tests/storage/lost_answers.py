@@ -44,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         del self.headers["Expect"]
         # The store may close the connection in the middle of a long body, which it refuses: an error here.
-        with closing(http.client.HTTPConnection(urlsplit(self.proxy.store).netloc, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection(urlsplit(self.proxy.store).netloc, timeout=60)) as connection:
             connection.request(self.command, self.path, body, dict(self.headers))
             answer = connection.getresponse()
             data = answer.read()

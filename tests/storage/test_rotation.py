@@ -66,7 +66,7 @@ async def test_the_store_is_asked_with_the_new_key(settings: Settings, tmp_path:
     try:
         with pytest.raises(StoreError, match="refused the platform's credentials"):
             await store.put("rotated", b"bytes", content_type="text/plain", metadata={})
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             assert (await client.get(store.sign_get("rotated", seconds=60))).status_code == HTTPStatus.FORBIDDEN
             path.write_text(right)
             await store.put("rotated", b"bytes", content_type="text/plain", metadata={})
@@ -84,7 +84,7 @@ async def test_the_broker_is_asked_with_the_new_password(amqp_url: str, tmp_path
     try:
         assert not broker.connected
         path.write_text(amqp_url)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not broker.connected:
                 await asyncio.sleep(0.02)
     finally:

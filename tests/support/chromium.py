@@ -84,7 +84,9 @@ async def browsing() -> AsyncIterator[Browser]:
     chromium = await install_chromium()
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=chromium.program, env=os.environ | chromium.environment
+            executable_path=chromium.program,
+            env=os.environ | chromium.environment,
+            timeout=120_000,  # milliseconds: a browser starts slowly on a busy machine
         )
         yield browser
         await browser.close()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import asyncpg
+
+#: Of a statement for which sessions have to end: each takes 5 s where they do not.
+_TRIES = 12
 
 
 class Databases:
@@ -43,10 +47,18 @@ class Databases:
             self._connection = None
 
     async def _execute(self, statement: str) -> None:
-        """Over one connection for all databases of the run: PostgreSQL needs 5 ms of CPU time for a new one."""
+        """Over one connection for all databases of the run: PostgreSQL needs 5 ms of CPU time for a new one.
+
+        PostgreSQL waits 5 s for sessions that end, of the database to drop and of the template. On a busy machine they
+        may need longer: so the statement is tried again.
+        """
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await asyncpg.connect(self.url)
+            for _ in range(_TRIES - 1):
+                with suppress(asyncpg.ObjectInUseError):
+                    await self._connection.execute(statement)
+                    return
             await self._connection.execute(statement)
 
 

@@ -68,7 +68,7 @@ async def sign_in_at(provider: Provider, address: str, name: str) -> str:
     """Sign in with a name and the password, as a browser that the API has redirected to `address`. Returns the address
     to which the provider redirects the browser.
     """
-    async with httpx2.AsyncClient(timeout=30) as browser:
+    async with httpx2.AsyncClient(timeout=60) as browser:
         answer = await browser.get(address)
         for _ in range(8):
             if answer.is_redirect:

@@ -8,7 +8,7 @@ import select
 from contextlib import suppress
 from pathlib import Path
 
-END_SECONDS = 20.0
+END_SECONDS = 60.0
 
 
 def descendants(root: int) -> set[int]:

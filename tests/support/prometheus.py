@@ -110,7 +110,7 @@ class Prometheus:
 
     async def get(self, path: str, **parameters: str) -> Any:
         """The `data` of an answer of the HTTP API. Raises AssertionError with Prometheus' message if it refuses."""
-        async with httpx2.AsyncClient(timeout=30) as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             answer = await client.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", params=parameters)
         assert answer.status_code == 200, f"{parameters}: {answer.text}"
         return answer.json()["data"]
