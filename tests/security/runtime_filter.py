@@ -174,7 +174,7 @@ async def _run(children: Children, work_dir: Path, name: str, args: dict[str, An
         params={"attack": name, "args": args},
         files={"input": attempt / "in" / "0"},
         directory=attempt / "out",
-        timeout=30,
+        timeout=120,
         limits=_LIMITS,
     )
     return done.value

@@ -33,7 +33,7 @@ from tests.security.test_limits import SCOPES, TENANT, World, _past, world
 
 #: Small enough to be counted exactly, under a lock of the tenant: whoever holds that lock stops the tenant's writing.
 BOUND = 5000
-PATIENCE = 20.0
+PATIENCE = 60.0
 #: As many as an API process has connections, and more.
 FLOOD = 12
 
@@ -114,8 +114,9 @@ async def until_waiting(rows: Connection) -> None:
 async def test_more_bulk_writes_of_a_tenant_than_may_wait_are_told_to_come_again(
     settings: Settings, rows: Connection
 ) -> None:
+    patient = settings.model_copy(update={"database_timeout": PATIENCE})
     async with world(
-        settings, rows, unfinished_per_tenant=BOUND, bulk_writes_waiting=1, bulk_writes_per_tenant=1
+        patient, rows, unfinished_per_tenant=BOUND, bulk_writes_waiting=1, bulk_writes_per_tenant=1
     ) as acme:
         ask = await batch(acme)
         async with stopped(settings):

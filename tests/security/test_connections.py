@@ -92,6 +92,7 @@ def guarded(runs_settings: Settings) -> Settings:
             "worker_concurrency": 2,
             "worker_reserve": 0,  # so that one slot too many of the hostile tenant would show
             "webhook_per_host": 64,  # both receivers are on one host
+            "webhook_seconds": 50.0,  # a tarpit keeps its callers for longer than the tests wait
         }
     )
 
@@ -133,12 +134,12 @@ async def test_a_receiver_that_trickles_without_end_takes_no_connections_and_nob
         assert (await hostile.post("/v1/webhooks", url=tarpit.url)).status_code == 201
         assert (await acme.post("/v1/webhooks", url=honest.url)).status_code == 201
         await asyncio.gather(*(hostile.start() for _ in range(FLOOD)))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while tarpit.open < guarded.webhook_per_tenant:
                 await asyncio.sleep(0.02)
         for _ in range(5):
             await acme.until(await acme.start(), "succeeded")
-        async with asyncio.timeout(10):  # the tarpit's own limit is 15 s: these did not wait for it
+        async with asyncio.timeout(40):  # the tarpit's own limit is 50 s: these did not wait for it
             while len(honest.heard) < 5:
                 await asyncio.sleep(0.02)
         watching.cancel()
@@ -156,7 +157,7 @@ async def test_a_receiver_that_trickles_is_left_at_the_total_time_limit_and_the_
         client = Client(http)
         assert (await client.post("/v1/webhooks", url=tarpit.url)).status_code == 201
         await client.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await rows.fetchval("SELECT code FROM failure LIMIT 1") != "webhook_unreachable":
                 await asyncio.sleep(0.02)
             while tarpit.open:
@@ -174,7 +175,7 @@ async def test_a_delivery_over_its_bound_gives_its_lease_back_and_loses_no_attem
         for _ in range(4):
             await client.start()
         snoozing = "SELECT count(*) FROM task WHERE step = 'deliver' AND status = 'waiting'"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while await rows.fetchval(snoozing) < 3:
                 await asyncio.sleep(0.02)
         assert await rows.fetchval("SELECT max(errors + crashes + losses) FROM task WHERE step = 'deliver'") == 0
@@ -207,8 +208,11 @@ async def test_an_api_has_no_more_connections_than_its_sum_however_many_ask(
             *(client.look(run, wait=1) for run in runs),
             *(http.get("/v1/runs") for _ in range(40)),
         )
+        async with asyncio.timeout(60):  # the pool keeps what it has opened
+            while sessions.at_most["api"] <= 1:
+                await asyncio.sleep(0.02)
         watching.cancel()
-    assert 1 < sessions.at_most["api"] <= guarded.database_pool_size
+    assert sessions.at_most["api"] <= guarded.database_pool_size
 
 
 def test_a_process_with_too_few_connections_for_its_parts_is_refused(settings: Settings) -> None:

@@ -121,7 +121,7 @@ async def test_every_route_that_has_a_body_knows_its_caller_first(api: Running, 
     for method, path in paths:
         async with connected(api.url) as (reader, writer):
             writer.write(head(path, "Content-Length: 1000").replace(b"POST", method.encode(), 1))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert await status(reader) == 401, (method, path)
 
 
@@ -137,20 +137,29 @@ async def test_a_sender_that_never_ends_its_body_is_closed_after_its_answer(
 
 
 async def test_a_head_that_drips_is_closed(settings: Settings) -> None:
-    quick = settings.model_copy(update={"api_header_seconds": 0.3})
-    async with serving(quick) as api:
-        async with connected(api.url) as (reader, writer), asyncio.timeout(60):
-            for byte in b"POST /v1/runs":
-                writer.write(bytes([byte]))
-                await asyncio.sleep(0.02)
-            assert await status(reader) == 408
-        async with connected(api.url) as (reader, _), asyncio.timeout(60):
-            assert await reader.read() == b""
-        async with connected(api.url) as (reader, writer), asyncio.timeout(60):
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert await status(reader) == 200
-            writer.write(b"GET /liv")  # the head of a second request drips, too
-            assert await status(reader) == 408
+    async def answers(seconds: float) -> list[object]:
+        found: list[object] = []
+        quick = settings.model_copy(update={"api_header_seconds": seconds})
+        async with serving(quick) as api:
+            async with connected(api.url) as (reader, writer), asyncio.timeout(60):
+                for byte in b"POST /v1/runs":
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(seconds / 15)
+                found.append(await status(reader))
+            async with connected(api.url) as (reader, _), asyncio.timeout(60):
+                found.append(await reader.read())
+            async with connected(api.url) as (reader, writer), asyncio.timeout(60):
+                writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                found.append(await status(reader))
+                writer.write(b"GET /liv")  # the head of a second request drips, too
+                found.append(await status(reader))
+        return found
+
+    for seconds in (0.3, 2.0, 10.0):  # where this process stands still for so long, also an honest head is late
+        found = await answers(seconds)
+        if found == [408, b"", 200, 408]:
+            break
+    assert found == [408, b"", 200, 408]
 
 
 async def test_a_newcomer_takes_the_place_of_a_connection_that_asks_nothing(settings: Settings) -> None:
@@ -225,13 +234,13 @@ async def test_a_refusal_is_never_written_into_an_answer_under_way(api: Running,
 
 async def test_who_takes_nothing_of_an_answer_is_closed(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.api.http.connections.UNREAD_SECONDS", 0.2)
-    async with connected(api.url) as (reader, writer), asyncio.timeout(30):
+    async with connected(api.url) as (reader, writer), asyncio.timeout(120):
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads
         for _ in range(60):
             writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.sleep(0.02)
         began = monotonic()
-        while not writer.transport.is_closing() and monotonic() - began < 5:
+        while not writer.transport.is_closing() and monotonic() - began < 60:
             await asyncio.sleep(0.05)
             writer.write(b"\r\n")
         assert writer.transport.is_closing()

@@ -268,7 +268,7 @@ async def test_a_call_that_comes_while_a_worker_undoes_a_dead_one_waits_and_lose
                 service.on_delete = first_is_slow
                 pool = running.services.pool
                 undoing = asyncio.create_task(undo_dead(stage.settings, pool.acquire, running.services.store))
-                assert await asyncio.to_thread(deletes.acquire, timeout=20)
+                assert await asyncio.to_thread(deletes.acquire, timeout=60)
                 service.on_delete = lambda _path: None
                 during = code(await acme.promote(path, ONE))
                 go_on.set()
@@ -300,6 +300,7 @@ async def test_undoing_is_bounded_so_that_nobody_else_begins_meanwhile(
     settings: Settings, rows: Connection, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     assert 2 * ownership.UNDO_SECONDS + ownership.COPY_SECONDS < ownership.LEASE_SECONDS
+    enough = ownership.UNDO_SECONDS
     monkeypatch.setattr(ownership, "UNDO_SECONDS", 0.3)
     go_on = threading.Event()
     with serving_files() as service:
@@ -318,6 +319,7 @@ async def test_undoing_is_bounded_so_that_nobody_else_begins_meanwhile(
                     assert code(answer) == (502, "promotion_failed")
                 go_on.set()
                 service.on_delete = lambda _path: None
+                monkeypatch.setattr(ownership, "UNDO_SECONDS", enough)
                 assert await rows.fetchval("SELECT count(*) FROM promoted_object WHERE turn IS NOT NULL") == 1
                 assert (await acme.promote(path, ONE)).status_code == 200
 

@@ -29,7 +29,7 @@ def test_a_filter_of_the_runtime_takes_no_fence_away(profile: Path | None) -> No
     if profile is not None and not profile.exists():
         not_here("a runtime's profile (Debian: golang-github-containers-common)")
     command = [sys.executable, "-m", "tests.security.runtime_filter", *([] if profile is None else [str(profile)])]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=60).stdout
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=250).stdout
     found = json.loads(printed)
     assert found.pop("filters") == 1
     assert found.pop("isolation") == "seccomp+landlock"

@@ -63,7 +63,7 @@ class Prison:
             params={"attack": attack, "args": args},
             files={"input": attempt / "in" / "0"},
             directory=attempt / "out",
-            timeout=30,
+            timeout=200,
             limits=LIMITS,
         )
         assert done.value is not None

@@ -120,7 +120,10 @@ def encrypted(postgres_tls: Postgres, rabbitmq_tls: RabbitMQ, s3_tls: S3, files:
     )
 
 
-async def test_the_whole_product_runs_on_servers_that_take_tls_only(encrypted: Settings) -> None:
+async def test_the_whole_product_runs_on_servers_that_take_tls_only(
+    encrypted: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
     await migrate(encrypted.database_url.get_secret_value())
     connection = await connect(encrypted, "test")
     try:
@@ -146,7 +149,7 @@ async def test_hints_go_over_amqps_and_over_a_database_with_tls(encrypted: Setti
         heard = asyncio.Event()
         await broker.open()
         await broker.consume({"media": 1}, lambda _delivery, heard=heard: heard.set(), lambda _queue: None)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not broker.connected or not all(await broker.publish([Hint(new_id(), "media", 1)])):
                 await asyncio.sleep(0.05)
             if kind == "amqp":
@@ -219,7 +222,7 @@ async def test_verify_none_is_somebodys_own_decision(rabbitmq_tls: RabbitMQ, fil
     url = broker_of(rabbitmq_tls, files).replace(f"cacertfile={files.authority}", "verify=verify_none")
     broker = make_broker(Settings(_env_file=None, amqp_url=SecretStr(url)))
     await broker.open()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not broker.connected:
             await asyncio.sleep(0.05)
     await broker.close()
