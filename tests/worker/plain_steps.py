@@ -24,6 +24,8 @@ class Script(BaseModel):
 
 #: What handlers tell the tests, and what lets them go on.
 HEARD: list[Any] = []
+#: The attempts that hang, or did.
+HUNG: list[int] = []
 GO_ON = threading.Event()
 AT_ONCE = (timedelta(milliseconds=1),)
 
@@ -56,6 +58,7 @@ def first(attempt: PlainAttempt) -> Done | None:
         case "exit":
             raise SystemExit(3)
         case "hang":
+            HUNG.append(attempt.number)
             GO_ON.wait(300)
             try:
                 attempt.write("late.txt", b"too late", "text/plain")

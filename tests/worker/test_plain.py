@@ -18,12 +18,13 @@ from leasehold.worker.attempts import stalls, threads
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.plain_steps import GO_ON, HEARD, hanging, pipelines, plain, rude
+from tests.worker.plain_steps import GO_ON, HEARD, HUNG, hanging, pipelines, plain, rude
 
 
 @pytest.fixture
 def changed(settings: Settings, tmp_path: Path) -> Settings:
     HEARD.clear()
+    HUNG.clear()
     GO_ON.clear()
     stalls._warned_at.clear()
     changes: dict[str, Any] = {
@@ -47,6 +48,15 @@ async def submit(rows: Rows, does: str) -> UUID:
     new = jobs.NewJob(hanging if does == "hang" else plain, "t", params={"does": does})
     await jobs.submit(rows.connection, [new])
     return new.id
+
+
+async def hang_in_both_threads(rows: Rows) -> None:
+    """One job has an attempt for each thread. On a busy machine its time limit may come before a thread begins."""
+    async with asyncio.timeout(SECONDS):
+        while len(HUNG) < 2:
+            job_id = await submit(rows, "hang")
+            while len(HUNG) < 2 and not (await rows.job(job_id))["finished_at"]:
+                await asyncio.sleep(0.02)
 
 
 async def until(holds: Any) -> None:
@@ -79,7 +89,8 @@ async def test_a_plain_handler_past_its_time_limit_is_left_and_writes_nothing_an
     row = await end_of(rows, job_id)
     assert (row["status"], row["error"]["code"]) == ("failed", "step_timeout")
     GO_ON.set()
-    await until(lambda: HEARD == ["cancelled"] * 2)  # two attempts, a thread each
+    assert HUNG
+    await until(lambda: ["cancelled"] * len(HUNG) == HEARD)  # two attempts, a thread each
     assert await rows.connection.fetchval("SELECT count(*) FROM output WHERE job_id = $1", job_id) == 0
 
 
@@ -100,8 +111,7 @@ async def test_a_plain_handler_that_exits_ends_its_attempt_and_not_the_worker(ro
 
 @pytest.mark.usefixtures("worker")
 async def test_where_every_thread_is_stuck_a_further_step_snoozes_and_loses_no_attempt(rows: Rows) -> None:
-    stuck = await submit(rows, "hang")
-    await end_of(rows, stuck)  # both threads hang on, its attempts are over
+    await hang_in_both_threads(rows)
     waiting = await submit(rows, "ok")
     snoozes = "SELECT status FROM task WHERE job_id = $1 AND step = 'first'"
     async with asyncio.timeout(SECONDS):
@@ -121,7 +131,7 @@ async def test_threads_that_are_stuck_are_named_and_most_of_them_retire_the_work
 
     monkeypatch.setattr(threads, "_STUCK_SECONDS", 0.0)
     with capture_logs() as lines:
-        await end_of(rows, await submit(rows, "hang"))  # two attempts, and both of the worker's threads
+        await hang_in_both_threads(rows)
         await until(lambda: stuck() == 2)
         assert worker.retired.is_set()
     told = [(line["step"], line["stuck"]) for line in lines if "runs on in its thread" in line["event"]]
