@@ -83,10 +83,13 @@ async def honest() -> AsyncIterator[Receiver]:
 
 
 @pytest.fixture
-def guarded(runs_settings: Settings) -> Settings:
+def guarded(runs_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    # A hundred requests at once take long on a busy machine, and each must be answered.
+    monkeypatch.setattr("leasehold.api.process.services._PATIENCE_SECONDS", 60.0)
     return runs_settings.model_copy(
         update={
             "egress_allow": "127.0.0.0/8",
+            "database_timeout": 60.0,
             "sealing_keys": SecretStr(Fernet.generate_key().decode()),
             "pipelines": "tests.runs.work:pipelines_and_webhooks",
             "worker_concurrency": 2,

@@ -41,7 +41,8 @@ async def rows(settings: Settings) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 async def pool(settings: Settings) -> AsyncIterator[Pool]:
-    pool = await make_pool(settings, "test", AT_ONCE)
+    patient = settings.model_copy(update={"database_timeout": 60.0})  # a burst waits for one lock
+    pool = await make_pool(patient, "test", AT_ONCE)
     yield pool
     pool.terminate()
 
