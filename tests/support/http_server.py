@@ -11,10 +11,15 @@ from threading import Thread
 STOP_POLL_SECONDS = 0.01
 
 
+class _Server(ThreadingHTTPServer):
+    #: Connections that wait while this process stands still. Of more than the library's own 5, some would be late.
+    request_queue_size = 128
+
+
 @contextmanager
 def serving_http(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
     """Yields the server's URL. `attributes`: class attributes of the handler."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), attributes))
+    server = _Server(("127.0.0.1", 0), type("Handler", (handler,), attributes))
     thread = Thread(target=server.serve_forever, args=(STOP_POLL_SECONDS,), daemon=True)
     thread.start()
     try:
