@@ -70,11 +70,14 @@ async def left_in(url: str, queue: str) -> int:
 
 @pytest.fixture
 async def open_broker(amqp_url: str) -> AsyncIterator[OpenBroker]:
-    """Open brokers: `await open_broker(url=..., connected=True, **settings)`."""
+    """Open brokers: `await open_broker(url=..., connected=True, **settings)`. A test that waits a limit out names it:
+    a busy machine may keep RabbitMQ from its processor for seconds.
+    """
     opened: list[Broker] = []
+    room = {"amqp_silence_seconds": 60.0, "amqp_publish_timeout": 60.0}
 
     async def open_one(url: str = amqp_url, *, connected: bool = True, **settings: Any) -> Broker:
-        broker = make_broker(Settings(_env_file=None, amqp_url=SecretStr(url), **settings))
+        broker = make_broker(Settings(_env_file=None, amqp_url=SecretStr(url), **(room | settings)))
         opened.append(broker)
         await broker.open()
         if connected:

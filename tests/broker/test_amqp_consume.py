@@ -352,9 +352,9 @@ async def test_a_hint_that_was_delivered_too_often_is_set_aside_and_the_next_one
     async with raw_channel(amqp_url) as channel:
         queue = await channel.declare_queue(NORMAL, passive=True)
         for _ in range(DELIVERY_LIMIT + 1):
-            message = await queue.get(timeout=10, fail=False)
+            message = await queue.get(timeout=60, fail=False)
             while message is None:  # what was given back is not there at once
-                message = await queue.get(timeout=10, fail=False)
+                message = await queue.get(timeout=60, fail=False)
             await message.nack(requeue=True)
     while await left_in(amqp_url, broker._topology.set_aside_queue) != 1:
         await asyncio.sleep(0.05)

@@ -140,7 +140,7 @@ async def test_a_channel_on_which_rabbitmq_refuses_hints_is_replaced(open_broker
     assert isinstance(broker, AmqpBroker)
     first = broker._publisher._session
     await publish_until_confirmed(broker, hints(1, "full"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (session := broker._publisher._session) is None or session is first:
             assert await broker.publish(hints(1, "full")) == [False]
             await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ from pamqp.header import ContentHeader
 
 from leasehold.broker.amqp.confirms import Confirms, Window, publish_frames
 from leasehold.broker.amqp.wire import Sieve
+from tests.support.patient import patient
 
 CHANNEL = 3
 HEADERS = {"traceparent": "00-ab-cd-01", "request_id": "ä" * 40}
@@ -74,6 +75,7 @@ def test_what_has_no_form_is_refused_before_it_is_written(queue: str, headers: d
         publish_frames(CHANNEL, queue, headers, body)
 
 
+@patient
 @given(st.data())
 async def test_each_is_sure_that_was_acked_and_not_returned_wherever_the_stream_is_cut(data: st.DataObject) -> None:
     """As a broker answers: what comes back does so before its confirm; the rest in any order, some of it together."""

@@ -20,6 +20,7 @@ from yarl import URL
 from leasehold.broker.amqp.acks import ack
 from leasehold.broker.amqp.deliveries import Deliveries, Message
 from leasehold.broker.amqp.wire import CONTENT, HEADER, METHOD, Sieve, Wire, _Reader, frame
+from tests.support.patient import patient
 
 TAKEN, OTHER = 3, 4
 PROPERTIES = [
@@ -57,6 +58,7 @@ PARTS = st.lists(
 )
 
 
+@patient
 @given(PARTS, st.data())
 def test_wherever_the_stream_is_cut_the_same_is_taken_and_the_same_is_left(
     parts: list[object], data: st.DataObject

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from leasehold.broker import Hint
 from leasehold.broker.envelope import MAX_TENANT, Garbage, decode, encode
+from tests.support.patient import patient
 
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
@@ -18,6 +19,7 @@ TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
 _NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=50)
 
 
+@patient
 @given(task=st.uuids(), queue=_NAME, band=st.integers(0, 2), tenant=_NAME)
 def test_what_was_sent_is_what_is_read(task: object, queue: str, band: int, tenant: str) -> None:
     hint = Hint(task, queue, band, TRACE, tenant)  # type: ignore[arg-type]  # the strategy gives UUIDs
@@ -34,6 +36,7 @@ def test_a_tenant_s_name_is_cut_where_it_would_make_the_hint_too_large() -> None
     assert decode(encode(Hint(uuid4(), "q", tenant="\u4e2d" * 5000))).tenant == "\u4e2d" * MAX_TENANT
 
 
+@patient
 @given(body=st.binary(max_size=200))
 def test_any_bytes_are_a_hint_or_garbage_and_nothing_else(body: bytes) -> None:
     with pytest.raises(Garbage):

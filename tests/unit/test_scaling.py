@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.domain.scaling import QueueLoad, served_queues, slots_needed, wanted_workers
+from tests.support.patient import patient
 
 
 def load(due: int = 0, running: int = 0, seconds: float | None = 1.0, slots: int | None = 4) -> QueueLoad:
@@ -84,6 +85,7 @@ loads = st.builds(
 )
 
 
+@patient
 @given(loads, st.integers(0, 200), st.integers(0, 5), st.floats(1, 3600))
 def test_a_size_that_was_taken_is_kept_by_the_same_load(
     given: QueueLoad, present: int, least: int, target_wait: float
@@ -93,6 +95,7 @@ def test_a_size_that_was_taken_is_kept_by_the_same_load(
     assert wanted(given, present=first, least=least, target_wait=target_wait) == first
 
 
+@patient
 @given(loads, st.integers(0, 100), st.integers(1, 1000))
 def test_more_work_never_asks_for_fewer_workers(given: QueueLoad, present: int, more: int) -> None:
     grown = load(given.due + more, given.running, given.attempt_seconds, given.slots)

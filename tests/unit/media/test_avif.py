@@ -20,6 +20,7 @@ from tests import av1 as streams
 from tests import heif, pictures
 from tests.av1 import Frame, Sequence
 from tests.heif import Heif
+from tests.support.patient import patient
 
 SMALL, SIZE, LARGE = (10, 10), (96, 64), (2000, 1500)
 
@@ -357,7 +358,7 @@ frames = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(patient, max_examples=150)
 @given(sequences, frames)
 def test_every_form_of_the_headers_is_read_up_to_its_size(sequence: Sequence, frame: Frame) -> None:
     intra = frame.kind in (streams.KEY, streams.INTRA_ONLY)
@@ -379,13 +380,13 @@ def refused_or_read(data: bytes) -> None:
         _read_header("image/avif", data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(patient, max_examples=150)
 @given(st.binary(max_size=300))
 def test_any_bytes_as_a_stream_are_read_or_refused(stream: bytes) -> None:
     refused_or_read(streams.file_of(PLAIN.unit() + stream, SIZE))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(patient, max_examples=300)
 @given(st.sampled_from(sorted(REAL)), st.data())
 def test_any_change_of_a_real_file_is_read_or_refused(name: str, data: st.DataObject) -> None:
     """With a few bits changed, and the end cut off."""
