@@ -18,7 +18,7 @@ from tests.console.test_browser import browser, found_by_axe
 
 __all__ = ["browser"]
 
-_PATIENCE = 15_000
+_PATIENCE = 60_000
 
 
 async def entered(page: Page, cell: Cell, key: str, path: str) -> None:
@@ -82,6 +82,7 @@ async def test_axe_finds_nothing_serious_in_both_themes(two: Two, browser: Brows
     add_to_map(two, c="http://127.0.0.1:9", d=two.b.running.url)
     give_keys(two.a.running, tmp_path / "keys.json", **keys, d=keys["b"])
     context = await browser.new_context(viewport={"width": width, "height": 844})
+    context.set_default_timeout(_PATIENCE)
     try:
         page = await context.new_page()
         found = []

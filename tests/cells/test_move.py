@@ -32,8 +32,8 @@ from tests.support.bucket import Bucket
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
-MOVE = Move("acme", "b", drain_seconds=20)
-SECONDS = 30.0
+MOVE = Move("acme", "b", drain_seconds=120)
+SECONDS = 60.0
 
 
 def settings_of(cell: Cell) -> Settings:
@@ -214,7 +214,7 @@ async def test_a_tenant_moves_while_clients_submit_and_workers_work(two: Two, tm
         group.create_task(keep_submitting())
         while len(acknowledged) < 20:
             await asyncio.sleep(0.01)
-        await moved(two, Move("acme", "b", (two.a.path, two.b.path), 20))
+        await moved(two, Move("acme", "b", (two.a.path, two.b.path), 120))
         so_far = len(acknowledged)
         while len(acknowledged) < so_far + 20:
             await asyncio.sleep(0.01)
