@@ -57,14 +57,20 @@ async def test_a_stopped_server_comes_back_at_the_same_address(server: Postgres,
 
 async def test_a_killed_initdb_is_followed_by_a_whole_one(run_directory: Path) -> None:
     """Ctrl-C at the first start of `leasehold dev --data`: initdb has written PG_VERSION and nothing else of use."""
-    server = Postgres(run_directory / "postgres-of-a-killed-initdb", durable=True)
-    starting = asyncio.create_task(server.start())
-    while not list(server.directory.glob("*/PG_VERSION")):
-        assert not starting.done()
-        await asyncio.sleep(0.001)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
+    for number in range(5):  # on a busy machine initdb may have ended before the test looks again
+        server = Postgres(run_directory / f"postgres-of-a-killed-initdb-{number}", durable=True)
+        starting = asyncio.create_task(server.start())
+        while not list(server.directory.glob("*/PG_VERSION")):
+            if starting.done():
+                await starting
+            await asyncio.sleep(0.001)
+        starting.cancel()
+        await asyncio.wait({starting})
+        if starting.cancelled() and not (server.directory / "data").exists():
+            break
+        await server.kill()
+        await server.forget()
+    assert starting.cancelled()
     assert not (server.directory / "data").exists()
     await server.start()
     assert await value_of(server.url, "SELECT 1") == 1
@@ -85,11 +91,15 @@ async def test_a_server_that_does_not_answer_in_time_is_an_error_with_its_log(
     }.items():
         (directory / name).write_text(f"#!/bin/sh\n{script}\n")
         (directory / name).chmod(0o755)
-    monkeypatch.setattr(postgres, "START_SECONDS", 0.5)
-    server = Postgres(run_directory / "postgres-without-an-answer", durable=False, programs=directory)
-    with pytest.raises(EmbeddedError, match=r"PostgreSQL did not answer within 0\.5 s(?s:.)*recovering"):
-        await server.start()
-    assert not server.running
+    for seconds in (0.5, 2.0, 8.0):  # a busy machine may need longer for the first line of the log
+        monkeypatch.setattr(postgres, "START_SECONDS", seconds)
+        server = Postgres(run_directory / "postgres-without-an-answer", durable=False, programs=directory)
+        with pytest.raises(EmbeddedError, match=f"PostgreSQL did not answer within {seconds:g} s") as failed:
+            await server.start()
+        assert not server.running
+        if "recovering" in str(failed.value):
+            return
+    pytest.fail("the error has no line of the log")
 
 
 async def test_a_server_for_use_waits_for_the_disk(server: Postgres) -> None:

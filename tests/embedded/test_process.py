@@ -81,7 +81,7 @@ def test_the_guard_ends_with_the_code_that_a_shell_would_give_its_server(program
     owner, nobody, last_signal = str(os.getpid()), "-1", str(int(signal.SIGKILL))
     argv = [sys.executable, "-c", _LATE_GUARD, owner, nobody, nobody, last_signal, "/bin/sh", "-c", program]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:  # the open pipe says that the owner lives
-        assert process.wait(timeout=30) == code
+        assert process.wait(timeout=60) == code
 
 
 def test_the_guard_kills_all_others_if_it_may_not_kill_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,13 +121,20 @@ async def test_kept_data_is_there_again(start: Start, run_directory: Path) -> No
     assert answer == 7
 
 
-async def test_a_command_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(services, "STOP_SECONDS", 0.3)
-    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().call_later(1.0, stopped.set)
-    async with asyncio.timeout(20):
-        assert await services.run_command([sys.executable, "-c", program], {}, stopped) == 128 + signal.SIGKILL
+    program = (
+        "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+    )
+    ignores, stopped = tmp_path / "ignores", asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        command = [sys.executable, "-c", program, str(ignores)]
+        running = group.create_task(services.run_command(command, {}, stopped))
+        while not ignores.exists():
+            await asyncio.sleep(0.01)
+        stopped.set()
+    assert running.result() == 128 + signal.SIGKILL
 
 
 async def test_a_command_of_another_user_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
