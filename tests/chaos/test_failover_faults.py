@@ -18,6 +18,7 @@ from chaos.plan import Fault, Plan
 from chaos.proxy import Link
 from chaos.servers import Servers
 from chaos.stack import CLIENT, Installation
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
 
 NAME = "chaos_failover"
@@ -46,21 +47,27 @@ async def installation(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Asy
     await servers.drop_database(NAME)
 
 
-async def write(installation: Installation, choose: Callable[[], Link], numbers: Iterator[int]) -> list[int]:
-    """For ever: insert a number after another, each by a connection of its own; returns what was acknowledged."""
-    login, acknowledged = installation.database_url.partition("@")[0], []
-    with suppress(asyncio.CancelledError):
-        for n in numbers:
-            with suppress(*TRY_AGAIN):
-                async with asyncio.timeout(0.5):
-                    connection = await asyncpg.connect(f"{login}@127.0.0.1:{choose().port}/{NAME}")
-                    try:
-                        await connection.execute("INSERT INTO acknowledged VALUES ($1)", n)
-                    finally:
-                        connection.terminate()
-                acknowledged.append(n)
-            await asyncio.sleep(0.02)
-    return acknowledged
+async def write(
+    installation: Installation, choose: Callable[[], Link], numbers: Iterator[int], acknowledged: list[int]
+) -> None:
+    """For ever: insert a number after another, each by a connection of its own."""
+    login = installation.database_url.partition("@")[0]
+    for n in numbers:
+        with suppress(*TRY_AGAIN):
+            async with asyncio.timeout(0.5):
+                connection = await asyncpg.connect(f"{login}@127.0.0.1:{choose().port}/{NAME}")
+                try:
+                    await connection.execute("INSERT INTO acknowledged VALUES ($1)", n)
+                finally:
+                    connection.terminate()
+            acknowledged.append(n)
+        await asyncio.sleep(0.02)
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -75,24 +82,25 @@ async def test_what_was_acknowledged_is_there_after_two_failovers_and_the_old_pr
     async with installation.connection() as connection:
         await connection.execute("CREATE TABLE acknowledged (n int)")
     numbers, faults = count(), FailoverFaults(installation, asyncio.Lock())
+    acknowledged: list[int] = []
+    by_old: list[int] = []
     writing = [
-        asyncio.create_task(write(installation, lambda: installation.links["api-0", "postgres"], numbers)),
-        asyncio.create_task(write(installation, lambda: old_link, numbers)),
+        asyncio.create_task(
+            write(installation, lambda: installation.links["api-0", "postgres"], numbers, acknowledged)
+        ),
+        asyncio.create_task(write(installation, lambda: old_link, numbers, by_old)),
     ]
     async with asyncio.timeout(60):  # a connection of a pool, which the fault ends
         kept = await asyncpg.connect(f"{installation.database_url.partition('@')[0]}@127.0.0.1:{old_link.port}/{NAME}")
-    await asyncio.sleep(0.3)
+    await until(lambda: acknowledged and by_old)
     make = faults.makers[name.partition(" ")[0]]
     effects = await asyncio.gather(make(Fault(name, seconds=1.0)), make(Fault(name, seconds=1.0)))
     before = next(numbers)
-    async with asyncio.timeout(30), installation.connection() as connection:  # until the new primary has taken one
-        while not await connection.fetchval("SELECT EXISTS (SELECT FROM acknowledged WHERE n > $1)", before):
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(0.3)
+    await until(lambda: acknowledged[-1] > before)  # the new primary has taken one
+    await asyncio.sleep(0.3)
     kept.terminate()
-    for task in writing:
-        task.cancel()
-    acknowledged, by_old = await asyncio.gather(*writing)
+    await cancel_and_wait(*writing)
+    assert all(task.cancelled() for task in writing)
     async with installation.connection() as connection:
         there = {row["n"] for row in await connection.fetch("SELECT n FROM acknowledged")}
         following = await connection.fetchval("SELECT sync_state FROM pg_stat_replication")

@@ -21,6 +21,7 @@ from chaos.faults.clock import JUMP_SECONDS
 from chaos.plan import Fault, Plan
 from chaos.proxy import Link
 from chaos.servers import Servers
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
 from tests.support.not_here import not_here
 
@@ -75,10 +76,9 @@ async def scene(servers: Servers) -> AsyncIterator[Scene]:
     await servers.drop_database(NAME)
 
 
-async def beats(scene: Scene, until: asyncio.Event) -> list[tuple[float, str]]:
-    """Write a row again and again, each time with a second's patience; returns when, and how it ended."""
-    ended = []
-    while not until.is_set():
+async def beat(scene: Scene, ended: list[tuple[float, str]]) -> None:
+    """For ever: write a row, each time with a second's patience; note when, and how it ended."""
+    while True:
         try:
             async with asyncio.timeout(1):
                 connection = await asyncpg.connect(scene.url)
@@ -91,28 +91,42 @@ async def beats(scene: Scene, until: asyncio.Event) -> list[tuple[float, str]]:
         except TRY_AGAIN as error:  # whatever a broken server says must be something that the platform repeats
             ended.append((time.monotonic(), type(error).__name__))
         await asyncio.sleep(0.05)
-    return ended
 
 
-async def while_beating(scene: Scene, name: str, seconds: float) -> tuple[int, list[str], str]:
-    """Make a fault; returns its effect, how the beats ended during it, and how the last one ended after it."""
-    over = asyncio.Event()
-    beating = asyncio.create_task(beats(scene, over))
-    await asyncio.sleep(0.5)
-    began = time.monotonic()
-    effect = await scene.make(name, seconds)
-    ended = time.monotonic()
-    await asyncio.sleep(1.5)
-    over.set()
-    heard = await beating
-    return effect, [how for at, how in heard if began < at < ended], heard[-1][1]
+async def while_beating(scene: Scene, name: str, seconds: float) -> tuple[int, set[str]]:
+    """Make a fault, and wait until a beat is well again; returns its effect, and how beats ended badly during it."""
+    heard: list[tuple[float, str]] = []
+    beating = asyncio.create_task(beat(scene, heard))
+
+    async def until_well(since: float) -> None:
+        async with asyncio.timeout(60):
+            while not any(at > since and how == "ok" for at, how in heard):
+                if beating.done():
+                    await beating
+                await asyncio.sleep(0.05)
+
+    try:
+        await until_well(0.0)
+        began = time.monotonic()
+        effect = await scene.make(name, seconds)
+        ended = time.monotonic()
+        await until_well(ended)
+    finally:
+        await cancel_and_wait(beating)
+    return effect, {how for at, how in heard if began < at < ended} - {"ok"}
+
+
+async def until_felt(scene: Scene, name: str, seconds: float) -> set[str]:
+    """How beats ended badly during a fault that lasts so long. On a busy machine no beat may end in the first one."""
+    for times in (1, 3, 9):
+        effect, during = await while_beating(scene, name, times * seconds)
+        if effect > 0 and during:
+            return during
+    pytest.fail(f"{name} had no effect")
 
 
 async def test_a_frozen_database_takes_bytes_and_answers_nothing_until_it_goes_on(scene: Scene) -> None:
-    effect, during, after = await while_beating(scene, "F35 freeze the database", 1.5)
-    assert effect > 0
-    assert "TimeoutError" in during
-    assert after == "ok"
+    assert "TimeoutError" in await until_felt(scene, "F35 freeze the database", 1.5)
 
 
 async def test_a_database_that_nobody_asked_anything_was_not_frozen_for_anybody(scene: Scene) -> None:
@@ -124,19 +138,13 @@ async def test_a_database_that_nobody_asked_anything_was_not_frozen_for_anybody(
 async def test_a_stalled_disk_holds_up_every_write_and_not_for_ever(scene: Scene) -> None:
     if MOUNTS not in scene.servers.abilities:
         not_here("to mount takes privileges")
-    effect, during, after = await while_beating(scene, "F36 database disk stalls", 2.5)
-    assert effect > 0
-    assert "TimeoutError" in during
-    assert after == "ok"
+    assert "TimeoutError" in await until_felt(scene, "F36 database disk stalls", 2.5)
 
 
 async def test_a_full_disk_fails_statements_and_the_server_is_there_again_once_it_has_room(scene: Scene) -> None:
     if MOUNTS not in scene.servers.abilities:
         not_here("to mount takes privileges")
-    effect, during, after = await while_beating(scene, "F37 database disk full", 2.0)
-    assert effect > 0
-    assert set(during) - {"ok"}
-    assert after == "ok"
+    assert await until_felt(scene, "F37 database disk full", 2.0)
 
 
 @pytest.mark.parametrize("way", ["ahead", "behind"])
@@ -146,21 +154,37 @@ async def test_the_databases_clock_jumps_there_and_back_and_the_triggers_keep_th
     if CLOCK not in scene.servers.abilities:
         not_here("there is no libfaketime")
     async with scene.connection() as connection:
-        dealing = asyncio.create_task(scene.make(f"F38 database clock {way}", 0.6))
-        await asyncio.sleep(0.3)
-        await connection.execute(
-            "INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)"
-            " VALUES (gen_random_uuid(), gen_random_uuid(), 'q', 0, now())"
+
+        async def is_wrong_by(seconds: float) -> bool:
+            """However long the answer takes."""
+            before = time.time()
+            told = (await connection.fetchval("SELECT clock_timestamp()")).timestamp()
+            return before - 1 < told - seconds < time.time() + 1
+
+        sign = 1 if way == "ahead" else -1
+        for seconds in (0.6, 3.0, 12.0):
+            began = time.time()
+            dealing = asyncio.create_task(scene.make(f"F38 database clock {way}", seconds))
+            await asyncio.sleep(0.3)
+            await connection.execute(
+                "INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)"
+                " VALUES (gen_random_uuid(), gen_random_uuid(), 'q', 0, now())"
+            )
+            during = await is_wrong_by(sign * JUMP_SECONDS)
+            is_in_time = not dealing.done()
+            effect = await dealing
+            if is_in_time:  # else a busy machine has let the statements come too late
+                break
+        assert is_in_time
+        assert during
+        assert effect > JUMP_SECONDS / 2
+        assert await is_wrong_by(0)
+        change = await connection.fetchrow(
+            "SELECT at, ahead FROM chaos.change WHERE kind = 'outbox' ORDER BY number DESC LIMIT 1"
         )
-        during = (await connection.fetchval("SELECT clock_timestamp()")).timestamp() - time.time()
-        assert await dealing == JUMP_SECONDS
-        after = (await connection.fetchval("SELECT clock_timestamp()")).timestamp() - time.time()
-        [change] = await connection.fetch("SELECT at, ahead FROM chaos.change WHERE kind = 'outbox'")
-    sign = 1 if way == "ahead" else -1
-    assert during == pytest.approx(sign * JUMP_SECONDS, abs=1)
-    assert after == pytest.approx(0, abs=1)
+    assert change is not None
     assert change["ahead"] == sign * JUMP_SECONDS
-    assert change["at"].timestamp() == pytest.approx(time.time(), abs=3)
+    assert began - 1 < change["at"].timestamp() < time.time() + 1
 
 
 async def test_a_volume_that_nobody_may_mount_is_a_plain_directory(
@@ -193,7 +217,7 @@ async def test_a_frozen_volume_is_let_go_and_unmounted_whatever_ends_its_owner(t
     said, _ = await owner.communicate()
     if said.strip() != b"True":
         not_here("to mount takes privileges")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while disk.is_mount():
             await asyncio.sleep(0.05)
 

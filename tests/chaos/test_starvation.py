@@ -42,7 +42,7 @@ def test_a_sample_is_never_longer_than_its_time_and_names_its_process(monkeypatc
     monkeypatch.setattr("chaos.starvation.waits_of", waits)
     with Sampler(lambda: [("worker-0.0", 1)]) as sampler:
         for _ in range(5):  # of two processes each, and the third look has begun
-            assert asked.acquire(timeout=30)
+            assert asked.acquire(timeout=60)
     assert {sample.process for sample in sampler.starved} == {"worker-0.0", OURSELVES}
     assert all(sample.seconds == sample.until - sample.since > 0 for sample in sampler.starved)
 

@@ -13,7 +13,7 @@ from examples.approval import Approval, Order
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 
-SECONDS = 30.0
+SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
 
 

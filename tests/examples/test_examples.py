@@ -20,7 +20,7 @@ from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob, submit
 from tests.support.http_server import serving_http
 
-SECONDS = 30.0
+SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
 Running = Callable[[App], AbstractAsyncContextManager[None]]
 

@@ -14,7 +14,7 @@ from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob, submit
 from leasehold.worker.worker import Worker
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 async def test_the_example_counts_what_its_first_step_wrote(settings: Settings, tmp_path: Path) -> None:

@@ -156,19 +156,22 @@ async def test_it_is_known_whether_a_request_can_have_arrived() -> None:
             await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}")
     assert heard
     assert cut.value.sent
-    async with Egress(LOOPBACK) as egress:
-        with pytest.raises(EgressFailed) as refused:
-            await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}")
+    with socket.socket() as nobody:  # else another program may listen there
+        nobody.bind(("127.0.0.1", 0))
+        async with Egress(LOOPBACK) as egress:
+            with pytest.raises(EgressFailed) as refused:
+                await egress.request("POST", f"http://127.0.0.1:{nobody.getsockname()[1]}/", content=b"{}")
     assert not refused.value.sent
 
 
 async def test_a_request_that_a_redirect_answered_has_arrived_whatever_becomes_of_the_redirect() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = closed.getsockname()[1]
-    moved = f"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:{nobody}/\r\ncontent-length: 0\r\n\r\n".encode()
-    async with answering(lambda _said: moved) as (port, heard), Egress(LOOPBACK) as egress:
-        with pytest.raises(EgressFailed) as failed:
-            await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}", redirects=1)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        place = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+        moved = f"HTTP/1.1 302 Found\r\nlocation: {place}\r\ncontent-length: 0\r\n\r\n".encode()
+        async with answering(lambda _said: moved) as (port, heard), Egress(LOOPBACK) as egress:
+            with pytest.raises(EgressFailed) as failed:
+                await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}", redirects=1)
     assert heard
     assert failed.value.sent
 

@@ -35,7 +35,7 @@ class Servers:
         return self.timelines[host]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.001)
 

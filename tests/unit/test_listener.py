@@ -12,7 +12,7 @@ from leasehold.telemetry.listener import Health, listen, listening_at
 
 
 def status(port: int, path: str, host: str = "127.0.0.1") -> int:
-    return httpx2.get(f"http://{host}:{port}{path}").status_code
+    return httpx2.get(f"http://{host}:{port}{path}", timeout=60).status_code
 
 
 def test_a_worker_is_ready_when_it_serves_and_alive_while_its_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_a_worker_is_ready_when_it_serves_and_alive_while_its_loop_turns(monkeyp
     assert (status(port, "/livez"), status(port, "/readyz")) == (200, 200)
     monkeypatch.setattr(listener, "DEAD_SECONDS", 0.0)
     assert (status(port, "/livez"), status(port, "/readyz")) == (503, 200)
-    assert "leasehold_" in httpx2.get(f"http://127.0.0.1:{port}/metrics").text
+    assert "leasehold_" in httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text
 
 
 def test_all_addresses_are_those_of_both_versions_and_a_kernel_without_ipv6_has_one(
@@ -48,5 +48,5 @@ def test_one_address_of_ipv6_is_not_all_of_ipv4() -> None:
 
 def test_without_probes_there_are_metrics_alone_also_over_ipv6() -> None:
     port = listen("::1", 0, None)
-    assert "leasehold_" in httpx2.get(f"http://[::1]:{port}/metrics").text
-    assert "leasehold_" in httpx2.get(f"http://[::1]:{port}/readyz").text
+    assert "leasehold_" in httpx2.get(f"http://[::1]:{port}/metrics", timeout=60).text
+    assert "leasehold_" in httpx2.get(f"http://[::1]:{port}/readyz", timeout=60).text

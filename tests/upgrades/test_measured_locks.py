@@ -14,7 +14,7 @@ from leasehold.db.upgrading.locks import MODES, Lock, SchemaTables
 from leasehold.db.upgrading.plan import PlannedRevision, PlannedStatement, plan_of
 from tests.support.databases import Databases
 
-SECONDS = 30.0
+SECONDS = 60.0
 #: The newest revision of the release that is out: tests/chaos/test_release.py.
 RELEASED = "0018_uploads_of_attempts"
 _TABLES = """

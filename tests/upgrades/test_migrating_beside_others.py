@@ -24,7 +24,7 @@ from leasehold.db.upgrading.plan import plan_of
 from leasehold.domain.errors import SchemaLocked
 from tests.support.databases import Databases
 
-SECONDS = 30.0
+SECONDS = 60.0
 #: Revisions before those that are tried: one adds a column to `worker`, the next builds an index on `job` and on `run`.
 BEFORE_COLUMN, COLUMN, INDEXES = "0028_callbacks", "0029_incarnation_of_workers", "0030_indexes_of_searches"
 REVISIONS = 5
