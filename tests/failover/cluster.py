@@ -19,7 +19,7 @@ from leasehold.db.database import migrate
 from leasehold.embedded.postgres import DATABASE, Postgres
 from leasehold.settings import Settings
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @dataclass
@@ -34,7 +34,8 @@ class Cluster:
         return f"{login}@127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}/{DATABASE}"
 
     def settings(self, **more: Any) -> Settings:
-        return Settings(_env_file=None, database_url=SecretStr(self.url), broker="postgres", **more)
+        room = {"database_host_timeout": 10.0}  # a server that dies refuses; one that lives may have no processor
+        return Settings(_env_file=None, database_url=SecretStr(self.url), broker="postgres", **(room | more))
 
     async def replicated(self) -> None:
         """Wait until the standby has everything that the primary has committed."""

@@ -24,11 +24,12 @@ class Pair:
     standby: Postgres
 
     def settings(self, *ports: int, **more: float) -> Settings:
-        """Of a URL with these hosts, in this order."""
+        """Of a URL with these hosts, in this order. A host that lives may have no processor for seconds."""
+        room = {"database_timeout": 60.0, "database_host_timeout": 30.0}
         hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
         password = self.primary.url.partition(f"{USER}:")[2].partition("@")[0]
         url = f"postgresql://{USER}:{password}@{hosts}/{DATABASE}"
-        return Settings(_env_file=None, database_url=SecretStr(url), **more)  # type: ignore[arg-type]  # only numbers
+        return Settings(_env_file=None, database_url=SecretStr(url), **(room | more))  # type: ignore[arg-type]  # only numbers
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from leasehold.embedded.process import EmbeddedError, Server, unprivileged
 from leasehold.settings import Settings
 from tests.support.not_here import not_here
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from leasehold.transitions import jobs
 from tests.factories import ONE
 from tests.support.bucket import Bucket
 
-SECONDS = 30.0
+SECONDS = 60.0
 LONG_AGO = datetime.now(UTC) - timedelta(hours=3)
 #: No keys of the platform: no id, the sum of a file, an id of another version, an id in another form.
 NOT_OURS = (
