@@ -141,9 +141,17 @@ async def test_workers_that_come_and_go_under_load_cost_no_task_an_attempt(fleet
         lengths = [chance.choice((0.1, 1.5)) for _ in range(20)]
         await jobs.submit(rows, [jobs.NewJob(demo_long_task, "t", params={"seconds": one}) for one in lengths])
 
+    async def done() -> bool:
+        return not await rows.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL")
+
+    async def was_given_back() -> bool:
+        return bool(await rows.fetchval("SELECT max(epoch) > 1 FROM task"))
+
     await load()
     working = [await fleet.worker(**few)]
-    for _ in range(3):
+    for number in range(10):
+        if number >= 3 and await was_given_back():
+            break
         working.append(await fleet.worker(**few))
         leaving = working.pop(chance.randrange(2))
         await load()
@@ -154,14 +162,13 @@ async def test_workers_that_come_and_go_under_load_cost_no_task_an_attempt(fleet
                 " WHERE w.pid = $1 AND t.step = 'execute'",
                 pid,
             )
+            if held < 3 and await done():  # a busy machine may look too late
+                await load()
             return bool(held >= 3)
 
         await fleet.until(works, leaving)
         leaving.signal(signal.SIGTERM)
         assert await leaving.wait() == 0
-
-    async def done() -> bool:
-        return not await rows.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL")
 
     await fleet.until(done, *working)
     spent = await rows.fetchrow(
@@ -169,7 +176,7 @@ async def test_workers_that_come_and_go_under_load_cost_no_task_an_attempt(fleet
     )
     assert spent is not None
     assert (spent["attempt"], spent["losses"], spent["errors"]) == (1, 0, 0)
-    assert spent["epoch"] > 1  # else nothing was ever given back
+    assert spent["epoch"] > 1  # else nothing was ever given back, on a busy machine in ten times
     assert await rows.fetchval("SELECT count(*) FROM task WHERE status <> 'succeeded'") == 0
 
 

