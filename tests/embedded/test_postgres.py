@@ -17,7 +17,7 @@ from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import EmbeddedError, unprivileged
 from leasehold.embedded.programs import can_run, runnable_copy_of
 from tests.support.not_here import not_here
-from tests.support.processes import Witness, descendants, users_of_servers
+from tests.support.processes import Witness, descendants, started_since, users_of_servers
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ async def test_no_process_of_it_runs_as_root_and_none_survives_a_kill(run_direct
     before = descendants(os.getpid())
     server = Postgres(run_directory / "postgres-to-kill", durable=False)
     await server.start()
-    started = descendants(os.getpid()) - before
+    started = started_since(before)
     assert 0 not in users_of_servers(started)
     witness = Witness(started)
     await server.kill()

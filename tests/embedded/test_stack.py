@@ -8,7 +8,7 @@ import pytest
 
 from leasehold.embedded.process import EmbeddedError
 from leasehold.embedded.stack import EmbeddedStack
-from tests.support.processes import Witness, descendants
+from tests.support.processes import Witness, descendants, started_since
 
 
 async def test_a_stack_gives_what_the_platform_needs_and_ends_with_its_block() -> None:
@@ -18,7 +18,7 @@ async def test_a_stack_gives_what_the_platform_needs_and_ends_with_its_block() -
         connection = await asyncpg.connect(stack.environment["LEASEHOLD_DATABASE_URL"])
         assert await connection.fetchval("SELECT current_database()") == "leasehold"
         await connection.close()
-        witness = Witness(descendants(os.getpid()) - before)
+        witness = Witness(started_since(before))
         directory = stack.directory
     await witness.all_ended()
     assert not directory.exists()
@@ -35,7 +35,7 @@ async def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(
     with pytest.raises(EmbeddedError, match="initdb exited with 127"):
         async with EmbeddedStack(durable=False):
             pass
-    await Witness(descendants(os.getpid()) - before).all_ended()
+    await Witness(started_since(before)).all_ended()
 
 
 async def test_two_stacks_do_not_meet() -> None:

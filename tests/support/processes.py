@@ -13,6 +13,19 @@ END_SECONDS = 60.0
 
 def descendants(root: int) -> set[int]:
     """The ids of all processes below `root`."""
+    return _below(root, _children())
+
+
+def started_since(before: set[int]) -> set[int]:
+    """The ids of the children that this process did not have `before`, and of all below them: processes below the older
+    children, which are servers of other tests, come and go.
+    """
+    children = _children()
+    new = [pid for pid in children.get(os.getpid(), []) if pid not in before]
+    return set(new).union(*(_below(pid, children) for pid in new))
+
+
+def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -20,6 +33,10 @@ def descendants(root: int) -> set[int]:
         except OSError:  # the process has ended
             continue
         children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    return children
+
+
+def _below(root: int, children: dict[int, list[int]]) -> set[int]:
     pids: set[int] = set()
     pending = [root]
     while pending:

@@ -39,11 +39,16 @@ def test_all_addresses_are_those_of_both_versions_and_a_kernel_without_ipv6_has_
 
 
 def test_one_address_of_ipv6_is_not_all_of_ipv4() -> None:
-    with socket.socket() as held:  # else another program may listen there
-        held.bind(("127.0.0.1", 0))
-        port = listen("::1", held.getsockname()[1], None)
-        with pytest.raises(httpx2.ConnectError):
-            status(port, "/metrics")
+    while True:
+        port = listen("::1", 0, None)
+        with socket.socket() as held:  # else another program may listen there
+            try:
+                held.bind(("127.0.0.1", port))
+            except OSError:  # one does
+                continue
+            with pytest.raises(httpx2.ConnectError):
+                status(port, "/metrics")
+            return
 
 
 def test_without_probes_there_are_metrics_alone_also_over_ipv6() -> None:
