@@ -17,6 +17,7 @@ from leasehold.embedded.guard import descendants
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TRIES = 10  # on a machine where processes end all the time
 _BUSY_FIELDS = (1, 2, 3, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq
 #: The role of a process, by its name.
 _ROLES = {"beam.smp": "rabbitmq", "postgres": "postgres", "rclone": "s3"}
@@ -115,10 +116,16 @@ class _Spent:
 
 
 def _spent() -> dict[int, _Spent]:
-    spent = {}
-    for pid, role in ours():
-        with contextlib.suppress(OSError):
-            spent[pid] = _Spent(role, _parent(pid), cpu_seconds(pid))
+    """What each process has spent. It is read again if a process ended meanwhile: its time may then be missing from its
+    own entry and from its parent's, or be in both.
+    """
+    for _ in range(_TRIES):
+        listed, spent = ours(), {}
+        for pid, role in listed:
+            with contextlib.suppress(OSError):
+                spent[pid] = _Spent(role, _parent(pid), cpu_seconds(pid))
+        if all((Path("/proc") / str(pid)).exists() for pid, _ in listed):
+            break
     return spent
 
 
