@@ -84,12 +84,12 @@ class Node:
     async def takes_writes(self) -> bool:
         try:
             connection = await asyncpg.connect(self.url, timeout=1)
-        except (OSError, TimeoutError, asyncpg.PostgresError):
+            try:
+                return not await connection.fetchval("SELECT pg_is_in_recovery()")
+            finally:
+                connection.terminate()
+        except (OSError, TimeoutError, asyncpg.PostgresError):  # a demotion ends the session at any moment
             return False
-        try:
-            return not await connection.fetchval("SELECT pg_is_in_recovery()")
-        finally:
-            connection.terminate()
 
     async def asked(self, method: str, path: str, body: dict[str, str] | None = None) -> Any:
         """Patroni's answer, or None."""
@@ -143,7 +143,7 @@ class Cluster:
         return time.time()
 
     async def leader(self, *, other_than: Node | None = None) -> Node:
-        """The node that takes writes, has a synchronous standby, and is the leader by Patroni's own word."""
+        """The node that takes writes and is the leader by Patroni's own word."""
         async with asyncio.timeout(_SECONDS):
             while True:
                 for node in self.nodes:
@@ -156,16 +156,23 @@ class Cluster:
         if not isinstance(view, dict):
             return False
         roles = {member["name"]: member["role"] for member in view.get("members", ())}
-        return roles.get(node.name) == "leader"
+        # A node that has just been started again knows what it knew when it was killed: that it leads.
+        return roles.get(node.name) == "leader" and await node.takes_writes()
 
     async def whole(self) -> Node:
-        """The leader, once two nodes stream from it and one of them is its synchronous standby."""
+        """The leader, once each node says that two nodes stream from it, one of them as its synchronous standby.
+
+        A node that was killed or frozen says at first what it knew before. An old leader takes writes until then.
+        """
+        whole = [("leader", "running"), ("replica", "streaming"), ("sync_standby", "streaming")]
         async with asyncio.timeout(_SECONDS):
             while True:
                 leader = await self.leader()
-                view = await leader.asked("GET", "/cluster") or {"members": ()}
-                states = [(member["role"], member["state"]) for member in view["members"]]
-                if sorted(states) == [("leader", "running"), ("replica", "streaming"), ("sync_standby", "streaming")]:
+                views = [await node.asked("GET", "/cluster") or {"members": ()} for node in self.nodes]
+                states = [sorted((member["role"], member["state"]) for member in view["members"]) for view in views]
+                leaders = {member["name"] for view in views for member in view["members"] if member["role"] == "leader"}
+                writers = [node for node in self.nodes if await node.takes_writes()]
+                if states == [whole] * len(self.nodes) and leaders == {leader.name} and writers == [leader]:
                     return leader
                 await asyncio.sleep(0.2)
 
