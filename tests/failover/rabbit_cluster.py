@@ -23,7 +23,7 @@ from leasehold.runtime.transient import until_answered
 
 NODES = 3
 #: Seconds after which nodes count a silent one as down; RabbitMQ's default is a minute.
-TICK_SECONDS = 8
+TICK_SECONDS = 1
 VHOST = "cluster"
 _SECONDS = 60.0
 _POLICY = f"/api/policies/{VHOST}/all"

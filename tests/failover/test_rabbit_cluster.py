@@ -39,7 +39,7 @@ pytestmark = [
 QUEUE = "leasehold.media.normal"
 PAUSE = 0.02
 #: Seconds: consumers are back after a node died, froze, was parted from the others, and is together with them again.
-DIED, FROZEN, PARTED, HEALED = 3.0, 20.0, 10.0, 30.0
+DIED, FROZEN, PARTED, HEALED = 3.0, 3.0, 10.0, 30.0
 #: Seconds after which a node that woke up is restarted, if the others still count it as down.
 ESTRANGED = 20.0
 #: A fault is felt within these seconds; only then may the stream count as whole again.
