@@ -50,6 +50,12 @@ def own_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.console, "_width", None)
 
 
+@pytest.fixture
+def patient_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that is there may stand still for longer than a check of readiness waits, which is three seconds."""
+    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
+
+
 @pytest.fixture(scope="session")
 def run_directory() -> Iterator[Path]:
     """The directory for the data of private servers. It is removed at the end; after a killed run, by the next run."""

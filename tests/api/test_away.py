@@ -17,11 +17,7 @@ from tests.api.media_api import MediaApi, problem
 from tests.api.proxy import Proxy, proxy_to
 from tests.support.databases import Databases
 
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is away here refuses at once; what is there may stand still for longer than a check waits."""
-    monkeypatch.setattr(health, "_TIMEOUT_SECONDS", 60.0)
+pytestmark = pytest.mark.usefixtures("patient_readiness")  # what is away here refuses at once
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"object_store": "none", "s3_endpoint": "http://127.0.0.1:1"})
 
 
+@pytest.mark.usefixtures("patient_readiness")
 async def test_what_needs_objects_is_refused_with_a_clear_answer_and_runs_are_taken(
-    settings: Settings, rows: Connection, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, rows: Connection, make_key: MakeKey
 ) -> None:
-    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
     async with serving(settings) as api, client_of(api.url, (await make_key(scopes=SCOPES)).text) as client:
         refused = [
             await client.post("/upload-url", json={"content_type": "image/jpeg", "file_name": "a.jpg"}),

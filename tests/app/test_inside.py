@@ -25,6 +25,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid, TransactionRefused
 from leasehold.domain.ids import new_id
 from tests.app.conftest import Serve
+from tests.support.broker_room import BROKER_ROOM
 
 Using = Callable[..., App]
 SECONDS = 60.0
@@ -210,7 +211,7 @@ def patient(using: Using, monkeypatch: pytest.MonkeyPatch) -> None:
     """The app leaves no hint to a relay because RabbitMQ is slow, as on a busy machine. No worker is there to relay."""
     monkeypatch.setattr(connection_of_app, "_ANNOUNCE_SECONDS", SECONDS)
     monkeypatch.setattr(link, "_BROKER_SECONDS", SECONDS)
-    using(app, amqp_silence_seconds=SECONDS, amqp_publish_timeout=SECONDS)
+    using(app, **BROKER_ROOM)
 
 
 async def counts(connection: Connection) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from leasehold.broker import Broker, Hint, make_broker
 from leasehold.settings import Settings
 from tests.broker.wire import Wire
+from tests.support.broker_room import BROKER_ROOM
 
 OpenBroker = Callable[..., Awaitable[Broker]]
 
@@ -74,10 +75,9 @@ async def open_broker(amqp_url: str) -> AsyncIterator[OpenBroker]:
     a busy machine may keep RabbitMQ from its processor for seconds.
     """
     opened: list[Broker] = []
-    room = {"amqp_silence_seconds": 60.0, "amqp_publish_timeout": 60.0}
 
     async def open_one(url: str = amqp_url, *, connected: bool = True, **settings: Any) -> Broker:
-        broker = make_broker(Settings(_env_file=None, amqp_url=SecretStr(url), **(room | settings)))
+        broker = make_broker(Settings(_env_file=None, amqp_url=SecretStr(url), **(BROKER_ROOM | settings)))
         opened.append(broker)
         await broker.open()
         if connected:

@@ -20,6 +20,7 @@ from chaos.servers import Servers
 from chaos.stack import CLIENT, Installation
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
+from tests.worker.children.waiting import until
 
 NAME = "chaos_failover"
 FAULTS = [kind.name for kind in ALONE if kind.needs == STANDBY]
@@ -64,12 +65,6 @@ async def write(
         await asyncio.sleep(0.02)
 
 
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.05)
-
-
 @pytest.mark.parametrize("name", FAULTS)
 async def test_what_was_acknowledged_is_there_after_two_failovers_and_the_old_primary_follows(
     installation: Installation, name: str
@@ -92,11 +87,11 @@ async def test_what_was_acknowledged_is_there_after_two_failovers_and_the_old_pr
     ]
     async with asyncio.timeout(60):  # a connection of a pool, which the fault ends
         kept = await asyncpg.connect(f"{installation.database_url.partition('@')[0]}@127.0.0.1:{old_link.port}/{NAME}")
-    await until(lambda: acknowledged and by_old)
+    await until(lambda: bool(acknowledged and by_old), "both writers have written")
     make = faults.makers[name.partition(" ")[0]]
     effects = await asyncio.gather(make(Fault(name, seconds=1.0)), make(Fault(name, seconds=1.0)))
     before = next(numbers)
-    await until(lambda: acknowledged[-1] > before)  # the new primary has taken one
+    await until(lambda: acknowledged[-1] > before, "the new primary has taken one")
     await asyncio.sleep(0.3)
     kept.terminate()
     await cancel_and_wait(*writing)

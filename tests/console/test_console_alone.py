@@ -42,10 +42,8 @@ async def test_people_see_and_act(person: MakePerson, maker: Maker) -> None:
     assert "cancel" in await operator.see(f"/jobs/{job_id}")
 
 
-async def test_monitoring_is_answered_and_no_client_is(
-    running: Running, person: MakePerson, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
+@pytest.mark.usefixtures("patient_readiness")
+async def test_monitoring_is_answered_and_no_client_is(running: Running, person: MakePerson) -> None:
     key = (await person(ROLES["admin"])).key.text
     async with client_of(running.url, key) as client:
         assert (await client.get("/livez")).status_code == 200

@@ -10,7 +10,6 @@ import pytest
 from leasehold.api.console import overview, rates, rendering
 from leasehold.api.console.rates import rates_of
 from leasehold.api.console.shared import Shared
-from leasehold.api.fleet import health
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from tests.api.conftest import Running
@@ -49,11 +48,11 @@ async def refreshed(somebody: Person, mark: str) -> tuple[int, str]:
     return answer.status_code, answer.headers.get("x-console-mark", mark)
 
 
+@pytest.mark.usefixtures("patient_readiness")
 async def test_the_same_state_is_not_rendered_again_and_another_is_shown(
     person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
-    monkeypatch.setattr(health, "_TIMEOUT_SECONDS", 60.0)
     somebody, other = await person(), await person()
     async with asyncio.timeout(60):
         while "The broker: " in await somebody.see("/"):  # the API has just started, and connects

@@ -24,6 +24,7 @@ from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.jobs.conftest import KINDS, TENANT_SCOPES, MakeClient, Maker
+from tests.support.broker_room import BROKER_ROOM
 
 SECONDS = 60.0
 
@@ -347,9 +348,8 @@ async def test_the_hints_of_a_batch_are_published_at_once_and_not_by_the_relay(
     if action == "retry":
         await maker.fail(target)
     # What RabbitMQ cannot take yet, or confirms too late, is left to the relay, which is not there.
-    patient = {"amqp_silence_seconds": SECONDS, "amqp_publish_timeout": SECONDS}
     hints = "SELECT (SELECT count(*) FROM outbox WHERE job_id <> $1) + (SELECT count(*) FROM outbox_batch)"
-    async with operating(running.services.settings, **patient) as worker:
+    async with operating(running.services.settings, **BROKER_ROOM) as worker:
         async with asyncio.timeout(SECONDS):
             while not worker.parts.broker.connected:
                 await asyncio.sleep(0.02)

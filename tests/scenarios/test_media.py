@@ -15,6 +15,7 @@ from leasehold.broker.base import Hint
 from leasehold.settings import Settings
 from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import PATIENCE, Fleet
+from tests.support.broker_room import BROKER_ROOM
 from tests.support.bucket import Bucket
 
 
@@ -87,8 +88,7 @@ async def test_a_message_delivered_five_times_and_out_of_order_does_its_work_onc
     tasks = await fleet.rows.connection.fetch(
         "SELECT id, queue FROM task WHERE job_id = $1 ORDER BY position DESC", job_id
     )
-    # A busy machine may keep RabbitMQ from its processor for seconds.
-    broker = make_broker(settings.model_copy(update={"amqp_silence_seconds": 60.0, "amqp_publish_timeout": 60.0}))
+    broker = make_broker(settings.model_copy(update=BROKER_ROOM))
     await broker.open()
     await fleet.until(lambda: _true(broker.connected))
     hints = [Hint(row["id"], row["queue"]) for row in tasks] * 5  # the last step's first

@@ -29,12 +29,11 @@ from leasehold.transitions.jobs import NewJob
 from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
 from tests.scenarios.long_step import long_step
+from tests.support.broker_room import BROKER_ROOM
 
-#: A busy machine may keep RabbitMQ from its processor for seconds. A worker that then left it would poll when it is
-#: back, and a hint without a confirm would be sent again.
-ROOM = {"amqp_silence_seconds": 60.0, "amqp_publish_timeout": 60.0}
-#: Workers that practically never poll: so a lost hint is not replaced by a poll.
-HINTS_ONLY = {"poll_seconds": 3600, **ROOM}
+#: Workers that practically never poll: so a lost hint is not replaced by a poll. A worker that left a busy RabbitMQ
+#: would poll when it is back, and a hint without a confirm would be sent again.
+HINTS_ONLY = {"poll_seconds": 3600, **BROKER_ROOM}
 #: Seconds between two checks of RabbitMQ for deliveries older than the consumer timeout. Its default is a minute.
 CHECK_SECONDS = 1
 CONSUMER_TIMEOUT = 10
@@ -58,7 +57,7 @@ async def submit(fleet: Fleet, made: Sequence[NewJob]) -> None:
     async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
         await work(fleet.rows.connection)
 
-    broker = make_broker(fleet.settings.model_copy(update=ROOM))
+    broker = make_broker(fleet.settings.model_copy(update=BROKER_ROOM))
     await broker.open()
     hints = await jobs.submit(fleet.rows.connection, made)
     async with asyncio.timeout(120):

@@ -99,10 +99,8 @@ async def test_what_the_servers_are_is_told_to_operators_alone(api: Running, mak
         assert (await operator.get(f"/readyz?{query}")).json()["findings"]
 
 
-async def test_without_a_key_readiness_says_nothing_of_the_servers(
-    api: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
+@pytest.mark.usefixtures("patient_readiness")
+async def test_without_a_key_readiness_says_nothing_of_the_servers(api: Running, rows: Connection) -> None:
     version = str(await rows.fetchval("SELECT current_setting('server_version')"))
     async with client_of(api.url) as anybody:
         assert (await anybody.get("/readyz")).json() == {"status": "ok"}

@@ -120,10 +120,8 @@ def encrypted(postgres_tls: Postgres, rabbitmq_tls: RabbitMQ, s3_tls: S3, files:
     )
 
 
-async def test_the_whole_product_runs_on_servers_that_take_tls_only(
-    encrypted: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", 60.0)
+@pytest.mark.usefixtures("patient_readiness")
+async def test_the_whole_product_runs_on_servers_that_take_tls_only(encrypted: Settings) -> None:
     await migrate(encrypted.database_url.get_secret_value())
     connection = await connect(encrypted, "test")
     try:

@@ -32,11 +32,10 @@ async def server(run_directory: Path) -> AsyncIterator[Postgres]:
     shutil.rmtree(server.directory)
 
 
+@pytest.mark.usefixtures("patient_readiness")  # else the store may count as away, too
 async def test_a_restart_of_the_database_is_one_line_when_it_goes_and_one_when_it_is_back(
-    server: Postgres, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Postgres, settings: Settings, tmp_path: Path
 ) -> None:
-    # Where this process stands still for the three seconds of a check, the store counts as away, too.
-    monkeypatch.setattr("leasehold.api.fleet.health._TIMEOUT_SECONDS", SECONDS)
     await migrate(server.url)
     changes = {"database_url": SecretStr(server.url), "broker": "postgres", "pipelines": "tests.runs.work:pipelines"}
     changed = settings.model_copy(update={**changes, "work_dir": str(tmp_path), "poll_seconds": 0.1})
