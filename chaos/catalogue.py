@@ -34,6 +34,11 @@ class Kind:
     from_release: bool = False  # the run begins with the schema and the processes of the release
     is_release: bool = False  # a process of the release serves beside the others for a while
 
+    @property
+    def starts_release(self) -> bool:
+        """Whether a process of the release serves in its run."""
+        return self.from_release or self.is_release
+
 
 def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS) -> Kind:
     return Kind(f"{number} {point}:{act}", on, needs=BROKER if point == "after_publish" else "")

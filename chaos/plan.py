@@ -61,7 +61,7 @@ class Plan:
     @property
     def has_release(self) -> bool:
         """Whether a process of the release serves at any time."""
-        return self.begins_with_release or any(fault.kind.is_release for fault in self.blows)
+        return any(fault.kind.starts_release for fault in self.blows)
 
     @property
     def has_standby(self) -> bool:
@@ -109,7 +109,7 @@ def make_plan(
     rng = random.Random(f"plan {seed}")  # noqa: S311 - to be repeated, not to be secret
     point_count = max(2, faults // 2) if failpoints is None else failpoints
     points = deal(FAILPOINTS, seed, point_count, abilities)
-    blows = deal(BLOWS, seed, max(1, faults - point_count), abilities)
+    blows = _one_of_release(deal(BLOWS, seed, max(1, faults - point_count), abilities), rng, abilities)
     armed = tuple(Fault(kind.name, target=rng.choice(kind.on), nth=rng.randint(1, 3)) for kind in points)
     armed += _api_kills(seed, api_kills)
     planned = [
@@ -118,6 +118,18 @@ def make_plan(
         for kind in blows
     ]  # fmt: skip
     return Plan(seed, seconds, armed, tuple(sorted(planned, key=lambda fault: fault.at)))
+
+
+def _one_of_release(hand: list[Kind], rng: random.Random, abilities: Collection[str]) -> list[Kind]:
+    """The hand with at most one fault of the release, the upgrade if it is dealt. Other blows replace the rest.
+
+    In a run that begins with the release, "an old process beside the new ones" finds no new ones, and the upgrade
+    replaces the old process before its time.
+    """
+    of_release = [kind for kind in hand if kind.starts_release]
+    left_out = sorted(of_release, key=lambda kind: not kind.from_release)[1:]
+    others = [kind for kind in _possible(BLOWS, abilities) if kind not in hand and not kind.starts_release]
+    return [kind for kind in hand if kind not in left_out] + rng.sample(others, len(left_out))
 
 
 def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
@@ -139,8 +151,7 @@ def plan_of(name: str, seed: int, *, seconds: float = SECONDS) -> Plan:
     if kind in (*FAILPOINTS, *API_POINTS):
         return Plan(seed, seconds, armed=tuple(Fault(name, target=target, nth=1) for target in kind.on))
     rng = random.Random(f"plan of {seed}")  # noqa: S311 - as above
-    once = kind.from_release or kind.is_release
-    times = (0.1 * seconds,) if once else (0.1 * seconds, 0.6 * seconds)
+    times = (0.1 * seconds,) if kind.starts_release else (0.1 * seconds, 0.6 * seconds)
     lasts = kind.seconds * max(1.0, seconds / SECONDS) if kind.is_release else kind.seconds
     return Plan(
         seed,
@@ -151,13 +162,17 @@ def plan_of(name: str, seed: int, *, seconds: float = SECONDS) -> Plan:
 
 def deal(pack: Sequence[Kind], seed: int, count: int, abilities: Collection[str]) -> list[Kind]:
     """The hand of `count` cards for this seed. The pack is shuffled again whenever it is used up."""
-    cards = [kind for kind in pack if not kind.needs or kind.needs in abilities]
+    cards = _possible(pack, abilities)
     hand = []
     for position in range(seed * count, (seed + 1) * count):
         turn, place = divmod(position, len(cards))
         shuffled = random.Random(f"pack {turn}").sample(cards, len(cards))  # noqa: S311 - as above
         hand.append(shuffled[place])
     return hand
+
+
+def _possible(pack: Sequence[Kind], abilities: Collection[str]) -> list[Kind]:
+    return [kind for kind in pack if not kind.needs or kind.needs in abilities]
 
 
 #: Mutation -> a plan that needs the guard which the mutation removes. Without the mutation the plan is green.

@@ -95,7 +95,7 @@ def _has_called(history: History, request: Change) -> bool:
 
 def _undone(history: History, job: str) -> Observation:
     """Check that a workflow that acknowledges its cancel has undone its work once. Exceptions: the grace passed, its
-    workers were lost too often, its code had ended before it could see the cancel, or the release's API cancelled it.
+    workers were lost too often, its code had ended before it could see the cancel, or the release ended it.
     """
     status = history.job_by_id[job]["status"]
     undo_calls = [
@@ -111,21 +111,24 @@ def _undone(history: History, job: str) -> Observation:
     losses = max(task["losses"] for task in history.tasks_of[job])
     if reason == "the grace passed" or (reason and losses >= history.terms.max_losses):
         return Observation("workflow that was ended")
-    if history.of_release and _cancelled_by_api(history, job):
-        return Observation("workflow that waited, cancelled by an API beside the release's processes")
+    if history.of_release and _ended_by_release(history, job):
+        return Observation("workflow that the release's code ended")
     sentence = (
         f"workflow {job} ended {status} ({reason or 'acknowledged'}) and has undone its work {len(undo_calls)} times"
     )
     return observed("workflow that saw its cancel", sentence, good=status == "cancelled" and len(undo_calls) == 1)
 
 
-def _cancelled_by_api(history: History, job: str) -> bool:
-    """Whether an API ended the workflow's task while it waited. The release does so: its workflows undo nothing. No API
-    of this code does, and runs without processes of the release judge that.
+def _ended_by_release(history: History, job: str) -> bool:
+    """Whether code of the release has, or may have, cancelled the workflow's task: an API while the task waited, or one
+    of the release's workers, which sweeps. The release's workflows undo nothing. No API of this code ends a task that
+    waits, and runs without processes of the release judge that.
     """
     return any(
-        change.moved() == ("waiting", "cancelled") and change.process is None
+        moved[1] == "cancelled"
+        and (change.process in history.of_release or (not change.process and moved[0] == "waiting"))
         for task in history.tasks_of.get(job, ())
         if not task["contained"]
         for change in history.task_changes.get(task["id"], ())
+        if (moved := change.moved())
     )

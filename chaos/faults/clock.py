@@ -35,8 +35,9 @@ class ClockFaults:
             return 0
         async with self._jump_lock:
             ahead = JUMP_SECONDS if "ahead" in fault.name else -JUMP_SECONDS
-            clock.jump(ahead)
+            # What is recorded includes the whole time of the wrong clock, although this process may be held up here.
             self.jumps.append((time.time(), ahead))
+            clock.jump(ahead)
             try:
                 seconds_wrong = await until_answered(self._seconds_wrong, within=_PATIENCE_SECONDS)
                 await asyncio.sleep(fault.seconds)

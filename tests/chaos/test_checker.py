@@ -1027,18 +1027,31 @@ def test_a_workflow_may_end_before_it_has_undone_its_work_once_the_grace_has_pas
         assert "I15" not in found(history)
 
 
-def test_a_workflow_that_waited_may_be_cancelled_without_undoing_only_by_an_api_beside_the_releases_processes() -> None:
-    for process, of_release, is_excused in ((None, {"api-0.1"}, True), (None, set(), False), ("w0", {"w0"}, False)):
-        history = sound()
-        a_workflow_that_acknowledged_and_undid_nothing(history)
-        index = max(
-            index for index, change in enumerate(history.changes)
-            if change.kind == "task" and change.row["id"] == "task-undone"
-        )  # fmt: skip
-        before = (history.changes[index].before or {}) | {"status": "waiting"}
-        history.changes[index] = replace(history.changes[index], before=before, process=process)
-        history.of_release = of_release
-        assert ("I15" not in found(history)) == is_excused
+@pytest.mark.parametrize(
+    ("process", "before", "of_release", "is_excused"),
+    [
+        ("", "waiting", {"api-0.1"}, True),
+        ("", "waiting", set(), False),
+        ("", "running", {"api-0.1"}, False),
+        ("w0", "running", {"w0"}, True),
+        ("w0", "waiting", {"w0"}, True),
+        ("w0", "running", {"w1"}, False),
+        ("w0", "waiting", {"w1"}, False),
+    ],
+)
+def test_only_the_releases_code_may_end_a_workflow_that_has_not_undone_its_work(
+    process: str, before: str, of_release: set[str], is_excused: bool
+) -> None:
+    history = sound()
+    a_workflow_that_acknowledged_and_undid_nothing(history)
+    index = max(
+        index for index, change in enumerate(history.changes)
+        if change.kind == "task" and change.row["id"] == "task-undone"
+    )  # fmt: skip
+    row_before = (history.changes[index].before or {}) | {"status": before}
+    history.changes[index] = replace(history.changes[index], before=row_before, process=process)
+    history.of_release = of_release
+    assert ("I15" not in found(history)) == is_excused
 
 
 def test_a_workflow_whose_code_ended_as_the_cancel_came_has_nothing_to_undo() -> None:

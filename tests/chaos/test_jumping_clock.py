@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from chaos.amqp_tap import HintEvent
+from chaos.faults.clock import JUMP_SECONDS, ClockFaults
 from chaos.history import History
+from chaos.plan import Fault
 from tests.chaos.histories import ME, T0, at, sound
 from tests.chaos.test_checker import DONE_FIRST, a_lease_taken_from_the_living, an_ack_before_the_claim, found
 
@@ -70,3 +77,31 @@ def test_the_database_says_what_its_last_jump_made_it_say() -> None:
     history.jumps = [(T0 + 1, 20.0), (T0 + 2, 0.0)]
     assert [history.database_time(T0 + after) - T0 for after in (0.5, 1.0, 1.5, 2.5)] == [0.5, 21.0, 21.5, 2.5]
     assert history.claims["task-first"][0].process == ME
+
+
+async def test_the_recorded_jump_includes_the_whole_time_of_the_wrong_clock() -> None:
+    recorded_at_jump: list[tuple[int, list[float]]] = []
+    faults: ClockFaults
+
+    class Clock:
+        ahead = 0
+
+        def jump(self, seconds: int) -> None:
+            self.ahead = seconds
+            recorded_at_jump.append((seconds, [ahead for _, ahead in faults.jumps]))
+
+        async def fetchval(self, _query: str) -> datetime:
+            return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+    clock = Clock()
+
+    @asynccontextmanager
+    async def connection() -> AsyncIterator[Clock]:
+        yield clock
+
+    installation = SimpleNamespace(servers=SimpleNamespace(clock=clock), connection=connection)
+    faults = ClockFaults(installation, asyncio.Lock())  # type: ignore[arg-type]  # all that it uses of one
+    assert await faults.makers["F38"](Fault("F38 database clock behind")) == JUMP_SECONDS
+    # It is recorded before the clock jumps, and as over after the clock is back.
+    assert recorded_at_jump == [(-JUMP_SECONDS, [-JUMP_SECONDS]), (0, [-JUMP_SECONDS])]
+    assert [ahead for _, ahead in faults.jumps] == [-JUMP_SECONDS, 0]

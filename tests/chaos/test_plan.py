@@ -8,7 +8,7 @@ from chaos.catalogue import ALONE, API_POINTS, APIS, BLOWS, BROKER, BY_NAME, CAT
 from chaos.faults import Faults
 from chaos.mutations import CAUGHT_BY, MUTATIONS
 from chaos.operations import OPERATIONS, SPARED
-from chaos.plan import DIRECTED, Fault, Plan, make_plan, plan_of
+from chaos.plan import DIRECTED, Fault, Plan, deal, make_plan, plan_of
 from leasehold.api.app import make_app
 from leasehold.runtime import failpoints
 from leasehold.settings import Settings
@@ -43,6 +43,19 @@ def test_what_changes_every_process_is_planned_alone() -> None:
     for kind in CATALOGUE:
         plan = plan_of(kind.name, 1)
         assert plan.has_standby == plan.has_only_failovers == (kind.needs == STANDBY)
+
+
+def test_a_plan_has_one_fault_of_the_release_and_as_many_faults_as_without_this_rule() -> None:
+    plans = [make_plan(seed, faults=12, failpoints=3) for seed in range(200)]
+    of_release = [[fault.kind for fault in plan.blows if fault.kind.starts_release] for plan in plans]
+    assert {len(kinds) for kinds in of_release} == {0, 1}
+    assert {kind.name for kinds in of_release for kind in kinds} == {kind.name for kind in BLOWS if kind.starts_release}
+    assert {len({fault.name for fault in plan.blows}) for plan in plans} == {9}
+    hands = [deal(BLOWS, seed, 9, EVERYTHING) for seed in range(200)]
+    several = [seed for seed, hand in enumerate(hands) if sum(kind.starts_release for kind in hand) > 1]
+    upgraded = [seed for seed in several if any(kind.from_release for kind in hands[seed])]
+    assert upgraded  # else nothing was left out
+    assert [seed for seed in several if plans[seed].begins_with_release] == upgraded
 
 
 def test_a_plan_without_a_broker_has_none_of_its_links_cut() -> None:
