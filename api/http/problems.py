@@ -126,10 +126,10 @@ def problem_of(error: Exception) -> Problem:
             "text_not_storable",
             "A text contains a NUL character, which cannot be stored.",
         )
-    return _problem_of_library_error(error)
+    return _problem_of_other_error(error)
 
 
-def _problem_of_library_error(error: Exception) -> Problem:
+def _problem_of_other_error(error: Exception) -> Problem:
     if isinstance(error, StoreAbsent):
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_not_configured", str(error))
     if isinstance(error, StoreError):

@@ -1,4 +1,4 @@
-"""The parts of the process that actions need (`Actions`), and the job that they act on (`Target`)."""
+"""The parts of the process that actions on jobs need (cancel, retry, delete, ...), and the job that they act on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from leasehold.transitions import webhooks
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What an action needs of its process. `kinds`: the kinds of work. `opened`: by the name of a kind, the object that
-    it has opened for its endpoints. `before_jobs_go`: hooks of all kinds, called before jobs are deleted.
+    """What an action needs of its process. `kinds`: the kinds of work. `opened`: the name of a kind -> what the kind
+    has opened for its endpoints, such as clients of a store. `before_jobs_go`: hooks of all kinds, called before jobs
+    are deleted.
     """
 
     settings: Settings
@@ -50,8 +51,8 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job to act on. `row`: its id, tenant_id, pipeline, status, params, priority and exclusive_key, and the columns
-    of its run. `queue`: the queue of its first step.
+    """A job to act on. `row`: its id, tenant_id, pipeline, status, params, priority and exclusive_key, and if it
+    is a run the columns of `run`. `queue`: the queue of its first step.
     """
 
     row: Row

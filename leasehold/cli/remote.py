@@ -39,7 +39,7 @@ _POLL_SECONDS = 10  # for which the API waits for a change of the run
 
 
 def submit(
-    template: Annotated[str, typer.Argument(help="The template's type.")],
+    template: Annotated[str, typer.Argument(help="The template's name (its `type`).")],
     payload: Annotated[str, typer.Argument(help="The payload, as JSON.")] = "{}",
     scope: Annotated[str, typer.Option(help="The kind of thing that the run is for, such as user.")] = "tenant",
     scope_id: Annotated[str, typer.Option(help="The id of the thing that the run is for.")] = "",
@@ -174,7 +174,7 @@ def list_schedules(
 
 @schedules.command("create")
 def create_schedule(
-    template: Annotated[str, typer.Argument(help="The template's type.")],
+    template: Annotated[str, typer.Argument(help="The template's name (its `type`).")],
     cron: Annotated[
         str, typer.Argument(help="A cron expression of five fields, or @hourly, @daily, @weekly, @monthly, @yearly.")
     ],

@@ -1,6 +1,6 @@
 """The actor of an act, and the hashes that chain the rows of the audit.
 
-Each tenant has a chain of its own. The chain `*` has the acts that do not concern a single tenant. PostgreSQL computes
+Each tenant has a chain of its own. The chain `*` has the acts that concern all tenants, or none. PostgreSQL computes
 the hashes when the act commits (migration 0022). `hash_of` computes the same hash, so that an export can be checked
 anywhere.
 """
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
-#: The chain of acts that do not concern a single tenant: acts on queues, workers and limits of all tenants, and refused
-#: sign-ins.
+#: The chain of acts that concern all tenants (on queues, workers and common limits), or none (refused sign-ins).
 SHARED_CHAIN = "*"
 ActorKind: TypeAlias = Literal["key", "person", "command", "platform"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,7 +74,9 @@ class Chain:
         return cls(head["tenant_id"], head["first_seq"] - 1, head["first_previous"])
 
     def check_end(self, head: Mapping[str, Any]) -> BrokenRow | None:
-        """Compare the end of the chain with its head, once all rows are checked. None: they agree."""
+        """Compare the last checked row with what `head`, the chain's row of `audit_chain`, says of it. Call this once
+        all rows are checked. None: they agree.
+        """
         if self.seq < head["seq"]:
             return BrokenRow(self.tenant_id, self.seq + 1, "the row is missing, and all after it")
         if self.hash != head["hash"]:

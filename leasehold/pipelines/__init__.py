@@ -1,5 +1,5 @@
-"""The kinds of work that ship with the platform, each in a folder. The API and the workers get their list of pipelines
-from this module.
+"""The kinds of work that ship with the platform, each in a folder. A kind is pipelines, and the tables, endpoints and
+housekeeping that belong to them. The API and the workers get their list of pipelines from this module.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from leasehold.pipelines.media.pipeline import MEDIA
 from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
-#: The shipped kinds with tables. Every database has these tables, so every process serves these kinds and tidies their
-#: tables, even if the process does not have the pipelines.
+#: The shipped kinds with tables. Every database has these tables. So every process serves the kinds' endpoints and
+#: tidies their tables, even if it cannot run one kind's pipelines (see `shipped`).
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
@@ -65,7 +65,7 @@ def with_deliveries(*declared: Pipeline | Kind) -> Pipelines:
 
 
 def kinds_of(pipelines: Pipelines) -> tuple[Kind, ...]:
-    """The kinds of a process with these pipelines: the shipped kinds, then the other kinds in `pipelines`.
+    """The kinds of a process with these pipelines: SHIPPED, WEBHOOK and OPERATION, then the other kinds in `pipelines`.
 
     Raises DeclarationError if another kind has the name of a shipped kind.
     """

@@ -50,8 +50,8 @@ from leasehold.workflows.pending import Outcome
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
 #: Seconds for which a plain handler waits for a free thread. If none becomes free, the attempt snoozes for the same
-#: time: it gives its lease back, and the task is due again later. So does an attempt for which its pipeline's own rule
-#: (`Pipeline.room`) has no room.
+#: time: it gives its lease back, and the task is due again later. An attempt snoozes for this time, too, if its
+#: pipeline's own limit (`Pipeline.room`) does not admit it.
 _THREAD_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -59,7 +59,7 @@ MAX_ITEMS = 1000
 
 class InlineAttempt:
     """The attempt that an inline handler gets. It implements leasehold.domain.attempt.Attempt, which describes the
-    methods.
+    methods. `opened`: the context that the pipeline's opener has opened.
     """
 
     def __init__(
@@ -173,6 +173,7 @@ class InlineAttempt:
         return await item_of(self._pool, self._claimed)
 
     async def joined(self) -> list[Any] | None:
+        """The results of the parts that the task has fanned out into. None: it has no parts."""
         async with self._pool.acquire() as connection:
             rows = await connection.fetch(
                 "SELECT r.value FROM item i LEFT JOIN result r ON r.task_id = i.task_id"
@@ -226,7 +227,7 @@ class InlineAttempt:
         return await self._workflows.call(function, self.slot, self.handler)
 
     async def note(self) -> dict[str, Any]:
-        if self.lease.epoch == 1:
+        if self.lease.epoch == 1:  # no earlier attempt has remembered anything
             return {}
         async with self._pool.acquire() as connection:
             return await note_of(connection, self.task_id)
@@ -379,7 +380,7 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
             return Completion(attempt.lease, outputs, value)
         case Snooze():
             return Snoozing(attempt.lease, _seconds_until(returned.until), returned.note, outputs)
-        case Suspending():  # of a workflow: see `drive`
+        case Suspending():  # a workflow that waits: `drive` returned it to its handler
             return returned
         case FanOut():
             return FanningOut(attempt.lease, _parts(attempt.pipeline, returned), outputs)

@@ -15,9 +15,10 @@ from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
 # SQL: the task `t` may be claimed now. Either it is due. Or it is running, and its owner is dead, its lease has
-# expired, or this owner holds it and claims again ($6). In a job that is being cancelled, only a workflow (`journaled`)
-# is claimed, because its code must see the cancel; `end_cancels` ends the lost leases of such a job. The CASE keeps the
-# planner from using an index by status, because that would read a whole backlog to find a few tasks.
+# expired, or this owner holds it and claims again ($6). `losses`: attempts of the task whose worker was lost. In a job
+# that is being cancelled, only a workflow (`journaled`) is claimed, because its code must see the cancel, and nobody
+# takes its lease over: the sweeper ends it (`end_cancels` in transitions/sweeps.py). The CASE keeps the planner from
+# using an index by status, because that would read a whole backlog to find a few tasks.
 _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                    AND (t.journaled OR NOT job_tasks.cancelling)
@@ -26,12 +27,13 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                         OR (NOT job_tasks.cancelling AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})))
                ELSE false END"""
 
-# SQL: the claim charges the task a loss (an attempt whose worker was lost). If the owner claims again what it holds,
+# SQL: the claim charges the task a loss. If the owner claims again what it holds,
 # only an answer was lost, and no attempt. So a failover, which loses many answers, charges no task.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
 # $1 task ids, $2 owner, $3 duration of the lease, $4 the losses with which a running task is no longer claimed, $5 dead
-# owners, $6 whether the owner also claims tasks again that it holds.
+# owners, $6 whether the owner also claims tasks again that it holds. `mark_claimed` adds the CTEs that claim the tasks
+# that may be claimed, here named `t`; the last one, `numbered_tasks`, gives them with their numbers of attempts.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
@@ -104,6 +106,7 @@ async def claim_again(
     task. Returns settled task -> its next step. Steps in `held_ids` are left out, because the worker knows that it
     holds them.
     """
+    # Next step -> the task whose settlement claimed it: a suspended workflow, or a completed task.
     settled_of_next = {step: workflow for step, workflow in workflow_of_step.items() if step not in held_ids}
     if completed_ids:
         rows = await connection.fetch(_CLAIMED_NEXT_STEPS, list(completed_ids), terms.owner, list(held_ids))

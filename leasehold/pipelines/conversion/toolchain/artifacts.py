@@ -1,5 +1,5 @@
-"""The names of the files that both toolchains write (our own of open-source libraries, and that of the vendor Kneron),
-and helpers for their reports and their progress.
+"""The names of the files that both toolchains write (ours, made of open-source libraries, and the one of the vendor
+Kneron), and helpers for their reports and their progress.
 """
 
 from __future__ import annotations
