@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -48,6 +48,7 @@ from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
 from leasehold.domain.errors import BadGateway, Conflict, Gone, LeaseholdError, NotFound, RequestError, StoreError
 from leasehold.domain.ids import new_id
@@ -102,7 +103,9 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     await refuse_early(services, caller, queues_of(caller.tenant_id, conversion), idempotency_key)
     form = await _receive_form(services, caller, request, job_id)
     deadline_seconds = services.settings.conversion_deadline_seconds
-    new_conversion = _new_conversion(caller, form, job_id, identity.trace, deadline_seconds)
+    async with services.pool.acquire() as connection:
+        deadline_at = await database_time(connection) + timedelta(seconds=deadline_seconds)
+    new_conversion = _new_conversion(caller, form, job_id, identity.trace, deadline_at)
     try:
         response = await _create(services, caller, new_conversion, form, idempotency_key)
     except Busy as busy:
@@ -193,7 +196,7 @@ async def _create(
 
 
 def _new_conversion(
-    caller: Caller, form: StoredForm, job_id: UUID, trace: dict[str, str], deadline_seconds: int
+    caller: Caller, form: StoredForm, job_id: UUID, trace: dict[str, str], deadline_at: datetime
 ) -> NewConversion:
     keys = keys_of(job_id)
     job = NewJob(
@@ -203,7 +206,7 @@ def _new_conversion(
         inputs=keys,
         output_prefix=f"jobs/{job_id}",
         keep_seconds=_KEEP_SECONDS,
-        deadline_at=datetime.now(UTC) + timedelta(seconds=deadline_seconds),
+        deadline_at=deadline_at,
         trace=trace,
         id=job_id,
         exclusive_key=form.user_id,  # one unfinished conversion for each user

@@ -4,7 +4,7 @@ an order.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from time import time
@@ -35,6 +35,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
 from leasehold.broker.outbox import Announcement
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Conflict, Invalid, NotFound
@@ -116,7 +117,9 @@ async def _create(
     check_callback_url(services.settings, order.callback_url)
     terms = _terms_of(services.opened["generation"], order, credential)  # the catalogue of providers
     sealed_credential = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
-    params = _params_of(services.settings, kind, order, terms, sealed_credential)
+    async with services.pool.acquire() as connection:
+        now = await database_time(connection)
+    params = _params_of(services.settings, kind, order, terms, sealed_credential, now)
     request_hash = fingerprint(kind.encode(), json_of_request(order))
     new_generation = _new_generation(
         services.settings, caller, order, params, request_hash, terms, identity_of(request).trace
@@ -182,14 +185,19 @@ _COPIED_FIELDS = {
 
 
 def _params_of(
-    settings: Settings, kind: Kind, order: GenerationRequest, terms: ProviderTerms, sealed_credential: str | None
+    settings: Settings,
+    kind: Kind,
+    order: GenerationRequest,
+    terms: ProviderTerms,
+    sealed_credential: str | None,
+    now: datetime,
 ) -> GenerationParams:
     """The parameters of the job. `sealed_credential`: the client's own credential, encrypted."""
     is_image = kind == "image"
     return GenerationParams(
         kind=kind,
         provider=terms.name,
-        deadline_at=datetime.now(UTC) + timedelta(seconds=seconds_of(settings, kind)),
+        deadline_at=now + timedelta(seconds=seconds_of(settings, kind)),
         poll_seconds=settings.generation_image_poll_seconds if is_image else settings.generation_video_poll_seconds,
         images=tuple(Source(url=image.url, width=image.width, height=image.height) for image in order.images),
         extra=order.extra,

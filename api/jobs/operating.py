@@ -7,7 +7,7 @@ An operation acts only on jobs that exist at its submission, and only on the kin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from leasehold.api.auth import audit
@@ -21,6 +21,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.broker.outbox import Announcement
 from leasehold.db import job_lists, operation_reads
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection, lock_name
 from leasehold.db.idempotency import fingerprint
 from leasehold.db.job_lists import Bound, Listing, Scope
@@ -88,11 +89,11 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
     """Count the jobs on which the operation would act now, and read the newest of them. Raises Forbidden and
     InvalidFilter.
     """
-    now = datetime.now(UTC)
-    job_filter, scope = _filter_and_scope(services, caller, request, now)
-    bound = Bound(now, bound_of(request.action))  # the jobs that exist now, in the state that the action needs
     rows: list[Row] = []
     async with services.pool.acquire() as connection:
+        now = await database_time(connection)
+        job_filter, scope = _filter_and_scope(services, caller, request, now)
+        bound = Bound(now, bound_of(request.action))  # the jobs that exist now, in the state that the action needs
         n, exact = await job_lists.count(connection, Listing(scope, job_filter, bound=bound))
         if n:
             page = await job_lists.page(connection, Listing(scope, job_filter, bound=bound), EXAMPLES)
@@ -119,7 +120,7 @@ async def submit(
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        now = await database_time(connection)
         _, scope = _filter_and_scope(services, caller, request, now)
         at_most = services.settings.operations_per_tenant
         await lock_name(connection, f"operations of {caller.tenant_id}")

@@ -13,6 +13,7 @@ import asyncpg
 
 from leasehold.actions.context import Actions, Target
 from leasehold.broker.outbox import Announcement
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.evaluation.templates import TemplateVersion
@@ -116,7 +117,7 @@ async def _revive_job_without_template(
     pipeline = actions.kinds.pipeline(row["pipeline"])
     if pipeline is None:
         raise Conflict("pipeline_not_served", "This installation no longer has the job's pipeline.")
-    retry_terms = _terms_of_retry(actions, target)
+    retry_terms = await _terms_of_retry(actions, connection, target)
     params = row["params"] if retry_terms.params is None else retry_terms.params
     all_limits = [*retry_terms.limits, *await limits.declared(connection, tenant_id, pipeline, params)]
     terms = AdmissionTerms(all_limits, row["exclusive_key"])
@@ -133,10 +134,10 @@ async def _revive_job_without_template(
     return None if hints is None else CreatedRun(target.id, hints, limit_names)
 
 
-def _terms_of_retry(actions: Actions, target: Target) -> RetryTerms:
+async def _terms_of_retry(actions: Actions, connection: Connection, target: Target) -> RetryTerms:
     before_retry = target.kind.operations.before_retry
     if before_retry is None:
         return RetryTerms()
     pin = target.queue.partition("@")[2] or None  # the queue of a pinned job is `name@label`
-    job = FailedJob(target.tenant_id, target.row["params"], pin)
+    job = FailedJob(target.tenant_id, target.row["params"], pin, await database_time(connection))
     return before_retry(actions.settings, actions.opened.get(target.kind.name), job)

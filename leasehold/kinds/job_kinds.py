@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -27,11 +28,14 @@ RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
 
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """A failed job that is to run again. `pin`: only workers with this label run it; None: any worker."""
+    """A failed job that is to run again. `pin`: only workers with this label run it; None: any worker. `retried_at`: by
+    the database's clock.
+    """
 
     tenant_id: str
     params: Mapping[str, Any]
     pin: str | None
+    retried_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

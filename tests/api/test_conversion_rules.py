@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import httpx2
 import pytest
+import time_machine
 from structlog.testing import capture_logs
 
 from leasehold.db.database import Connection
@@ -38,10 +40,11 @@ def code(answer: httpx2.Response) -> tuple[int, str]:
 async def test_a_user_whose_conversion_no_worker_can_do_is_free_again_after_its_deadline(
     client: httpx2.AsyncClient, rows: Connection, settings: Settings
 ) -> None:
-    path = (await send(client)).headers["Location"]
+    with time_machine.travel(datetime.now(UTC) - timedelta(minutes=10), tick=True):  # an API whose clock is wrong
+        path = (await send(client)).headers["Location"]
     assert code(await send(client)) == (409, "job_in_progress")
     seconds = await rows.fetchval("SELECT extract(epoch FROM deadline_at - created_at)::float8 FROM job")
-    # The API reads its clock for the one, and PostgreSQL its own for the other.
+    # Two reads of the database's clock.
     assert settings.conversion_deadline_seconds - 60 < seconds < settings.conversion_deadline_seconds + 60
     await rows.execute("UPDATE job SET deadline_at = clock_timestamp() - interval '1 s'")
     await sweeps.expire_jobs(rows)

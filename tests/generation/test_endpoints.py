@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import httpx2
 import pytest
+import time_machine
 
 from leasehold.db.database import Connection
 from leasehold.pipelines.generation import rows as generations
@@ -198,6 +199,24 @@ async def test_a_deadline_ends_in_a_result_and_a_word_to_the_provider(
     assert said["metadata"]["total_files"] == 0
     assert "in time" in said["metadata"]["fail_reason"]
     assert simulator.bought[0].cancelled
+
+
+@pytest.mark.parametrize(("api", "worker"), [(-10, 0), (0, 10)], ids=["api behind", "worker ahead"])
+async def test_a_deadline_counts_by_the_databases_clock_however_wrong_the_apis_or_the_workers_is(
+    generation_settings: Settings, connection: Connection, api: int, worker: int
+) -> None:
+    """By ten minutes here: the store refuses signatures that are wrong by fifteen."""
+    short = generation_settings.model_copy(update={"generation_image_seconds": 300})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(short) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        with time_machine.travel(datetime.now(UTC) + timedelta(minutes=api), tick=True):
+            task = await client.ordered("in time #work=1")
+        left = await connection.fetchval("SELECT (params ->> 'deadline_at')::timestamptz - created_at FROM job")
+        assert abs(left - timedelta(seconds=300)) < timedelta(minutes=2)  # two reads of the clock
+        with time_machine.travel(datetime.now(UTC) + timedelta(minutes=worker), tick=True):
+            async with Worker(short):
+                assert (await client.ended(task))["status"] == -1
 
 
 async def test_an_order_that_no_worker_takes_ends_in_a_result_too(client: Client, connection: Connection) -> None:

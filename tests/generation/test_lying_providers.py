@@ -121,7 +121,7 @@ def test_a_provider_may_lengthen_the_pause_and_not_shorten_it(after: float | Non
     """A provider that always answers 0 would otherwise get requests in a loop until the deadline."""
     deadline = datetime.now(UTC) + timedelta(days=30)
     params = GenerationParams(kind="image", provider="ark", prompt="a", deadline_at=deadline, poll_seconds=15.0)
-    delay = _retry_delay(params, TryLater("provider_busy", "busy", after=after), 1)
+    delay = _retry_delay(params, TryLater("provider_busy", "busy", after=after), 1, 30 * 86_400.0)
     assert timedelta(seconds=least) <= delay <= timedelta(days=2)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import httpx2
 import pytest
+import time_machine
 
 from leasehold.api.auth import security
 from leasehold.api.jobs import ending
@@ -166,8 +168,10 @@ async def test_a_retried_generation_has_its_time_and_its_limits_again(
         job_id,
     )
     await rows.execute("DELETE FROM gate_job")
-    assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
-    assert (await look(client, job_id))["parameters"]["deadline_at"] > "2026-11"
+    with time_machine.travel(datetime.now(UTC) - timedelta(days=1), tick=True):  # an API whose clock is wrong
+        assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+    deadline_at = datetime.fromisoformat((await look(client, job_id))["parameters"]["deadline_at"])
+    assert deadline_at > await rows.fetchval("SELECT clock_timestamp()")
     assert await rows.fetchval("SELECT count(*) FROM gate_job WHERE key = 'server:a100' AND tenant_id = '*'") == 1
 
 

@@ -85,7 +85,7 @@ def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> Ret
         return RetryTerms()
     params = GenerationParams.model_validate(job.params)
     terms = catalogue.find(params.provider)
-    deadline = datetime.now(UTC) + timedelta(seconds=seconds_of(settings, params.kind))
+    deadline = job.retried_at + timedelta(seconds=seconds_of(settings, params.kind))
     retry_params: dict[str, Any] = params.model_copy(update={"deadline_at": deadline}).model_dump(mode="json")
     return RetryTerms(retry_params, own_limits(settings, job.tenant_id, job.pin, terms))
 

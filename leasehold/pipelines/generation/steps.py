@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 
+from leasehold.db.clock import database_time
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Done, Snooze
@@ -52,7 +53,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     may_repeat = provider.honours_token or params.resubmit
     if note.get("asked_at") and not may_repeat:
         raise Permanent("submit_outcome_unknown", _OUTCOME_UNKNOWN)
-    order = replace(_order(attempt, note), callback=provider_context.callback(attempt.job_id))
+    seconds_left = await _seconds_left(attempt)
+    order = replace(_order(attempt, note, seconds_left), callback=provider_context.callback(attempt.job_id))
     await attempt.remember(note | {"asked_at": _now().isoformat()})
     failpoints.reach("after_intent")
     attempt.checkpoint()
@@ -61,7 +63,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     except TryLater as error:
         tries = note.get("tries", 0) + 1
         # This note has no `asked_at`, because nothing was ordered. It replaces the note above.
-        return Snooze(_retry_delay(params, error, tries), {"tries": tries, "last_error": error.message})
+        return Snooze(_retry_delay(params, error, tries, seconds_left), {"tries": tries, "last_error": error.message})
     except Rejected as error:
         raise await _recorded_rejection(attempt, error) from None
     except OutcomeUnknown as error:
@@ -90,19 +92,24 @@ async def poll(attempt: Attempt) -> Done | Snooze:
         first_note = {"ref": purchase["ref"], "submitted_at": purchase["at"], "misses": 0}
         return Snooze(_with_jitter(params.poll_seconds), first_note)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
-    if _now() >= params.deadline_at:
+    seconds_left = await _seconds_left(attempt)
+    if seconds_left <= 0:
         raise await _cancelled_late_order(attempt, provider, note, credential)
     try:
-        answer = await provider.poll(note["ref"], _order(attempt, note), credential)
+        answer = await provider.poll(note["ref"], _order(attempt, note, seconds_left), credential)
     except Rejected as error:
         raise await _recorded_rejection(attempt, error, note) from None
     except (TryLater, OutcomeUnknown) as error:
         misses = note["misses"] + 1
-        return Snooze(_retry_delay(params, error, misses), note | {"misses": misses, "last_error": error.message})
+        return Snooze(
+            _retry_delay(params, error, misses, seconds_left), note | {"misses": misses, "last_error": error.message}
+        )
     if isinstance(answer, Finished):
         return Done(value={"urls": list(answer.urls), "at": _now().isoformat(), "submitted_at": note["submitted_at"]})
     delay = max(params.poll_seconds, min(answer.after or 0.0, _MAX_RETRY_AFTER_SECONDS))
-    return Snooze(_before_deadline(params, _with_jitter(delay)), note | {"misses": 0, "state": answer.state[:100]})
+    return Snooze(
+        _before_deadline(_with_jitter(delay), seconds_left), note | {"misses": 0, "state": answer.state[:100]}
+    )
 
 
 @generation.handles("store")
@@ -161,13 +168,18 @@ def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderCon
     return attempt.params, attempt.opened
 
 
-def _order(attempt: Attempt, note: dict[str, Any]) -> Order:
-    """The order of this job. Raises Permanent `deadline_exceeded` if the deadline has passed."""
+async def _seconds_left(attempt: Attempt) -> float:
+    """The seconds until the deadline, by the database's clock: the API counted it by that clock."""
     params: GenerationParams = attempt.params
-    seconds_left = (params.deadline_at - _now()).total_seconds()
+    async with attempt.connection() as connection:
+        return (params.deadline_at - await database_time(connection)).total_seconds()
+
+
+def _order(attempt: Attempt, note: dict[str, Any], seconds_left: float) -> Order:
+    """The order of this job. Raises Permanent `deadline_exceeded` if the deadline has passed."""
     if seconds_left <= 0:
         raise Permanent("deadline_exceeded", _too_late_message(note))
-    return order_of(params, attempt.job_id, seconds_left)
+    return order_of(attempt.params, attempt.job_id, seconds_left)
 
 
 async def _cancelled_late_order(
@@ -193,7 +205,9 @@ async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str,
     return Permanent(error.code, error.message)
 
 
-def _retry_delay(params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int) -> timedelta:
+def _retry_delay(
+    params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int, seconds_left: float
+) -> timedelta:
     """The pause before the next request: the provider's Retry-After, but at least the poll interval. Without
     Retry-After the pause starts at the poll interval, and doubles with each of the `misses`, the requests that failed
     in a row.
@@ -203,17 +217,16 @@ def _retry_delay(params: GenerationParams, error: TryLater | OutcomeUnknown, mis
         seconds = min(params.poll_seconds * 2 ** min(misses - 1, 10), _MAX_BACKOFF_SECONDS)
     else:
         seconds = max(params.poll_seconds, min(retry_after, _MAX_RETRY_AFTER_SECONDS))
-    return _before_deadline(params, _with_jitter(seconds))
+    return _before_deadline(_with_jitter(seconds), seconds_left)
 
 
 def _with_jitter(seconds: float) -> timedelta:
     return timedelta(seconds=seconds * random.uniform(1.0, 1.0 + _MAX_JITTER))  # noqa: S311 - spreads load, guards nothing
 
 
-def _before_deadline(params: GenerationParams, delay: timedelta) -> timedelta:
+def _before_deadline(delay: timedelta, seconds_left: float) -> timedelta:
     """The delay, but at most until the deadline, because the poll at the deadline ends the job."""
-    until_deadline = params.deadline_at - _now()
-    return max(min(delay, until_deadline), timedelta(0))
+    return max(min(delay, timedelta(seconds=seconds_left)), timedelta(0))
 
 
 def _milliseconds(since: str, until: str) -> int:
