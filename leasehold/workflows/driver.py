@@ -245,8 +245,8 @@ class Driver:
             self._wake(call)
         elif isinstance(call, ResultCall) and (error := _error_of_run(entry)) is not None:
             self._reject(call, error)
-        elif isinstance(call, SleepCall) and entry.seconds == 0:  # no seconds are left
-            self._resolve(call, branch, entry, None)
+        elif isinstance(call, SleepCall) and (entry.state == "done" or entry.seconds == 0):  # no seconds are left
+            self._end_sleep(call, branch, entry)
         elif isinstance(call, LocalCall) and entry.state == "done":
             call.resolve(call.decode(orjson.dumps(entry.value["value"])))
             self._wake(call)
@@ -297,6 +297,14 @@ class Driver:
             if entry is None:
                 self._write(_open_wait(call))
             self._wait(call, call.seconds if entry is None else entry.seconds)
+
+    def _end_sleep(self, call: SleepCall, branch: Branch, entry: Entry) -> None:
+        """Let the workflow go on after its sleep, and record that. The record is committed with the next calls: a
+        replay must pass the sleep to reach them, also after PostgreSQL's clock has gone back.
+        """
+        if entry.state == "open":
+            self.calls.append(Call(call.branch, call.number, call.kind, call.name, "done"))
+        self._resolve(call, branch, entry, None)
 
     def _deliver(self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime) -> None:
         """Give the call the payload of its signal, or SignalInvalid if the payload does not fit."""

@@ -339,6 +339,17 @@ async def undoes_a_wait(ctx: Context, kind: str) -> None:
 
 
 @app.workflow
+async def undoes_after_a_sleep(ctx: Context) -> str:
+    try:
+        await ctx.sleep(0.01)
+        await ctx.wait_for("go", Approval)
+    except Cancelled:
+        await ctx.call(_undo, "slept")
+        raise
+    return "done"
+
+
+@app.workflow
 async def undoes_branches(ctx: Context) -> None:
     try:
         await ctx.gather(_undoing(ctx, "a"), _undoing(ctx, "b"))

@@ -51,6 +51,28 @@ async def test_a_workflow_that_waits_sees_the_cancel_where_it_waits_and_undoes_i
 
 
 @MEMORY
+@pytest.mark.parametrize("end", ["cancel", "signal"])
+async def test_a_sleep_that_was_over_stays_over_when_the_clock_of_postgresql_goes_back(
+    runs: Runs, worker_of: Start, memory: int, end: str
+) -> None:
+    """A replay that waited in the sleep again would not reach the wait where the cancel or the signal finds it."""
+    await worker_of(workflow_memory=memory)
+    run = await waiting(runs, shop.undoes_after_a_sleep, "signal")
+    await runs.connection.execute(  # by an hour
+        "UPDATE journal SET due_at = due_at + interval '1 hour' WHERE job_id = $1 AND kind = 'sleep'", run
+    )
+    if end == "cancel":
+        await runs.cancel(run)
+        assert (await runs.ended(run))[0] == "cancelled"
+        assert undone() == ["slept"]
+    else:
+        await runs.signal(run, "go", {"by": "b"})
+        assert await runs.ended(run) == ("succeeded", "done")
+        assert undone() == []
+    await assert_journal(runs.connection, run)
+
+
+@MEMORY
 async def test_each_branch_of_a_gather_meets_the_cancel(runs: Runs, worker_of: Start, memory: int) -> None:
     await worker_of(workflow_memory=memory)
     run = await waiting(runs, shop.undoes_branches, "signal")
