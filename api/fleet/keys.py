@@ -8,7 +8,7 @@ that makes a key has its secret. Such an answer must not be stored, so these req
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self
 
@@ -22,6 +22,7 @@ from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.db.clock import database_time
 from leasehold.domain.errors import Forbidden
 from leasehold.domain.json_values import Integer, JsonNumber
 from leasehold.limits import keys
@@ -147,8 +148,8 @@ async def make_key(
     scopes = body.all_scopes()
     refuse_scopes_not_held(services, caller, scopes)
     lifetime = body.expires_in_seconds
-    expires_at = None if lifetime is None else datetime.now(UTC) + timedelta(seconds=lifetime)
     async with services.pool.acquire() as connection:
+        expires_at = None if lifetime is None else await database_time(connection) + timedelta(seconds=lifetime)
         key = await keys.make(
             connection, caller.actor, services.settings.keys_per_tenant,
             tenant_id=tenant_id, client_id=body.client_id, scopes=scopes, expires_at=expires_at,

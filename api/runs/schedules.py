@@ -7,7 +7,7 @@ These endpoints only write the schedules: the workers fire them (leasehold/sched
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -32,6 +32,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
 from leasehold.broker.base import BANDS
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import check_key, fingerprint
 from leasehold.db.job_reads import Row
@@ -204,7 +205,8 @@ async def create_schedule(
             new_id(), caller.tenant_id, body.template, body.version, body.cron, body.timezone,
             body.payload_template, body.scope, body.scope_id, BANDS.index(body.priority), body.enabled,
             body.overlap, body.catch_up, body.catch_up_seconds, body.pause_after_failures,
-            _next_tick(body.cron, body.timezone) if body.enabled else None, body.tags, body.callback_url,
+            await _next_tick(connection, body.cron, body.timezone) if body.enabled else None, body.tags,
+            body.callback_url,
         )  # fmt: skip
         assert row is not None
         await record(
@@ -237,9 +239,9 @@ async def _prepare(services: Services, row: Row) -> schedules.Prepared:
         return error
 
 
-def _next_tick(expression: str, timezone: str) -> datetime | None:
-    """The first tick after now. None: the expression has no further tick."""
-    return cron.next_after(expression, timezone, datetime.now(UTC))
+async def _next_tick(connection: Connection, expression: str, timezone: str) -> datetime | None:
+    """The first tick after now, by the database's clock. None: the expression has no further tick."""
+    return cron.next_after(expression, timezone, await database_time(connection))
 
 
 @router.get("", operation_id="listSchedules", summary="List schedules, newest first", responses=problems({}))
@@ -316,7 +318,9 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
         cron.check(schedule["cron"], schedule["timezone"])
     next_run_at = schedule["next_run_at"]
     if {"cron", "timezone", "enabled"} & changes.keys():
-        next_run_at = _next_tick(schedule["cron"], schedule["timezone"]) if schedule["enabled"] else None
+        next_run_at = None
+        if schedule["enabled"]:
+            next_run_at = await _next_tick(connection, schedule["cron"], schedule["timezone"])
     row = await connection.fetchrow(
         "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
         " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"

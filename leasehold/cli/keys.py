@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from leasehold.cli.running import command_actor
+from leasehold.db.clock import database_time
 from leasehold.db.database import connected
 from leasehold.limits import keys
 from leasehold.security.credentials import NewKey, list_keys
@@ -19,8 +20,8 @@ async def create_one(
     """Create an API key. Its text is stored nowhere, and names the cell (this one of the installations that share the
     tenants). Raises Invalid for wrong values, and Conflict `too_many_keys`.
     """
-    expires_at = None if lifetime is None else datetime.now(UTC) + lifetime
     async with connected(settings, "keys") as connection:
+        expires_at = None if lifetime is None else await database_time(connection) + lifetime
         return await keys.make(
             connection, command_actor(), settings.keys_per_tenant,
             tenant_id=tenant, client_id=client, scopes=scopes, expires_at=expires_at, cell=settings.cell,

@@ -5,10 +5,10 @@ longer declares. A worker calls `reconcile` after its start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import structlog
 
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain import cron
 from leasehold.domain.ids import new_id
@@ -58,8 +58,9 @@ async def reconcile(
     """
     async with connection.transaction():
         await lock_name(connection, f"schedules of {tenant_id} {app}")
+        now = await database_time(connection)
         for schedule in declared:
-            next_tick = cron.next_after(schedule.cron, schedule.timezone, datetime.now(UTC))
+            next_tick = cron.next_after(schedule.cron, schedule.timezone, now)
             await connection.execute(
                 _WRITE, new_id(), tenant_id, schedule.template, schedule.cron, schedule.timezone,
                 dict(schedule.payload), schedule.overlap, schedule.catch_up, schedule.catch_up_seconds, next_tick, app,

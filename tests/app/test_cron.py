@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import time_machine
 
 from leasehold import App, DeclarationError, current
 from leasehold.db.database import Connection, connect
@@ -58,6 +59,14 @@ async def test_a_worker_writes_the_schedules_and_runs_what_is_due(connection: Co
         while (value := await connection.fetchval(f"SELECT value FROM result WHERE task_id IN {of_report}")) is None:
             await asyncio.sleep(0.02)
         assert value == {"value": "7 shop.report"}
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_the_first_tick_is_the_next_by_the_clock_of_the_database(connection: Connection, hours: int) -> None:
+    with time_machine.travel(datetime.now(UTC) + timedelta(hours=hours), tick=True):  # a worker whose clock is wrong
+        await written(connection, shop())
+    wait = (await rows(connection))["shop.tidy"]["next_run_at"] - await connection.fetchval("SELECT clock_timestamp()")
+    assert timedelta(0) < wait <= timedelta(hours=1)
 
 
 async def test_schedules_that_the_code_drops_are_paused_and_come_back_with_the_code(connection: Connection) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import time_machine
 
 from leasehold.db.database import Connection, connect
 from leasehold.domain import cron
@@ -231,6 +232,25 @@ async def test_a_schedule_whose_runs_keep_failing_pauses_itself(client: Client, 
     assert len(await runs_of(rows, schedule)) == 2
     resumed = (await client.http.patch(f"/v1/schedules/{schedule}", json={"enabled": True})).json()
     assert (resumed["paused_because"], len(resumed["next_runs"])) == (None, 5)
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_the_next_tick_is_the_next_by_the_clock_of_the_database(
+    client: Client, rows: Connection, hours: int
+) -> None:
+    async def seconds_to_tick(schedule: str) -> float:
+        seconds: float = await rows.fetchval(
+            "SELECT extract(epoch FROM next_run_at - clock_timestamp())::float8 FROM schedule WHERE id = $1",
+            UUID(schedule),
+        )
+        return seconds
+
+    with time_machine.travel(datetime.now(UTC) + timedelta(hours=hours), tick=True):  # an API whose clock is wrong
+        schedule = (await make(client, cron="0 * * * *"))["id"]
+        assert 0 < await seconds_to_tick(schedule) <= 3600
+        changed = await client.http.patch(f"/v1/schedules/{schedule}", json={"cron": "30 * * * *"})
+        assert changed.status_code == 200
+        assert 0 < await seconds_to_tick(schedule) <= 3600
 
 
 async def test_a_past_range_is_filled_in_once(client: Client, rows: Connection) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import time_machine
 
 from leasehold.api.auth import security
 from leasehold.db.database import Connection
@@ -71,6 +72,18 @@ def test_a_viewer_changes_nothing() -> None:
 @pytest.fixture
 async def admin(make_key: MakeKey) -> Any:
     return await make_key(scopes=("role:admin",))
+
+
+async def test_a_key_ends_by_the_clock_of_the_database(api: Running, admin: Any, rows: Connection) -> None:
+    with time_machine.travel(datetime.now(UTC) - timedelta(minutes=10), tick=True):  # an API whose clock is wrong
+        async with client_of(api.url, admin.text) as anna:
+            body = {"client_id": "bob", "role": "viewer", "expires_in_seconds": 300}
+            made = (await anna.post("/v1/keys", json=body)).json()
+            async with client_of(api.url, made["key"]) as bob:
+                assert (await bob.get("/v1/jobs")).status_code == 200
+    ends_at = datetime.fromisoformat(made["expires_at"])
+    assert ends_at == await rows.fetchval("SELECT expires_at FROM api_key WHERE prefix = $1", made["prefix"])
+    assert ends_at <= await rows.fetchval("SELECT clock_timestamp() + interval '300 s'")
 
 
 async def test_an_admin_makes_sees_rotates_expires_and_revokes_a_key(
