@@ -11,6 +11,7 @@ from chaos.evidence import Row
 from chaos.history import Failover, History
 from chaos.row_changes import Change, seconds
 from chaos.settings import GRACE_SECONDS
+from leasehold.transitions.jobs.records import EXTERNAL
 
 #: The clocks of the proxy and of the triggers that record changes of rows may differ by this many seconds.
 _CLOCK_DIFFERENCE = 0.005
@@ -58,10 +59,15 @@ def _had_old_session(history: History, record: HintRecord, failover: Failover) -
 
 
 def _was_claimable_throughout(history: History, changes: list[Change], record: HintRecord) -> bool:
-    """Whether the task could be claimed at every moment between the delivery and the ACK of its hint. It could not
-    while a transaction that changed it had not ended. A claim that began meanwhile claims nothing, and such a
-    transaction writes a hint of its own if the task stays due (I10).
+    """Whether a worker could claim the task at every moment between the delivery and the ACK of its hint. It could not
+    while a transaction that changed or locked the task had not ended. A claim that began meanwhile claims nothing. If
+    the task stays due, such a transaction writes a hint of its own (I10). If it is rolled back, a poll or a sweep finds
+    the task.
     """
+    if changes[0].row["queue"].startswith(EXTERNAL):  # only an external worker may claim it, which gets no hints
+        return False
+    if any(since <= record.at and until >= record.since for since, until in history.locks.get(record.task, ())):
+        return False
     start = max(0, bisect_right([change.at for change in changes], record.since - _CLOCK_DIFFERENCE) - 1)
     for index in range(start, len(changes)):
         if changes[index].at > record.at + _CLOCK_DIFFERENCE:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from chaos.checks.verdict import Observation, observed
 from chaos.evidence import Operation, Row
 from chaos.history import REPLAYED, History
+from chaos.row_changes import seconds
 
 
 def i26(history: History) -> Iterator[Observation]:
@@ -21,7 +22,7 @@ def i26(history: History) -> Iterator[Observation]:
         times_by_job = {job: _times_acted_on(history, operation, job) for job in targets}
         for job, times in times_by_job.items():
             sentence = f"the {operation.action} of {operation.key} acted {times} times on {job}"
-            minimum = int(_must_be_acted_on(history, operation, job))
+            minimum = int(_must_be_acted_on(history, operation, jobs[0], job))
             yield observed("target", sentence, good=minimum <= times <= 1)
         value = history.value_of(jobs[0]["id"])
         total = sum(times_by_job.values())
@@ -46,10 +47,25 @@ def _times_acted_on(history: History, operation: Operation, job: str) -> int:
     )
 
 
-def _must_be_acted_on(history: History, operation: Operation, job: str) -> bool:
+def _must_be_acted_on(history: History, operation: Operation, job_of_operation: Row, job: str) -> bool:
     """Whether the operation must have acted on the job. A retry must, if the run had failed before the request. A
     cancel need not: the job may have ended before. But a job that is cancelled was cancelled by it.
     """
     if operation.action == "retry":
-        return job in operation.targets
+        return job in operation.targets and not _failed_later(history, job_of_operation, job)
     return bool(history.job_by_id[job]["status"] == "cancelled")
+
+
+def _failed_later(history: History, job_of_operation: Row, job: str) -> bool:
+    """Whether the job failed after the operation's submission by the database's clock, although it failed before: the
+    clock has jumped back in between. A retry leaves out what fails after its submission.
+    """
+    if not history.jumps:
+        return False
+    submitted = seconds(job_of_operation["params"]["at"])
+    first_failure = next(
+        change.row["finished_at"]
+        for change in history.changes
+        if change.kind == "job" and change.row["id"] == job and (change.moved() or ("", ""))[1] == "failed"
+    )
+    return seconds(first_failure) > submitted

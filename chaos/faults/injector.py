@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import signal
 import time
@@ -32,8 +33,10 @@ log = structlog.get_logger(__name__)
 
 #: How long a failpoint's SIGSTOP holds a process: longer than its leases last.
 ZOMBIE_SECONDS = LEASE_SECONDS * 1.6
-#: A fault that did nothing is tried again: at most this many tries, with this pause between them.
+#: A fault that did nothing is tried again, with this pause between the tries, until it had this many tries and this
+#: much time. Another fault may take away for many seconds what this one needs.
 _TRIES = 4
+_TRY_SECONDS = 20.0
 _PAUSE_SECONDS = 1.0
 
 
@@ -110,7 +113,8 @@ class Faults:
         slots = (*self._installation.plan.workers, *APIS)
         targets = [slot for slot in fault.kind.on if slot in slots]
         first = targets.index(fault.target) if targets else 0
-        for nth in range(_TRIES):
+        deadline = time.monotonic() + _TRY_SECONDS
+        for nth in itertools.count():
             target = targets[(first + nth) % len(targets)] if targets else fault.target
             since = time.time()
             effect = await self._make(replace(fault, target=target))
@@ -120,6 +124,8 @@ class Faults:
                 self.spans.append((fault.name, since, time.time()))
                 return
             log.warning("a fault did nothing", fault=fault.name, target=target)
+            if nth + 1 >= _TRIES and time.monotonic() > deadline:
+                return
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _make(self, fault: Fault) -> int:

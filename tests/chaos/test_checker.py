@@ -991,6 +991,29 @@ def test_the_hint_of_a_task_whose_change_has_not_ended_yet_may_be_acknowledged(s
     assert ("I9" not in found(history)) is excused
 
 
+@pytest.mark.parametrize(
+    ("since", "until", "excused"), [(0.5, 0.92, True), (0.93, 2.0, True), (0.5, 0.89, False), (0.96, 2.0, False)]
+)
+def test_the_hint_of_a_task_that_a_transaction_locks_may_be_acknowledged(
+    since: float, until: float, excused: bool
+) -> None:
+    """The transaction changed nothing: it was rolled back. The hint came at 0.9, and was acknowledged at 0.95."""
+    history = sound()
+    an_ack_before_the_claim(history)
+    history.locks = {"task-first": [(T0 + since, T0 + until)], "task-second": [(T0, T0 + 9)]}
+    assert ("I9" not in found(history)) is excused
+
+
+@pytest.mark.parametrize(("queue", "excused"), [("ext:red:draw", True), ("draw", False)])
+def test_a_foreign_hint_of_a_task_of_an_external_worker_may_be_acknowledged(queue: str, excused: bool) -> None:
+    history = sound()
+    an_ack_before_the_claim(history)
+    for index, one in enumerate(history.changes):
+        if one.kind == "task" and one.row["id"] == "task-first":
+            history.changes[index] = replace(one, after=one.row | {"queue": queue})
+    assert ("I9" not in found(history)) is excused
+
+
 def test_a_worker_that_is_only_connected_is_not_present_yet() -> None:
     history = sound()
     a_lease_taken_from_the_living(history)
@@ -1003,6 +1026,26 @@ def test_a_needless_hint_may_be_acknowledged_at_once() -> None:
     history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-first", T0 + 1.51, T0 + 1.5))  # it is running
     history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-second", T0 + 0.51, T0 + 0.5))  # it is blocked
     assert found(history) == {}
+
+
+@pytest.mark.parametrize(
+    ("failed", "jumps", "excused"),
+    [(21.0, [(T0 + 0.2, 20.0), (T0 + 1.1, 0.0)], True), (1.0, [(T0 + 1.1, 20.0)], False), (21.0, [], False)],
+)
+def test_a_retry_leaves_out_a_run_that_failed_after_it_by_a_clock_that_jumped_back(
+    failed: float, jumps: list[tuple[float, float]], excused: bool
+) -> None:
+    history = sound()
+    history.jumps = jumps
+    history.results[-1]["value"]["acted"] = 0
+    history.changes = [
+        one for one in history.changes if not (one.kind == "job" and one.moved() == ("failed", "pending"))
+    ]
+    for index, one in enumerate(history.changes):
+        if one.kind == "job" and one.moved() == ("running", "failed"):
+            history.changes[index] = replace(one, after=one.row | {"finished_at": at(failed)})
+    history.job_by_id["bulk"]["params"] = {"filter": "tag.operation:op", "at": at(2.0)}
+    assert ("I26" not in found(history)) is excused
 
 
 def test_a_workflow_may_be_claimed_to_see_the_cancel_of_its_job() -> None:
