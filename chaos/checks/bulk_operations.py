@@ -52,20 +52,20 @@ def _must_be_acted_on(history: History, operation: Operation, job_of_operation: 
     cancel need not: the job may have ended before. But a job that is cancelled was cancelled by it.
     """
     if operation.action == "retry":
-        return job in operation.targets and not _failed_later(history, job_of_operation, job)
+        return job in operation.targets and not _is_younger(history, job_of_operation, job)
     return bool(history.job_by_id[job]["status"] == "cancelled")
 
 
-def _failed_later(history: History, job_of_operation: Row, job: str) -> bool:
-    """Whether the job failed after the operation's submission by the database's clock, although it failed before: the
-    clock has jumped back in between. A retry leaves out what fails after its submission.
+def _is_younger(history: History, job_of_operation: Row, job: str) -> bool:
+    """Whether the job was made, or failed, after the operation's submission by the database's clock, although it failed
+    before: the clock has jumped back in between. A retry leaves out such jobs.
     """
     if not history.jumps:
         return False
-    submitted = seconds(job_of_operation["params"]["at"])
-    first_failure = next(
-        change.row["finished_at"]
+    failure = next(
+        change.row
         for change in history.changes
         if change.kind == "job" and change.row["id"] == job and (change.moved() or ("", ""))[1] == "failed"
     )
-    return seconds(first_failure) > submitted
+    submitted = seconds(job_of_operation["params"]["at"])
+    return max(seconds(failure["created_at"]), seconds(failure["finished_at"])) > submitted

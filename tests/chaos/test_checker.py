@@ -1029,11 +1029,16 @@ def test_a_needless_hint_may_be_acknowledged_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "jumps", "excused"),
-    [(21.0, [(T0 + 0.2, 20.0), (T0 + 1.1, 0.0)], True), (1.0, [(T0 + 1.1, 20.0)], False), (21.0, [], False)],
+    ("made", "failed", "jumps", "excused"),
+    [
+        (0.0, 21.0, [(T0 + 0.2, 20.0), (T0 + 1.1, 0.0)], True),
+        (0.0, 1.0, [(T0 + 1.1, 20.0)], False),
+        (0.0, 21.0, [], False),
+        (2.1, 1.0, [(T0 + 0.2, -20.0)], True),
+    ],
 )
-def test_a_retry_leaves_out_a_run_that_failed_after_it_by_a_clock_that_jumped_back(
-    failed: float, jumps: list[tuple[float, float]], excused: bool
+def test_a_retry_leaves_out_a_run_that_is_younger_by_a_clock_that_jumped_back(
+    made: float, failed: float, jumps: list[tuple[float, float]], excused: bool
 ) -> None:
     history = sound()
     history.jumps = jumps
@@ -1043,7 +1048,7 @@ def test_a_retry_leaves_out_a_run_that_failed_after_it_by_a_clock_that_jumped_ba
     ]
     for index, one in enumerate(history.changes):
         if one.kind == "job" and one.moved() == ("running", "failed"):
-            history.changes[index] = replace(one, after=one.row | {"finished_at": at(failed)})
+            history.changes[index] = replace(one, after=one.row | {"created_at": at(made), "finished_at": at(failed)})
     history.job_by_id["bulk"]["params"] = {"filter": "tag.operation:op", "at": at(2.0)}
     assert ("I26" not in found(history)) is excused
 
