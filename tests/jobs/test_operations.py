@@ -254,6 +254,28 @@ async def test_a_canary_that_succeeds_lets_the_others_go(
     assert await statuses(rows, broken[:4]) == ["pending"] * 4
 
 
+async def test_a_rate_and_the_time_of_a_canary_count_by_the_clock_of_the_database(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """The worker that goes on may have another clock than the worker that wrote the note."""
+    broken = await failed(maker, number=3)
+    operation = await submit(client, "retry", "kind:run", canary=1)
+    with time_machine.travel(datetime.now(UTC) + timedelta(hours=1), tick=True):  # a worker whose clock is wrong
+        async with operating(running.services.settings, operation_canary_seconds=600), asyncio.timeout(SECONDS):
+            while await statuses(rows, broken[2:]) != ["pending"]:
+                await asyncio.sleep(0.02)
+    now = await rows.fetchval("SELECT clock_timestamp()")
+    written = await rows.fetchval(
+        "SELECT value FROM note WHERE task_id = (SELECT id FROM task WHERE job_id = $1)", operation
+    )
+    assert written["next_at"] < now.timestamp() + 60
+    assert now.timestamp() < written["canary"]["until"] < now.timestamp() + 601
+    await maker.succeed(broken[2])
+    async with operating(running.services.settings, operation_canary_seconds=600):
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"]) == ("succeeded", 3)
+
+
 @pytest.mark.parametrize(("seconds", "code"), [(3600, "canary_refused"), (1, "canary_late")])
 async def test_a_canary_that_is_refused_or_late_stops_the_operation(
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, seconds: int, code: str

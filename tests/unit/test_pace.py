@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.pipelines.operations.pace import CATCH_UP_SECONDS, largest_batch, next_time, rate_of
+from leasehold.pipelines.operations.pace import CATCH_UP_SECONDS, largest_batch, next_time, pause_before, rate_of
 from leasehold.pipelines.operations.pipeline import Action
 from leasehold.settings import Settings
 
@@ -34,6 +34,15 @@ def test_an_operation_does_not_hurry_after_a_pause() -> None:
     assert next_at == 1000.1
     assert next_time(next_at, 2000.0, 100, 1000) == pytest.approx(2000.1 - CATCH_UP_SECONDS)
     assert next_time(next_at, next_at + CATCH_UP_SECONDS / 2, 100, 1000) == pytest.approx(1000.2)
+
+
+@pytest.mark.parametrize(("rate", "longest"), [(1, 1.0), (20, 0.1), (1000, 0.02)])
+def test_no_pause_is_longer_than_that_of_a_batch_whatever_clock_the_worker_before_had(
+    rate: int, longest: float
+) -> None:
+    assert pause_before(1000.0 + longest, 1000.0, rate) == pytest.approx(longest)
+    assert pause_before(1000.0 + 3600, 1000.0, rate) == longest
+    assert pause_before(1000.0, 1000.5, rate) <= 0
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,14 @@ def largest_batch(rate: int) -> int:
     return max(rate // 50, min(rate // 10, 20), 1)
 
 
+def pause_before(next_at: float, now: float, rate: int) -> float:
+    """Seconds until the operation may act on the next job; 0 or less: now. `next_at`: what `next_time` returned. No
+    pause is longer than that after a whole batch, because `next_at` may be by a clock that was ahead: the operation
+    would wait for hours.
+    """
+    return min(next_at - now, largest_batch(rate) / rate)
+
+
 def next_time(previous: float, now: float, jobs: int, rate: int) -> float:
     """The Unix time at which the operation may act on the next job, after a batch of `jobs` jobs at the time `now`.
     `previous`: the time that this function returned for that batch; 0: the batch is the first.

@@ -13,12 +13,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from time import monotonic, time
+from time import monotonic
 from typing import Protocol
 from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db import job_lists
+from leasehold.db.clock import DatabaseClock
 from leasehold.db.database import Connection
 from leasehold.db.job_lists import Bound, Listing, Scope
 from leasehold.domain.attempt import Attempt
@@ -30,7 +31,7 @@ from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.operations.batch_size import MAX_BATCH, BatchSize
 from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import OperationContext, open_operation_context
-from leasehold.pipelines.operations.pace import largest_batch, next_time, rate_of
+from leasehold.pipelines.operations.pace import largest_batch, next_time, pause_before, rate_of
 from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
 from leasehold.pipelines.operations.progress import Busy, Count, Progress, progress_of
 from leasehold.runtime import failpoints
@@ -66,7 +67,9 @@ class AnnouncingAttempt(Attempt, Protocol):
 @bulk_operation.handles("act")
 async def act(attempt: AnnouncingAttempt) -> Done | Snooze:
     """Act on one batch after the other, for about `_ATTEMPT_SECONDS`."""
-    return await _OperationAttempt(attempt, progress_of(await attempt.note())).run()
+    async with attempt.connection() as connection:
+        clock = await DatabaseClock.read(connection)
+    return await _OperationAttempt(attempt, progress_of(await attempt.note()), clock).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,9 @@ class _Batch:
 class _OperationAttempt:
     """One attempt of the step: it acts on batches until it snoozes or the operation is done."""
 
-    def __init__(self, attempt: AnnouncingAttempt, progress: Progress) -> None:
+    def __init__(self, attempt: AnnouncingAttempt, progress: Progress, clock: DatabaseClock) -> None:
         self._attempt, self._progress = attempt, progress
+        self._clock = clock  # another worker may read the progress: its times are by the clock that all workers share
         self._operation: Operation = attempt.params
         self._acting = Acting(attempt.job_id, self._operation)
         self._context: OperationContext = attempt.opened
@@ -193,7 +197,8 @@ class _OperationAttempt:
         return allowed
 
     def _pause_before(self, batch: _Batch) -> float:
-        return max(self._progress.next_at - time(), _BUSY_SECONDS if batch.is_repeated else 0.0)
+        pause = pause_before(self._progress.next_at, self._clock.time(), self._rate)
+        return max(pause, _BUSY_SECONDS if batch.is_repeated else 0.0)
 
     # --- a batch
 
@@ -239,7 +244,7 @@ class _OperationAttempt:
         progress.busy = self._busy_after(batch, outcome)
         progress.count(outcome.acted, outcome.refusals)
         progress.before, progress.walked = batch.before, batch.walked
-        progress.next_at = next_time(progress.next_at, time(), len(outcome.acted), self._rate)
+        progress.next_at = next_time(progress.next_at, self._clock.time(), len(outcome.acted), self._rate)
         self._advance_canary(progress, outcome)
         return progress
 
@@ -264,7 +269,7 @@ class _OperationAttempt:
             return
         canary.job_ids += outcome.acted
         if progress.done >= size:
-            canary.until = time() + self._context.settings.operation_canary_seconds
+            canary.until = self._clock.time() + self._context.settings.operation_canary_seconds
 
     async def _record_refusals(self, connection: Connection, outcome: Outcome) -> None:
         """Record refusals, up to the number in the setting. The progress counts all of them."""
@@ -296,7 +301,7 @@ class _OperationAttempt:
             if failed:
                 await self._stop("canary_failed", f"{failed} of {len(canary.job_ids)} canary jobs did not succeed.")
             if unfinished:
-                if time() > canary.until:
+                if self._clock.time() > canary.until:
                     await self._stop(
                         "canary_late", f"{counted(unfinished, 'canary job', 'canary jobs')} had not ended in time."
                     )
