@@ -75,7 +75,7 @@ async def gather(installation: Installation, load: Load, history: History) -> No
         history.changes = await row_changes.changes(connection)
     changing = {change.xact for change in history.changes}
     history.in_progress = {xact: installation.transactions.last_seen(int(xact)) for xact in changing}
-    history.locks = installation.transactions.locks()
+    history.restarts = installation.transactions.restarts
     diary = load.diary
     history.requests, history.streams = diary.requests, diary.streams
     history.leases, history.bounds, history.operations = diary.leases, diary.bounds, diary.operations
@@ -96,8 +96,8 @@ async def gather(installation: Installation, load: Load, history: History) -> No
 
 
 def write_down(history: History, directory: Path) -> None:
-    """Write the changes of rows, the transactions, the locks, the hints, the sessions, and the waits for a processor,
-    into files. People who look for a cause read them.
+    """Write the changes of rows, the transactions, the hints, the sessions and the waits for a processor into files.
+    People who look for a cause read them.
     """
     for name, records in (
         ("changes", history.changes),
@@ -106,8 +106,7 @@ def write_down(history: History, directory: Path) -> None:
     ):
         lines = (json.dumps(asdict(record), default=str) for record in records)
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    for name, times in (("in_progress", history.in_progress), ("locks", history.locks)):
-        (directory / f"{name}.json").write_text(json.dumps(times))
+    (directory / "in_progress.json").write_text(json.dumps(history.in_progress))
     starved = (json.dumps(sample._asdict()) for sample in history.starved)
     (directory / "starved.jsonl").write_text("\n".join(starved) + "\n")
 

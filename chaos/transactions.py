@@ -1,8 +1,7 @@
-"""Samples which transactions of the run's database are in progress, and which tasks they lock.
+"""Samples which transactions of the run's database are in progress, and notices when the database has restarted.
 
 The triggers that record changes of rows know when a row was changed, not when its transaction ended. Until then the row
 is locked, and others see it as it was before. A commit that waits for a standby, or for a processor, may take a second.
-A transaction that is rolled back leaves no record of a change, but it locks its rows until then, too.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from datetime import datetime
 
 import asyncpg
 
@@ -20,12 +20,8 @@ from leasehold.runtime.transient import TRY_AGAIN
 _SAMPLE_SECONDS = 0.05
 #: A server that gives no answer for this long may be frozen, or no longer the primary.
 _PATIENCE_SECONDS = 2.0
-# xmax: the transaction that has locked or changed the row; it may have ended. $1 and $2, of a snapshot: transactions in
-# progress, and the number from which on no transaction had ended.
-_LOCKED = """
-SELECT id::text, xmax::text::bigint AS xact FROM task
-WHERE xmax::text::bigint = ANY($1::bigint[]) OR xmax::text::bigint >= $2
-"""
+# The time at which the server has started, or has recovered from a crash of one session: it differs after a failover.
+_SAMPLE = "SELECT pg_current_snapshot()::text, greatest(pg_postmaster_start_time(), stats_reset) FROM pg_stat_bgwriter"
 
 
 class TransactionWatch:
@@ -38,8 +34,9 @@ class TransactionWatch:
         # For each sample: its time, and the snapshot's xmax. No transaction from this number on had ended.
         self._times: list[float] = []
         self._xmaxes: list[int] = []
-        #: Task and transaction -> time of the first sample at which the transaction had locked the task.
-        self._locked_since: dict[tuple[str, int], float] = {}
+        #: For each restart of the database, and each failover: the time of the last sample before it.
+        self.restarts: list[float] = []
+        self._began_at: datetime | None = None  # the database, by its own clock
 
     def last_seen(self, transaction: int) -> float:
         """The time of the last sample, in seconds since 1970, at which the transaction had not ended; 0: there is no
@@ -48,17 +45,6 @@ class TransactionWatch:
         """
         index = bisect_right(self._xmaxes, transaction)
         return max(self._times[index - 1] if index else 0.0, self._last_seen.get(transaction, 0.0))
-
-    def locks(self) -> dict[str, list[tuple[float, float]]]:
-        """For each task, when it was certainly locked: from when until when, in seconds since 1970. A short lock
-        (for less than two samples) may be missing.
-        """
-        locks: dict[str, list[tuple[float, float]]] = {}
-        for (task, transaction), since in self._locked_since.items():
-            until = self.last_seen(transaction)
-            if since < until:
-                locks.setdefault(task, []).append((since, until))
-        return locks
 
     async def watch(self) -> None:
         """Never returns."""
@@ -71,28 +57,17 @@ class TransactionWatch:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             connection = await asyncpg.connect(url)
         try:
-            oldest = 0  # of the transactions in progress at the sample before
             while url == self._url():
-                oldest = await self._sample(connection, oldest)
+                before = time.time()
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    snapshot, began_at = await connection.fetchrow(_SAMPLE)
+                if self._began_at not in (None, began_at):
+                    self.restarts.append(self._times[-1])
+                self._began_at = began_at
+                _, xmax, in_progress = snapshot.split(":")
+                self._times.append(before)
+                self._xmaxes.append(max(int(xmax), self._xmaxes[-1] if self._xmaxes else 0))
+                self._last_seen |= dict.fromkeys(map(int, in_progress.split(",") if in_progress else ()), before)
                 await asyncio.sleep(_SAMPLE_SECONDS)
         finally:
             connection.terminate()
-
-    async def _sample(self, connection: asyncpg.Connection[asyncpg.Record], oldest_before: int) -> int:
-        """Returns the number of the oldest transaction in progress. If it is the same as at the sample before, look for
-        the tasks that transactions lock.
-        """
-        before = time.time()
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            snapshot = await connection.fetchval("SELECT pg_current_snapshot()::text")
-        oldest, xmax, in_progress = snapshot.split(":")
-        self._times.append(before)
-        self._xmaxes.append(max(int(xmax), self._xmaxes[-1] if self._xmaxes else 0))
-        running = list(map(int, in_progress.split(",") if in_progress else ()))
-        self._last_seen |= dict.fromkeys(running, before)
-        if int(oldest) == oldest_before:
-            at = time.time()
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                for row in await connection.fetch(_LOCKED, running, int(xmax)):
-                    self._locked_since.setdefault((row["id"], row["xact"]), at)
-        return int(oldest)

@@ -60,13 +60,10 @@ def _had_old_session(history: History, record: HintRecord, failover: Failover) -
 
 def _was_claimable_throughout(history: History, changes: list[Change], record: HintRecord) -> bool:
     """Whether a worker could claim the task at every moment between the delivery and the ACK of its hint. It could not
-    while a transaction that changed or locked the task had not ended. A claim that began meanwhile claims nothing. If
-    the task stays due, such a transaction writes a hint of its own (I10). If it is rolled back, a poll or a sweep finds
-    the task.
+    while a transaction that changed it had not ended. A claim that began meanwhile claims nothing, and such a
+    transaction writes a hint of its own if the task stays due (I10).
     """
     if changes[0].row["queue"].startswith(EXTERNAL):  # only an external worker may claim it, which gets no hints
-        return False
-    if any(since <= record.at and until >= record.since for since, until in history.locks.get(record.task, ())):
         return False
     start = max(0, bisect_right([change.at for change in changes], record.since - _CLOCK_DIFFERENCE) - 1)
     for index in range(start, len(changes)):
@@ -88,7 +85,7 @@ def _is_claimable(history: History, task: Row, at: float) -> bool:
     """
     at = min(at, history.database_time(at))
     if task["status"] == "running":  # after `max_losses` lost workers the task fails, and no worker may claim it
-        # After a failover a lease lasts longer, until its owner has come back.
-        grace = GRACE_SECONDS if history.failovers else 0.0
+        # After a failover or a restart of the database a lease lasts longer, until its owner has come back.
+        grace = GRACE_SECONDS if any(restart <= at for restart in history.restarts) else 0.0
         return seconds(task["lease_until"]) + grace < at and task["losses"] < history.terms.max_losses
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at

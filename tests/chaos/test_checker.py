@@ -788,10 +788,11 @@ def test_the_hint_of_a_task_that_has_lost_its_last_worker_may_be_acknowledged() 
         assert ("I9" not in found(history)) is excused
 
 
-def test_the_hint_of_a_task_whose_lease_lasts_longer_after_a_failover_may_be_acknowledged() -> None:
-    for failovers, excused in (([promotion(T0 + 1.1)], True), ([], False)):
+def test_the_hint_of_a_task_whose_lease_lasts_longer_after_a_failover_or_a_restart_may_be_acknowledged() -> None:
+    for restarts, excused in (([T0 + 1.1], True), ([], False), ([T0 + 1.9], False)):
         history = sound()
-        history.failovers = failovers
+        history.failovers = []
+        history.restarts = restarts
         row(history, CLAIMED_FIRST, lease_until=at(1.2))
         history.hint_records.append(HintRecord(ME, HintEvent.ACKED, "task-first", T0 + 1.8, T0 + 1.5))
         assert ("I9" not in found(history)) is excused
@@ -988,19 +989,6 @@ def test_the_hint_of_a_task_whose_change_has_not_ended_yet_may_be_acknowledged(s
     history = sound()
     an_ack_before_the_claim(history)
     history.in_progress = {"a": T0 + seen}
-    assert ("I9" not in found(history)) is excused
-
-
-@pytest.mark.parametrize(
-    ("since", "until", "excused"), [(0.5, 0.92, True), (0.93, 2.0, True), (0.5, 0.89, False), (0.96, 2.0, False)]
-)
-def test_the_hint_of_a_task_that_a_transaction_locks_may_be_acknowledged(
-    since: float, until: float, excused: bool
-) -> None:
-    """The transaction changed nothing: it was rolled back. The hint came at 0.9, and was acknowledged at 0.95."""
-    history = sound()
-    an_ack_before_the_claim(history)
-    history.locks = {"task-first": [(T0 + since, T0 + until)], "task-second": [(T0, T0 + 9)]}
     assert ("I9" not in found(history)) is excused
 
 

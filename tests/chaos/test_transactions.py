@@ -20,16 +20,6 @@ OTHERS = (
 )
 
 
-async def _make_tasks(url: str) -> list[str]:
-    """The ids of two."""
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute("CREATE TABLE task AS SELECT gen_random_uuid() AS id FROM generate_series(1, 2)")
-        return [row["id"] for row in await connection.fetch("SELECT id::text FROM task")]
-    finally:
-        await connection.close()
-
-
 async def seen_until_it_ended(watch: TransactionWatch, url: str, *, beside_a_later_one: bool) -> None:
     """`beside_a_later_one`: a transaction that began later ends earlier."""
     connection, beside = [await asyncpg.connect(url) for _ in range(2)]
@@ -55,7 +45,6 @@ async def seen_until_it_ended(watch: TransactionWatch, url: str, *, beside_a_lat
 
 async def test_a_transaction_is_seen_until_it_ends_whatever_happens_to_the_server(postgres: Databases) -> None:
     here = await postgres.create_database()
-    await _make_tasks(here)
     place = urlsplit(here)
     nowhere = place._replace(netloc=f"{place.username}:{place.password}@127.0.0.1:{free_port()}").geturl()
     urls = [nowhere]
@@ -79,29 +68,3 @@ async def test_a_transaction_is_seen_until_it_ends_whatever_happens_to_the_serve
         assert 0 < watch.last_seen(2**62) < left
     finally:
         await cancel_and_wait(watching)
-
-
-async def test_a_task_is_seen_locked_until_its_transaction_is_rolled_back(postgres: Databases) -> None:
-    url = await postgres.create_database()
-    locked, _ = await _make_tasks(url)
-    connection = await asyncpg.connect(url)
-    watch = TransactionWatch(lambda: url)
-    watching = asyncio.create_task(watch.watch())
-    try:
-        async with asyncio.timeout(SECONDS):
-            transaction = connection.transaction()
-            await transaction.start()
-            began = time.time()
-            await connection.execute("UPDATE task SET id = id WHERE id = $1", locked)
-            while not watch.locks() or watch.locks()[locked][0][1] < began + 0.5:
-                await asyncio.sleep(0.02)
-            await transaction.rollback()
-            ended = time.time()
-            while watch.last_seen(2**62) < ended + 0.2:
-                await asyncio.sleep(0.02)
-        [(task, [(since, until)])] = watch.locks().items()
-        assert task == locked
-        assert began <= since < until <= ended
-    finally:
-        await cancel_and_wait(watching)
-        await connection.close()
