@@ -21,6 +21,7 @@ from chaos.faults.clock import JUMP_SECONDS
 from chaos.plan import Fault, Plan
 from chaos.proxy import Link
 from chaos.servers import Servers
+from chaos.transactions import TransactionWatch
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
 from tests.support.not_here import not_here
@@ -127,6 +128,26 @@ async def until_felt(scene: Scene, name: str, seconds: float) -> set[str]:
 
 async def test_a_frozen_database_takes_bytes_and_answers_nothing_until_it_goes_on(scene: Scene) -> None:
     assert "TimeoutError" in await until_felt(scene, "F35 freeze the database", 1.5)
+
+
+@pytest.mark.parametrize("name", ["F22 kill a backend", "F23 kill the database"])
+async def test_the_watch_of_transactions_notices_a_restart(scene: Scene, name: str) -> None:
+    watch = TransactionWatch(lambda: scene.servers.postgres.url_of(NAME))
+    watching = asyncio.create_task(watch.watch())
+    beating = asyncio.create_task(beat(scene, []))
+    try:
+        async with asyncio.timeout(60):
+            while not watch.last_seen(2**62):
+                await asyncio.sleep(0.02)
+            assert watch.restarts == []
+            began = time.time()
+            while not await scene.make(name, 0.5):  # no beat was connected
+                await asyncio.sleep(0.02)
+            while not watch.restarts:
+                await asyncio.sleep(0.02)
+        assert began - 10 < watch.restarts[0] < time.time()
+    finally:
+        await cancel_and_wait(watching, beating)
 
 
 async def test_a_database_that_nobody_asked_anything_was_not_frozen_for_anybody(scene: Scene) -> None:
