@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 ZOMBIE_SECONDS = LEASE_SECONDS * 1.6
 #: A fault that did nothing is tried again, with this pause between the tries, until it had this many tries and this
 #: much time. Another fault may take away for many seconds what this one needs.
-_TRIES = 4
+_TRIES = 8
 _TRY_SECONDS = 20.0
 _PAUSE_SECONDS = 1.0
 
