@@ -74,7 +74,7 @@ async def gather(installation: Installation, load: Load, history: History) -> No
         history.firings = [row for row in history.run_rows if row["schedule_id"] is not None]
         history.changes = await row_changes.changes(connection)
     changing = {change.xact for change in history.changes}
-    history.in_progress = {xact: installation.transactions.last_seen(int(xact)) for xact in changing}
+    history.in_progress = {xact: installation.transactions.may_last_until(int(xact)) for xact in changing}
     history.restarts = installation.transactions.restarts
     diary = load.diary
     history.requests, history.streams = diary.requests, diary.streams

@@ -112,7 +112,7 @@ class History:
     jumps: list[tuple[float, float]] = field(default_factory=list)  # of the database's clock: the time, seconds ahead
     of_release: set[str] = field(default_factory=set)  # processes that ran the release's code
     starved: list[Starved] = field(default_factory=list)  # waits for a processor, of the platform and of the run
-    in_progress: dict[str, float] = field(default_factory=dict)  # by transaction: last seen then
+    in_progress: dict[str, float] = field(default_factory=dict)  # by transaction: it may have lasted until then
     restarts: list[float] = field(default_factory=list)  # of the database: soon after these times
     failovers: list[Failover] = field(default_factory=list)
     has_only_failovers: bool = True  # the plan has no other faults
@@ -122,8 +122,8 @@ class History:
         return at + next((ahead for since, ahead in reversed(self.jumps) if since <= at), 0.0)
 
     def locked_until(self, change: Change) -> float:
-        """The last moment at which the transaction of the change had certainly not ended: others saw the row as it was
-        before, and could not change it.
+        """Until when the transaction of the change may have been in progress: others saw the row as it was before, and
+        could not change it.
         """
         return max(change.at, self.in_progress.get(change.xact, 0.0))
 

@@ -46,6 +46,16 @@ class TransactionWatch:
         index = bisect_right(self._xmaxes, transaction)
         return max(self._times[index - 1] if index else 0.0, self._last_seen.get(transaction, 0.0))
 
+    def may_last_until(self, transaction: int) -> float:
+        """The latest time, in seconds since 1970, at which the transaction may have been in progress. If a sample saw
+        it, it may have ended at any time before the next sample.
+        """
+        seen = self._last_seen.get(transaction)
+        if seen is None:
+            return self.last_seen(transaction)
+        index = bisect_right(self._times, seen)
+        return self._times[index] if index < len(self._times) else seen
+
     async def watch(self) -> None:
         """Never returns."""
         while True:

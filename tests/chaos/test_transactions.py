@@ -38,6 +38,8 @@ async def seen_until_it_ended(watch: TransactionWatch, url: str, *, beside_a_lat
                 while watch.last_seen(later) < ended + 0.2:
                     await asyncio.sleep(0.02)
         assert began <= watch.last_seen(number) <= ended
+        if beside_a_later_one:  # so a snapshot named it
+            assert ended <= watch.may_last_until(number) <= watch.last_seen(later)
     finally:
         connection.terminate()
         beside.terminate()
