@@ -70,7 +70,7 @@ class TransactionWatch:
             while url == self._url():
                 before = time.time()
                 async with asyncio.timeout(_PATIENCE_SECONDS):
-                    snapshot, began_at = await connection.fetchrow(_SAMPLE)
+                    [(snapshot, began_at)] = await connection.fetch(_SAMPLE)
                 if self._began_at not in (None, began_at):
                     self.restarts.append(self._times[-1])
                 self._began_at = began_at

@@ -30,7 +30,7 @@ router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 What = Literal["orders", "approvals", "external", "webhooks", "schedules"]
-#: The items of a page, and the id before which the next page begins; None: this is the last page.
+#: The items of a page, newest first, and the `before` of the next page; None: this is the last page.
 _ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
 
 
@@ -43,8 +43,8 @@ _ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
     "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: webhooks that the platform "
     "disabled. `schedules`: schedules that the platform paused; only a key with `runs:read` gets them. A page of "
     "`orders` searches 10,000 failed jobs of each error code, and a page of `approvals` 10,000 unfinished jobs. So a "
-    "page of `orders` or `approvals` may have fewer items than `limit`, and a `next_cursor`. A page of `external` "
-    "searches 10,000 jobs with external steps.",
+    "page of these may have fewer items than `limit` although there is a next page: `next_cursor` tells. A page of "
+    "`external` searches 10,000 jobs with external steps.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
@@ -73,8 +73,8 @@ async def read_unsettled(
     before: UUID | None,
     limit: int,
 ) -> _ItemsAndNext:
-    """At most `limit` cases of one sort (`what`), of the kinds of work that the caller may read. `before`: the id at
-    which the page before ended.
+    """At most `limit` cases of one sort (`what`), of the kinds of work that the caller may read. `before`: only
+    items with smaller ids than this, which are older; None: the first page.
     """
     read_items = {
         "orders": _read_orders, "approvals": _read_approvals, "external": _read_external_steps,
@@ -146,7 +146,8 @@ async def _read_external_steps(
         {
             "job_id": row["job_id"], "task_id": row["task_id"], "tenant_id": row["tenant_id"], "kind": "run",
             "since": row["since"], "because": f"no external worker works on the step {row['step']}",
-            "step": row["step"], "queue": row["queue"], "losses": row["losses"],
+            "step": row["step"], "queue": row["queue"],
+            "losses": row["losses"],  # how many workers were lost while they worked on it
         }
         for row in rows[:limit]
     ]  # fmt: skip
@@ -203,8 +204,8 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_dele
 )  # fmt: skip
 async def settle_job(request: Request, job_id: UUID, body: SettleRequest, caller: Operator) -> Response:
     services = services_of(request)
-    access = await find(services, caller, job_id, write=True)
-    limit_headers = await settle(services, access, body)
+    permitted_job = await find(services, caller, job_id, write=True)
+    limit_headers = await settle(services, permitted_job, body)
     return json_response({"id": job_id, "action": body.action}, HTTPStatus.ACCEPTED, limit_headers)
 
 
@@ -227,8 +228,8 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
     async with services.bulk.turn(caller.tenant_id):  # bounds how many requests write many jobs at once
         for item in body.settlements:
             try:
-                access = await find(services, caller, item.job_id, write=True)
-                limit_headers = await settle(services, access, item)
+                permitted_job = await find(services, caller, item.job_id, write=True)
+                limit_headers = await settle(services, permitted_job, item)
             except (TooMany, Unavailable) as error:  # the same for all jobs: refuse the request if none is settled yet
                 if not settled_ids:
                     raise

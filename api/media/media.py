@@ -76,7 +76,8 @@ async def get_media(
     operation_id="deleteMedia",
     summary="Delete a picture and all its results",
     description="No request sees the picture any more; a running step is stopped. The objects are deleted in this "
-    "call or, if the store is down or a step still runs, within minutes. Signed URLs stop working with their objects.",
+    "call or, if the store is down or a step still runs, within minutes. A signed URL stops working when its object "
+    "is deleted.",
     status_code=204,
     responses=problems({HTTPStatus.NOT_FOUND: "`media_not_found`"}),
 )
@@ -89,13 +90,13 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
             raise NotFound("media_not_found", "There is no such media.")
         limit_names = await concurrency.limits_of(connection, [deletion.job_id]) if deletion.job_id else []
         await record(connection, caller, "media.deleted", media_id, job_id=deletion.job_id)
-    count_ended_jobs(deletion.ended)
-    if deletion.ended and deletion.job_id is not None:  # the job has left its concurrency limits: admit others
+    count_ended_jobs(deletion.ended_jobs)
+    if deletion.ended_jobs and deletion.job_id is not None:  # the job has left its concurrency limits: admit others
         await publish_and_admit(services, [], limit_names, [deletion.job_id])
     log.info("media deleted", job_id=str(deletion.job_id))
     try:
         await services.store.delete(deletion.original_key)
-        if deletion.prefix is not None:  # None: a worker still writes them, or there are none
+        if deletion.prefix is not None:  # None: a worker still writes the results, or there are no results
             await uploads.remove_below(services.store, f"{deletion.prefix}/")
     except StoreError as error:  # housekeeping, a maintenance loop of the workers, deletes them later
         log.warning("objects of a deleted media are left for the housekeeping", error=type(error).__name__)

@@ -1,6 +1,6 @@
 """Makes a failed job run again. The job waits as a new job does: at the concurrency limits of its kind, and at those
-that are declared for its tenant. A run also waits for other runs of its scope (the runs that its template counts
-together).
+that are declared for its tenant. A run also waits for other runs of its scope, if its template
+lets only one of these run at once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ async def template_of(actions: Actions, connection: Connection, target: Target) 
 def may_revive_together(
     actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
 ) -> bool:
-    """Whether `revive_together` may retry the job: it has no limit and no exclusive or dedupe key, waits for no other
-    run, and its kind has no hook for retries. `rules`: the limits that are declared for the tenant's new jobs.
+    """Whether `revive_together` may retry the job: it has no concurrency limit (`gated`), no exclusive and no dedupe
+    key, waits for no other run, and its kind has no hook for retries. `template_version`: of a run; None: the job is
+    no run. `rules`: the limits that are declared for the tenant's new jobs.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
         return False
     if template_version is None:
-        is_served = not row["is_run"] and actions.kinds.pipeline(row["pipeline"]) is not None
+        is_served = actions.kinds.pipeline(row["pipeline"]) is not None
         return is_served and target.kind.operations.before_retry is None and not rules.limits
     pipeline = template_version.pipeline
     declared_limits = limits.applicable_limits(rules.limits, target.tenant_id, pipeline, row["params"])
@@ -78,8 +79,8 @@ async def revive(
     cause: Mapping[str, str] | None = None,
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. Returns what the caller must do after the
-    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters; None: the old ones.
-    `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
+    commit. None: the job is no longer failed, and nothing changed. `params`: the new parameters of a run; None: the old
+    ones. `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
 
     The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
     failure. Raises as `runs.revive`, and Conflict `pipeline_not_served` or `same_key_running`.
@@ -140,4 +141,5 @@ async def _terms_of_retry(actions: Actions, connection: Connection, target: Targ
         return RetryTerms()
     pin = target.queue.partition("@")[2] or None  # the queue of a pinned job is `name@label`
     job = FailedJob(target.tenant_id, target.row["params"], pin, await database_time(connection))
-    return before_retry(actions.settings, actions.opened.get(target.kind.name), job)
+    opened = actions.opened.get(target.kind.name)  # what the kind has opened at the start of this process
+    return before_retry(actions.settings, opened, job)

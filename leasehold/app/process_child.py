@@ -54,7 +54,7 @@ class _LogSender(logging.Handler):
 
 
 class ProcessAttempt:
-    """The attempt that `current()` reaches in this process."""
+    """The attempt as the user's function gets it from `leasehold.current()` in this process."""
 
     opened = None  # what the app has opened in the worker cannot be sent to this process
 
@@ -110,7 +110,7 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
     """Call the function. Returns the kind and the body of the last frame to the worker."""
     try:
         task = task_of(call.module, call.task)
-        encoded = task.handling.call_with_json(call.params, attempt)
+        encoded = task.handling.call_with_json(call.params, attempt)  # calls the user's function
         call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large: it need not be sent
     except Cancelled:
         return Kind.CANCELLED, b""

@@ -13,7 +13,7 @@ import typer
 
 from leasehold.app.dev_file import dev_variables
 from leasehold.cli.api_client import ApiClient, Interrupted, Refused
-from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE, print_failure
+from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE, failure_printed
 from leasehold.cli.terminal import print_line, print_table
 from leasehold.client.errors import ClientError
 from leasehold.client.requests import key_of, url_of
@@ -36,16 +36,16 @@ def api_client() -> Iterator[ApiClient]:
     variables = from_environment or dev_variables()
     key = variables.get("LEASEHOLD_API_KEY")
     if not key:
-        raise print_failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)", WRONG_USE)
+        raise failure_printed("set LEASEHOLD_API_KEY to an API key (leasehold keys create)", WRONG_USE)
     try:
         with ApiClient(url_of(variables.get("LEASEHOLD_URL")), key_of(key)) as client:
             yield client
     except ClientError as error:
-        raise print_failure(str(error), WRONG_USE) from None
+        raise failure_printed(str(error), WRONG_USE) from None
     except UnicodeEncodeError:  # Python decodes bytes that are not UTF-8 to lone surrogates
-        raise print_failure("an argument has bytes that are not UTF-8 text", WRONG_USE) from None
+        raise failure_printed("an argument has bytes that are not UTF-8 text", WRONG_USE) from None
     except Refused as error:
-        raise print_failure(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
+        raise failure_printed(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
 
 
 def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
@@ -60,7 +60,7 @@ def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
             try:
                 UUID(text)
             except ValueError:
-                raise print_failure(
+                raise failure_printed(
                     f"{text!r} is not the id of {what}: an id looks like {_EXAMPLE_ID}", WRONG_USE
                 ) from None
         return value
@@ -76,11 +76,11 @@ def json_argument(payload: str) -> Any:
         value = json.loads(payload)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # the HTTP library encodes so, and refuses NaN
     except RecursionError:
-        raise print_failure("the payload is nested too deep", WRONG_USE) from None
+        raise failure_printed("the payload is nested too deep", WRONG_USE) from None
     except UnicodeEncodeError:
-        raise print_failure("the payload has a text that cannot be encoded as UTF-8", WRONG_USE) from None
+        raise failure_printed("the payload has a text that cannot be encoded as UTF-8", WRONG_USE) from None
     except ValueError as error:
-        raise print_failure(f"the payload is not JSON: {error}", WRONG_USE) from None
+        raise failure_printed(f"the payload is not JSON: {error}", WRONG_USE) from None
     return value
 
 

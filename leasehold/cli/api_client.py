@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 
 import httpx2
 
-from leasehold.cli.running import print_failure
+from leasehold.cli.running import failure_printed
 from leasehold.client.requests import KeyAuth
 from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
@@ -39,7 +39,7 @@ class Fields(dict[str, Any]):
         self._source = source
 
     def __missing__(self, name: str) -> NoReturn:
-        raise print_failure(f"{self._source} with JSON that has no {name!r}: is it a Leasehold API?")
+        raise failure_printed(f"{self._source} with JSON that has no {name!r}: is it a Leasehold API?")
 
 
 class ApiClient:

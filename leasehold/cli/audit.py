@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from leasehold.cli.answers import AsJson, Cursor, api_client, print_fields, print_next_page, show
-from leasehold.cli.running import environment, print_failure, run_or_exit
+from leasehold.cli.running import environment, failure_printed, run_or_exit
 from leasehold.domain.audit import BrokenRow, Chain
 
 app = typer.Typer(no_args_is_help=True, help="List, export and verify the audit, which records who did what.")
@@ -62,7 +62,7 @@ def export(
                 out.write(piece)
         part_file.replace(file)
     except OSError as error:
-        raise print_failure(f"{file} cannot be written: {error.strerror}") from None
+        raise failure_printed(f"{file} cannot be written: {error.strerror}") from None
     finally:
         part_file.unlink(missing_ok=True)
 
@@ -117,7 +117,7 @@ def _check_file(file: Path) -> Iterator[dict[str, Any]]:
             with _naming_line(number, "the head of a chain"):
                 chain = _ExportedChain(line["head"])
         elif chain is None:
-            raise print_failure("the file does not begin with the head of a chain")
+            raise failure_printed("the file does not begin with the head of a chain")
         else:
             with _naming_line(number, "a row of the audit"):
                 chain.check(line)
@@ -150,7 +150,7 @@ def _naming_line(number: int, what: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise print_failure(f"line {number} of the file is not {what}: {reason}") from None
+        raise failure_printed(f"line {number} of the file is not {what}: {reason}") from None
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -160,9 +160,9 @@ def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError:
-                raise print_failure(f"line {number} is not JSON: the export was cut off") from None
+                raise failure_printed(f"line {number} is not JSON: the export was cut off") from None
             if not isinstance(value, dict):
-                raise print_failure(f"line {number} of the file is not a JSON object")
+                raise failure_printed(f"line {number} of the file is not a JSON object")
             yield number, value
 
 

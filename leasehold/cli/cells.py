@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 import typer
 
 from leasehold.cli.answers import AsJson
-from leasehold.cli.running import environment, print_failure, run_or_exit
+from leasehold.cli.running import environment, failure_printed, run_or_exit
 from leasehold.cli.terminal import print_json, print_table
 from leasehold.security.cells import CellMap, parse
 from leasehold.settings import Settings
@@ -37,7 +37,7 @@ def _read_map(path: Path | None) -> CellMap:
     try:
         return parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise print_failure(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+        raise failure_printed(f"{file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @app.command()
@@ -77,7 +77,7 @@ def _keys_in(path: Path | None) -> Mapping[str, str]:
         text = environment().cells_keys.get_secret_value() if path is None else path.read_text(encoding="utf-8")
         return parse_keys(text)
     except (OSError, ValueError) as error:
-        raise print_failure(f"{source}: {getattr(error, 'strerror', None) or error}") from None
+        raise failure_printed(f"{source}: {getattr(error, 'strerror', None) or error}") from None
 
 
 async def _ask_all(cells: CellMap, keys: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, json_argument, print_fields, print_next_page, show
 from leasehold.cli.api_client import without_none
-from leasehold.cli.running import WRONG_USE, print_failure
+from leasehold.cli.running import WRONG_USE, failure_printed
 from leasehold.cli.terminal import print_line
 from leasehold.client.calls import path_part
 from leasehold.domain.job_filter import InvalidFilter, parse
@@ -32,7 +32,7 @@ def _checked_filter(words: list[str] | None) -> str:
         stderr = Console(stderr=True)
         print_line(text, to=stderr)
         print_line(" " * (error.position - 1) + "^", to=stderr)
-        raise print_failure(error.sentence, WRONG_USE) from None
+        raise failure_printed(error.sentence, WRONG_USE) from None
     return text
 
 
@@ -225,9 +225,9 @@ def settle_jobs(
 ) -> None:
     """Settle orders of unknown outcome. Look at the provider first. Exit with 1 if a settlement was refused."""
     if (adopt is not None) + again + give_up != 1:
-        raise print_failure("choose one of --adopt REF, --again and --give-up", WRONG_USE)
+        raise failure_printed("choose one of --adopt REF, --again and --give-up", WRONG_USE)
     if adopt is not None and len(jobs) != 1:
-        raise print_failure("--adopt takes exactly one job", WRONG_USE)
+        raise failure_printed("--adopt takes exactly one job", WRONG_USE)
     action = "adopt" if adopt is not None else "again" if again else "give_up"
     settlement = {"action": action, "reason": reason} | ({"ref": adopt} if adopt is not None else {})
     with api_client() as client:
@@ -271,11 +271,11 @@ def _check_target(
     options that need a job. `bulk_only`: those that need a filter. An option that was not given is None.
     """
     if (job is None) == (filter_ is None):
-        raise print_failure("name one job, or write --filter", WRONG_USE)
+        raise failure_printed("name one job, or write --filter", WRONG_USE)
     if filter_ is not None and any(option is not None for option in single_only):
-        raise print_failure("--from-step and --payload are for one job", WRONG_USE)
+        raise failure_printed("--from-step and --payload are for one job", WRONG_USE)
     if filter_ is None and any(option is not None for option in bulk_only):
-        raise print_failure("--dry-run, --canary and --rate go with --filter", WRONG_USE)
+        raise failure_printed("--dry-run, --canary and --rate go with --filter", WRONG_USE)
 
 
 def submit_operation(action: str, filter_: str, options: dict[str, Any], *, as_json: bool) -> None:

@@ -33,7 +33,8 @@ except DeclarationError as error:
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
     """Watch the folder until cancelled. If changed code cannot be loaded, print its error. The running processes then
-    go on. If changed code can be loaded but does not start, print its error. The next change then starts them again.
+    go on. If changed code can be loaded but does not start, print its error. The next change then starts the processes
+    again.
     """
     old_times = await asyncio.to_thread(times_of, Path.cwd())
     while True:
@@ -69,10 +70,10 @@ async def _problem(source: str) -> str | None:
         raise
     if process.returncode == 0:
         return None
-    _, mark, sentence = errors.decode(errors="replace").strip().rpartition("\0")
-    if not mark:  # another error: its sentence is the last line of the traceback
-        return sentence.rpartition("\n")[2]
-    return sentence
+    text = errors.decode(errors="replace").strip()
+    if "\0" in text:  # _CHECK_PROGRAM has written the error's sentence
+        return text.rpartition("\0")[2]
+    return text.rpartition("\n")[2]  # another error: its sentence is the last line of the traceback
 
 
 def times_of(folder: Path) -> dict[Path, int]:

@@ -17,7 +17,7 @@ from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, json_argume
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
-from leasehold.cli.running import FAILED, WRONG_USE, print_failure
+from leasehold.cli.running import FAILED, WRONG_USE, failure_printed
 from leasehold.cli.terminal import console, harmless, print_line
 from leasehold.client.calls import path_part
 from leasehold.client.errors import ClientError
@@ -35,11 +35,11 @@ WorkerId = Annotated[
     str, typer.Argument(help="The worker's id, as `workers list` shows it.", callback=id_of("a worker"))
 ]
 _END_STATES = ("succeeded", "failed", "cancelled", "expired")
-_POLL_SECONDS = 10  # for which the API waits for a change of the run
+_LONG_POLL_SECONDS = 10  # how long the API may wait for a change of the run before it answers
 
 
 def submit(
-    template: Annotated[str, typer.Argument(help="The template's name (its `type`).")],
+    template: Annotated[str, typer.Argument(help="The template's name: the `type` in its definition.")],
     payload: Annotated[str, typer.Argument(help="The payload, as JSON.")] = "{}",
     scope: Annotated[str, typer.Option(help="The kind of thing that the run is for, such as user.")] = "tenant",
     scope_id: Annotated[str, typer.Option(help="The id of the thing that the run is for.")] = "",
@@ -69,7 +69,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
     """The name and the value of a tag that was written as NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign:
-        raise print_failure(f"write a tag as NAME=VALUE, not {text}", WRONG_USE)
+        raise failure_printed(f"write a tag as NAME=VALUE, not {text}", WRONG_USE)
     return name, value
 
 
@@ -79,7 +79,7 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
         answer = client.get(f"/v1/runs/{path_part(run)}")
         if as_json:
             while answer["status"] not in _END_STATES:
-                answer = client.get(f"/v1/runs/{path_part(run)}", wait=_POLL_SECONDS)
+                answer = client.get(f"/v1/runs/{path_part(run)}", wait=_LONG_POLL_SECONDS)
             typer.echo(json.dumps(answer))
         else:
             answer = _show_bars(client, run, answer)
@@ -110,6 +110,7 @@ def _update_bars(progress: Progress, bars: dict[str, TaskID], answer: dict[str, 
         if step["id"] not in bars:
             bars[step["id"]] = progress.add_task(step["id"], total=100, note="")
         percent = 100 if step["status"] in ("succeeded", "skipped") else step.get("percent", 0)
+        # `status` is `pending` for each state in which a step waits; `state` tells these apart.
         note = harmless(f"{step['state']} {step.get('summary') or ''}")
         progress.update(bars[step["id"]], completed=percent, note=note)
 
@@ -174,7 +175,7 @@ def list_schedules(
 
 @schedules.command("create")
 def create_schedule(
-    template: Annotated[str, typer.Argument(help="The template's name (its `type`).")],
+    template: Annotated[str, typer.Argument(help="The template's name: the `type` in its definition.")],
     cron: Annotated[
         str, typer.Argument(help="A cron expression of five fields, or @hourly, @daily, @weekly, @monthly, @yearly.")
     ],
@@ -334,11 +335,11 @@ def mcp(
     try:
         from leasehold.cli.mcp_server import serve  # noqa: PLC0415 - it is an extra
     except ModuleNotFoundError as error:
-        raise print_failure(f"`leasehold mcp` needs leasehold[mcp]: {error}", WRONG_USE) from None
+        raise failure_printed(f"`leasehold mcp` needs leasehold[mcp]: {error}", WRONG_USE) from None
     try:
         serve(allow_writes=allow_writes)
     except ClientError as error:
-        raise print_failure(str(error), WRONG_USE) from None
+        raise failure_printed(str(error), WRONG_USE) from None
 
 
 def add_to(app: typer.Typer) -> None:

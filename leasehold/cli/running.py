@@ -42,9 +42,9 @@ def environment() -> Settings:
         problems = "; ".join(
             f"{_variable_of(part['loc'])}: {part['msg']}" for part in error.errors(include_input=False)
         )
-        raise print_failure(f"{problems} (leasehold settings lists all)", WRONG_USE) from None
+        raise failure_printed(f"{problems} (leasehold settings lists all)", WRONG_USE) from None
     except SystemExit as error:  # refuse_bad_urls ends programs that way
-        raise print_failure(str(error).removeprefix("leasehold: "), WRONG_USE) from None
+        raise failure_printed(str(error).removeprefix("leasehold: "), WRONG_USE) from None
     return settings
 
 
@@ -88,13 +88,13 @@ def use_source(source: str | None) -> None:
 def _failure_of(error: BaseException, status: int) -> typer.Exit:
     """Print the error. Returns the exception that ends the command."""
     if not isinstance(error, CodeBroken):
-        return print_failure(_sentence_of(error), status)
+        return failure_printed(_sentence_of(error), status)
     typer.echo(harmless(error.trace), err=True)
-    return print_failure(str(error), BROKEN_CODE)
+    return failure_printed(str(error), BROKEN_CODE)
 
 
-def print_failure(sentence: str, status: int = FAILED) -> typer.Exit:
-    """Print the sentence to stderr. Returns the exception that ends the command: `raise print_failure(...)`."""
+def failure_printed(sentence: str, status: int = FAILED) -> typer.Exit:
+    """Print the sentence to stderr. Returns the exception that ends the command: `raise failure_printed(...)`."""
     print_line(f"leasehold: {sentence}", "red", to=Console(stderr=True))
     return typer.Exit(status)
 

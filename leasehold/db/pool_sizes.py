@@ -3,7 +3,7 @@ the primary; some of these are dedicated to one use, and the pool has the rest.
 
 | process | dedicated connections | the pool |
 |---|---|---|
-| worker | heartbeat, claims, settlements, logs, streams, journals, bulk operations | the rest |
+| worker | heartbeat, claims, settlements (how attempts ended), logs, streams, journals, bulk operations | the rest |
 | API | submissions | the rest |
 | a program with an App | none | all |
 

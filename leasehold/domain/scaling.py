@@ -10,9 +10,9 @@ from math import ceil
 
 from leasehold.domain.pipeline import pinned_queue
 
-#: A pool shrinks only to the size at which this share of its slots would be busy. It grows only when all its slots
-#: would be busy. Between the two sizes it stays as it is, because small swings of the load must not start and stop
-#: workers. (A slot is room for one attempt in a worker.)
+#: A pool grows to the size at which all its slots (a slot is room for one attempt in a worker) are busy. It shrinks to
+#: the size at which this share of them is busy. Under a load that keeps 7 workers busy, it grows if it has fewer than
+#: 7, shrinks if it has more than 10, and else stays as it is: small swings of the load must not start and stop workers.
 BUSY_SHARE = 0.7
 
 
@@ -58,5 +58,5 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
         least = max(least, present, 1)
     busy_workers = sum(slots_needed(load, target_wait) / load.slots for load in loads.values() if load.slots)
     grows_to, shrinks_to = ceil(busy_workers), ceil(busy_workers / BUSY_SHARE)
-    size = min(max(present, grows_to), shrinks_to)
+    size = min(max(present, grows_to), shrinks_to)  # of the sizes between the two, the nearest to the present one
     return min(max(size, least), most)

@@ -121,13 +121,13 @@ async def refuse_upload(
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """What the caller still has to delete. `prefix`: the prefix of the job's objects, if no worker writes them now.
-    `ended`: the job, if the cancel has ended it already. The caller counts it.
+    `ended_jobs`: the job, if the cancel has ended it already. The caller counts it.
     """
 
     original_key: str
     job_id: UUID | None
     prefix: str | None
-    ended: list[JobEnded]
+    ended_jobs: list[JobEnded]
 
 
 async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:

@@ -14,15 +14,15 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
-#: SQL: the task `t` is due within the poll window ($6). A `pending` task must have been due for longer than `overdue`,
-#: a column of `share`, a row of the CTE `shares`.
+#: SQL: the task `t` is due within the poll window ($6). A `pending` task has a hint, to which it is left for
+#: `share.overdue`.
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
 
 #: SQL: the task `t` of `job_tasks` is still due. In a job that is being cancelled, only a workflow (`journaled`)
-#: starts, because its code must see the cancel. `unindexed` keeps the planner from reading a partial index for a
-#: condition on a row found by id.
+#: starts, because its code must see the cancel. The task is found by its id: `unindexed` keeps the planner from
+#: reading a partial index of the status instead.
 _IS_STILL_DUE = (
     f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT job_tasks.cancelling)"""
 )
@@ -32,15 +32,16 @@ _IS_STILL_DUE = (
 # tasks delays only its own tenant. After thirty seconds a task counts as one of the next higher priority.
 #
 # $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
-# $5 for how long a due `pending` task is left to its hint, if its tenant is in $9; $13 the same for other tenants.
 # $6 the poll window: the statement does not see tasks that have been due for a longer time than this.
 # $7 tenants. $8 how many tasks each of them has running. NULL: the statement counts them.
-# $9 tenants. $10 how many tasks each of them runs with this worker. $11 how many more each of them may get.
+# $9 tenants with tasks on this worker. $10 how many each of them has there. $11 how many more each of them may get.
 # $12 how many tasks any other tenant may get. NULL: any number.
+# $5 for how long a due `pending` task of the tenants $9 is left to its hint. $13 the same for any other tenant.
 #
 # The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
 # returns at least one row, with the age of the oldest due task, the counts, and whether tenants were held back.
-# `numbered_tasks` comes from `mark_claimed`: a row for each claimed task.
+# The CTEs of `mark_claimed` take the tasks of `job_tasks` and claim those that are still due. The last one,
+# `numbered_tasks`, has a row for each claimed task. `nth` numbers the tasks of one queue, priority and tenant.
 POLL = f"""
 -- look
 WITH RECURSIVE served_queues AS MATERIALIZED (
