@@ -35,6 +35,7 @@ from leasehold.telemetry import database
 from leasehold.telemetry.outages import DATABASE, STORE
 
 log = structlog.get_logger(__name__)
+# The route class checks no key here: no endpoint requires one (`readyz` checks the key of `?verbose` itself).
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _require_operator = Require(OPERATE)
 
@@ -127,14 +128,14 @@ class Readiness:
         )
 
     async def _database(self) -> str:
-        with database.contact():
+        with database.recording_up():
             async with self._services.pool.acquire() as connection:
                 await connection.execute(PROVE_WRITES, self._id)
         DATABASE.record_answer()
         return "accepts writes"
 
     async def _migrations(self) -> str:
-        """The revision of the platform's schema, and of the schemas of kinds of work with migrations of their own."""
+        """The revision of the platform's schema, and that of each kind of work that has a schema of its own."""
         async with self._services.pool.acquire() as connection:
             states = {schema.name: await state_of(connection, schema) for schema in self._schemas}
         for name, state in states.items():
@@ -161,7 +162,7 @@ class Readiness:
 
 
 def _prefix_of(schema: str) -> str:
-    """The name of the schema before its revision. The platform's own schema is not named."""
+    """What stands in front of a schema's revision: its name and a space; nothing for the platform's own schema."""
     return "" if schema == CORE.name else f"{schema} "
 
 
@@ -180,6 +181,7 @@ async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required
         is_away = isinstance(error, StoreError) or is_database_away(error)
         detail = "does not answer" if is_away else type(error).__name__
         if is_away:
+            # An answer that comes too late is a TimeoutError, also of the store.
             outage = STORE if isinstance(error, StoreError) or name == "store" else DATABASE
             outage.record_error(error, "readiness")
         else:

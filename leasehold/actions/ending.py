@@ -72,10 +72,10 @@ async def delete(
     Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended.
     """
     job_id, tenant_id = target.id, target.tenant_id
-    # Write the deliveries about the job's end first: they need the job's row.
+    # Write the deliveries of webhooks and callbacks about the job's end first: they need the job's row.
     effects.hints += await actions.dispatch(connection, job_id)
     prefix = await jobs.delete(connection, job_id, tenant_id)
-    if prefix is None:
+    if prefix is None:  # the job has not ended
         cancel_effects = await cancel(
             actions, connection, [target], "the job was deleted", by, forced=True, operation_id=operation_id
         )
@@ -83,10 +83,10 @@ async def delete(
         effects.ended += cancel_effects.ended
         effects.hints += cancel_effects.hints
         await jobs.expire_early(connection, job_id, tenant_id)  # retention deletes it once it has ended
-        if cancel_effects.ended:
+        if cancel_effects.ended:  # the cancel has ended the job at once
             effects.hints += await actions.dispatch(connection, job_id)
             prefix = await jobs.delete(connection, job_id, tenant_id)
-    if prefix is not None:
+    if prefix is not None:  # `jobs.delete` has left a tombstone; the job's row goes later
         for hook in actions.before_jobs_go:
             await hook(connection, [job_id])
     return prefix
@@ -96,6 +96,7 @@ async def delete_together(actions: Actions, connection: Connection, targets: Seq
     """As `delete`, for jobs of one tenant that have ended. The caller has locked them. Returns the deleted jobs."""
     for target in targets:
         if target.row["notify"]:  # a webhook or a callback URL waits for the job's end
+            # Nobody waits for the hints of the deliveries: the relay publishes them.
             await actions.dispatch(connection, target.id)
     deleted_ids = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
     for hook in actions.before_jobs_go:

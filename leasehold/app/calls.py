@@ -113,11 +113,9 @@ class Call(Generic[R]):
         return f"debounce:{self.options.key or unique.key(self.params)}"
 
     @property
-    def is_key_of_arguments(self) -> bool:
-        """Whether the caller gave no key: `key` is then None, or made of the arguments. If the caller gave the key, a
-        repetition must also have the same arguments.
-        """
-        return self.options.key is None
+    def has_key_of_caller(self) -> bool:
+        """Whether the caller gave the key. A repetition with that key must have the same arguments."""
+        return self.options.key is not None
 
     @property
     def scheduled_at(self) -> datetime | None:

@@ -156,7 +156,7 @@ def _refuse_unsupported(call: Call[Any]) -> None:
     if call.debounce_key is not None:
         _refuse(f"{call.task.name} has a debounce, which the API cannot do: submit it to the database.")
     # `call.key` is the caller's key (`options.key`), or else a key that the platform makes of the arguments.
-    if call.key is not None and call.is_key_of_arguments:
+    if call.key is not None and not call.has_key_of_caller:
         _refuse(f"{call.task.name} is unique by its arguments: give a key= of your own.")
 
 

@@ -57,7 +57,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
         else:
             # A second submission with the caller's key must have equal arguments. If the key is made of the arguments,
             # they need no comparison.
-            arguments = b"" if call.is_key_of_arguments else encoded
+            arguments = encoded if call.has_key_of_caller else b""
             written.ids[index] = await _write_keyed(connection, new_run, key, arguments, written)
     if debounced_indexes:
         plain_runs += await _write_debounced(

@@ -33,7 +33,7 @@ from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Perman
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.runtime.gather import cancel_and_wait
 
-#: 412: the store has an object of this key already, because a signed upload may only make a new object.
+#: 412: the store's answer to an upload if the key has an object already. A signed upload may only make a new object.
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
 #: With these statuses the API refuses the key itself. It will then refuse every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
@@ -125,7 +125,8 @@ class Task:
         file = {"name": name, "size": len(data), "content_type": content_type}
         (ticket,) = (await self.post("files", files=[file]))["files"]
         answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
-        # The file exists already if an earlier try stored it and the answer was lost. `complete` verifies the bytes.
+        # The file exists already if the function has written it before, or the store's answer was lost. The API
+        # verifies the bytes when the task is completed.
         if answer.status_code != _EXISTS_ALREADY:
             answer.raise_for_status()
         self.sent[name] = hashlib.sha256(data).hexdigest()
@@ -357,6 +358,7 @@ def _failure_of(error: Exception) -> dict[str, Any]:
             code = error.code
     if isinstance(error, Retryable) and error.after is not None:
         retry_after = min(max(error.after, timedelta(0)), _MAX_RETRY_AFTER).total_seconds()
+    # As `_sendable`, but a NUL stays visible in the message of an error.
     readable = message.encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
     return {
         "code": code,

@@ -11,7 +11,7 @@ from pathlib import Path
 from leasehold.embedded.process import EmbeddedError, RunAs
 from leasehold.embedded.programs import runnable_copy_of
 
-#: Debian's packages put the programs of version N into N/bin here. A package of clients only has no `postgres`.
+#: Debian's packages put the programs of version N into N/bin here. A client-only package has no `postgres`.
 SYSTEM = Path("/usr/lib/postgresql")
 _PROGRAMS = ("initdb", "postgres")
 
@@ -27,9 +27,11 @@ async def find_postgres(run_as: RunAs) -> Path:
     if configured_directory := _configured_directory():
         return configured_directory
     if package := _pgserver_package():
-        tree = [package, package.with_name(f"{package.name}.libs")]
+        directories = [package, package.with_name(f"{package.name}.libs")]
         program = package / "pginstall18" / "bin" / "postgres"
-        return (await runnable_copy_of(program, [part for part in tree if part.exists()], run_as)).parent
+        return (
+            await runnable_copy_of(program, [directory for directory in directories if directory.exists()], run_as)
+        ).parent
     if system := _system_directories():
         return system[0]
     if pg_config := shutil.which("pg_config"):

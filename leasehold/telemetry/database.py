@@ -12,7 +12,7 @@ CONNECTS = counter("database_connects_total", "Connections of a worker's heartbe
 
 
 @contextmanager
-def contact() -> Iterator[None]:
+def recording_up() -> Iterator[None]:
     """The block queries the database: `UP` is 1 if it succeeds, 0 if it raises."""
     try:
         yield

@@ -140,7 +140,7 @@ async def test_a_suspension_claims_a_step_that_it_starts(rows: Rows) -> None:
     """With all that a claim by its hint has, and without a hint."""
     calls = (step(1), step(2))
     workflow = await rows.leased()
-    suspending = Suspending(workflow.lease, calls, 0, 2, claim_next=calls[1].child)
+    suspending = Suspending(workflow.lease, calls, 0, 2, step_to_claim=calls[1].child)
     outcome = await settlements.suspend(rows.connection, [suspending], rows.terms)
     claimed = outcome.nexts[workflow.lease.task_id]
     assert [hint.hint.task_id for hint in outcome.announcements] == [calls[0].child]
@@ -160,7 +160,7 @@ async def test_a_step_that_the_suspension_may_not_claim_gets_a_hint(rows: Rows, 
     workflow = await rows.leased()
     if without == "queue":
         await rows.connection.execute("INSERT INTO paused_queue (queue, reason) VALUES ('default', 'r')")
-    suspending = Suspending(workflow.lease, (call,), 0, 1, claim_next=None if without == "choice" else call.child)
+    suspending = Suspending(workflow.lease, (call,), 0, 1, step_to_claim=None if without == "choice" else call.child)
     terms = None if without == "terms" else rows.terms
     outcome = await settlements.suspend(rows.connection, [suspending], terms)
     assert outcome.nexts == {}
@@ -175,7 +175,7 @@ async def test_suspensions_of_one_statement_claim_each_its_own_step(rows: Rows) 
     calls = [(step(1), step(2)) for _ in workflows]
     chosen = [calls[0][0].child, None, calls[2][1].child]
     batch = [
-        Suspending(workflow.lease, made, 0, 1, claim_next=child)
+        Suspending(workflow.lease, made, 0, 1, step_to_claim=child)
         for workflow, made, child in zip(workflows, calls, chosen, strict=True)
     ]
     outcome = await settlements.suspend(rows.connection, batch, rows.terms)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.broker.amqp import connection, topology
-from leasehold.broker.amqp.connection import Link, guarded
+from leasehold.broker.amqp.connection import Link, answered_within
 from leasehold.broker.amqp.subscription import Subscription
 from leasehold.broker.amqp.topology import Topology
 from leasehold.broker.amqp.wire import Wire
@@ -34,7 +34,7 @@ async def test_a_cancellation_that_came_with_the_brokers_answer_is_not_lost() ->
             return
 
     async def work() -> None:
-        async with guarded(60):
+        async with answered_within(60):
             await client_that_swallows_it()
         raise AssertionError("went on although it was cancelled")
 
@@ -48,7 +48,7 @@ async def test_a_cancellation_that_came_with_the_brokers_answer_is_not_lost() ->
 async def test_a_connection_that_dies_under_us_is_not_our_end() -> None:
     async def work() -> str:
         try:
-            async with guarded(60):
+            async with answered_within(60):
                 raise asyncio.CancelledError  # what the client raises in everybody who waits on a dying connection
         except BrokerUnavailable:
             return "goes on"
@@ -64,7 +64,7 @@ async def test_while_we_are_being_cancelled_a_dying_connection_is_still_told_apa
             await asyncio.sleep(3600)
         finally:
             try:
-                async with guarded(60):
+                async with answered_within(60):
                     raise asyncio.CancelledError
             except BrokerUnavailable:
                 told.append("the farewell failed")
@@ -88,7 +88,7 @@ async def test_a_cancellation_that_the_client_turned_into_an_error_is_not_lost(c
             raise ConnectionResetError from None
 
     async def work() -> None:
-        async with guarded(60 if cancelled else 0.01):
+        async with answered_within(60 if cancelled else 0.01):
             await client_that_turns_it_into_an_error()
 
     task = asyncio.create_task(work())
@@ -101,7 +101,7 @@ async def test_a_cancellation_that_the_client_turned_into_an_error_is_not_lost(c
 
 async def test_an_error_of_the_client_stays_what_it_is() -> None:
     with pytest.raises(ConnectionResetError):
-        async with guarded(60):
+        async with answered_within(60):
             raise ConnectionResetError
 
 

@@ -121,12 +121,14 @@ class SettlementBatcher:
         if repeated:
             answers |= await self._recover_next(connection, batch, answers)
             # The earlier try may have claimed a step whose job is being cancelled by now. `_recover_next` does not
-            # claim such a step again, so the heartbeat has to release it.
+            # claim such a step again. The heartbeat then releases what this worker owns without knowing.
             self._heartbeat.record_lost_answer()
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """One statement for each kind of settlement in the batch."""
+        """One statement for each kind of settlement in the batch. Exception: a CancelAcknowledged has none. It gets no
+        answer here, so it counts as refused, and `_settle` acknowledges the cancel.
+        """
         completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
         others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # mostly none
         failures = [settlement for settlement in others if isinstance(settlement, Failure)]
@@ -155,7 +157,7 @@ class SettlementBatcher:
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
         """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
         due again: its code has not seen the cancel yet. A workflow that was about to wait is due immediately. A failed
-        attempt that may be repeated is due after the pause of its failure.
+        attempt that may be repeated is due after the pause of its failure. PostgreSQL refuses both for other tasks.
         """
         suspended_leases = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         snoozings = [
@@ -165,7 +167,7 @@ class SettlementBatcher:
         ]
         released_outcome = await settlements.release(connection, suspended_leases) if suspended_leases else Settled({})
         snoozed_outcome = await settlements.wait_until(connection, snoozings) if snoozings else Settled({})
-        self._announce(released_outcome.announcements)
+        self._announce(released_outcome.announcements)  # the snoozed ones are not due yet
         return _answers(released_outcome) | _answers(snoozed_outcome)
 
     async def _recover_next(
@@ -182,11 +184,11 @@ class SettlementBatcher:
                 continue
             if isinstance(settlement, Completion) and settlement.claim_next:
                 completed_ids.append(task_id)
-            elif isinstance(settlement, Suspending) and settlement.claim_next:
-                workflow_of_step[settlement.claim_next] = task_id
+            elif isinstance(settlement, Suspending) and settlement.step_to_claim:
+                workflow_of_step[settlement.step_to_claim] = task_id
         if not completed_ids and not workflow_of_step:
             return {}
-        held_ids = self._heartbeat.all_held()
+        held_ids = self._heartbeat.all_held()  # the worker knows that it has these: they are not claimed again
         by_task = await claims.claim_again(connection, completed_ids, workflow_of_step, self._terms, held_ids)
         return {task_id: replace(answers[task_id], next=claimed) for task_id, claimed in by_task.items()}
 

@@ -27,8 +27,8 @@ _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it:
 
 
 class Adapter(ABC):
-    """The user's connection, with asyncpg's methods. `is_sync`: the driver blocks, so the methods are coroutines that
-    never wait for the event loop (see `run_now`).
+    """The user's connection, with asyncpg's methods. `is_sync`: the driver blocks. The methods are coroutines all the
+    same, but they never wait for the event loop: `run_now` runs them without one.
     """
 
     is_sync = False
@@ -154,7 +154,7 @@ _AUTOCOMMIT_SENTENCE = (
 )
 
 
-#: The key in a SQLAlchemy session's `info` under which the calls to make after its commit are kept.
+#: `session.info[_PENDING]` of a SQLAlchemy session: the functions to call after its commit.
 _PENDING = "leasehold.announce_after_commit"
 
 
@@ -178,7 +178,7 @@ class _SqlAlchemy(Adapter):
         from sqlalchemy import event  # noqa: PLC0415 - the user's program has loaded SQLAlchemy
 
         session = getattr(self._user_connection, "sync_session", self._user_connection)
-        if not hasattr(session, "in_nested_transaction") or not hasattr(session, "flush"):  # a Connection
+        if not hasattr(session, "flush"):  # a Connection
             return
         if _PENDING not in session.info:
             event.listen(session, "after_commit", _after_commit)

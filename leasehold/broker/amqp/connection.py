@@ -1,4 +1,4 @@
-"""A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`guarded`).
+"""A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`answered_within`).
 
 aio-pika's RobustConnection is not used: after a reconnect it restores every channel, and starts over when one of them
 fails. So a single bad queue would keep all channels down.
@@ -41,17 +41,17 @@ SETTLED_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def guarded(seconds: float) -> AsyncIterator[None]:
+async def answered_within(seconds: float) -> AsyncIterator[None]:
     """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the
     connection ends.
 
     It corrects two faults of the client:
     - When the connection dies, the client ends a wait with a bare CancelledError, which no `except Exception` catches.
-      `guarded` raises BrokerUnavailable instead.
+      `answered_within` raises BrokerUnavailable instead.
     - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
       a cancellation that comes with the broker's answer. A cancellation that comes while the connection breaks ends as
-      an ordinary error. `guarded` raises CancelledError in both cases. Its own timeout works by a cancellation, too:
-      `asyncio.timeout` turns that CancelledError into TimeoutError.
+      an ordinary error. `answered_within` raises CancelledError in both cases. Its own timeout works by a cancellation,
+      too: `asyncio.timeout` turns that CancelledError into TimeoutError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -94,7 +94,7 @@ async def close(resource: AbstractConnection | AbstractChannel) -> None:
     wait for a request that RabbitMQ never answers. The cancelled close of a connection drops its socket.
     """
     with suppress(Exception):
-        async with guarded(CLOSE_SECONDS):
+        async with answered_within(CLOSE_SECONDS):
             await resource.close()
 
 
@@ -257,7 +257,7 @@ class Link:
             url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
         )
         try:
-            async with guarded(self._nodes.connect_seconds):
+            async with answered_within(self._nodes.connect_seconds):
                 await connection.connect()
             self._nodes.record_accepted()
             ladder.record_opened()

@@ -16,7 +16,7 @@ import structlog
 from aiormq.abc import AbstractChannel, AbstractConnection
 
 from leasehold.broker.amqp.confirms import Confirms, Window, publish_frames
-from leasehold.broker.amqp.connection import Ladder, Link, close, guarded, until_closed, until_one_ends
+from leasehold.broker.amqp.connection import Ladder, Link, answered_within, close, until_closed, until_one_ends
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.watchdog import Patience
 from leasehold.broker.amqp.wire import Wire
@@ -112,7 +112,7 @@ class Publisher:
         try:
             # Wait for the end of an alarm. Meanwhile RabbitMQ reads nothing from publishers, and messages would pile
             # up.
-            async with guarded(self._timeout):
+            async with answered_within(self._timeout):
                 await session.connection.ready()
         except Exception:  # noqa: BLE001 - any error means that no hint is confirmed
             return [False] * len(hints)
@@ -177,7 +177,7 @@ class Publisher:
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         ladder = Ladder()  # the growing waits before another channel is opened
         while True:
-            async with guarded(RPC_SECONDS):
+            async with answered_within(RPC_SECONDS):
                 channel: AbstractChannel = await connection.channel(publisher_confirms=True)
             ladder.record_opened()
             confirms = Confirms(self._on_return)

@@ -14,7 +14,7 @@ from aiormq import spec
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from leasehold.broker.amqp.acks import Acks
-from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, close, guarded, until_closed
+from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, answered_within, close, until_closed
 from leasehold.broker.amqp.deliveries import Deliveries, Message
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.wire import Wire
@@ -82,7 +82,7 @@ class Subscription:
         self._consumer_tag = None
         if channel is not None and tag is not None:
             with suppress(Exception):
-                async with guarded(CLOSE_SECONDS):
+                async with answered_within(CLOSE_SECONDS):
                     await channel.basic_cancel(tag)
 
     async def drained(self) -> None:
@@ -99,7 +99,7 @@ class Subscription:
         ladder: Ladder,
     ) -> None:
         await self._topology.declare(connection, self.name)
-        async with guarded(RPC_SECONDS):
+        async with answered_within(RPC_SECONDS):
             channel: AbstractChannel = await connection.channel(publisher_confirms=False)
         acks = Acks(channel)
         ack_task = asyncio.create_task(acks.run())
@@ -113,7 +113,7 @@ class Subscription:
         deliveries = Deliveries(lambda message: receive(self, message, acks))
         wire.sieve.attach(channel.number, deliveries)
         try:
-            async with guarded(_FIRST_SECONDS if ladder.failures < _FIRST_ATTEMPTS else RPC_SECONDS):
+            async with answered_within(_FIRST_SECONDS if ladder.failures < _FIRST_ATTEMPTS else RPC_SECONDS):
                 await channel.basic_qos(prefetch_count=self._prefetch)
                 consumer = await channel.basic_consume(self.name, _refuse)
             self._consumer_tag = consumer.consumer_tag

@@ -14,7 +14,7 @@ import structlog
 from aiormq.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelPreconditionFailed
 
-from leasehold.broker.amqp.connection import close, guarded
+from leasehold.broker.amqp.connection import answered_within, close
 from leasehold.broker.base import BANDS
 
 #: RabbitMQ sets a hint aside after this many deliveries. This is only a second safeguard: PostgreSQL counts the
@@ -58,7 +58,7 @@ class Topology:
     async def _declare(self, connection: AbstractConnection, name: str, arguments: dict[str, Any]) -> None:
         channel: AbstractChannel | None = None
         try:
-            async with guarded(RPC_SECONDS):
+            async with answered_within(RPC_SECONDS):
                 channel = await connection.channel(publisher_confirms=False)
                 await channel.queue_declare(name, durable=True, arguments=arguments)
         except ChannelPreconditionFailed as conflict:

@@ -44,7 +44,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     order_params = GenerationParams.model_validate(generation.params)
     provider, credential = provider_context.provider(order_params), provider_context.credential(order_params)
     try:
-        # A cancel has no deadline, but an order needs one: the least is one second.
+        # `cancel` takes the order's description, which must have a deadline: give it the shortest, one second.
         stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
     except Rejected as error:
         raise Permanent(error.code, error.message) from None

@@ -117,7 +117,7 @@ FROM claimed_steps t
 class Suspending:
     """A workflow that waits. `known_news`: Journal.news as the worker read it. `ends`: the workflow is due when this
     many more of its steps have ended; a signal counts as an end. None: only `delay` makes it due. `delay`: seconds
-    until the workflow is due in any case. `claim_next`: one of the steps that `calls` start on the workflow's queue;
+    until the workflow is due in any case. `step_to_claim`: one of the steps that `calls` start on the workflow's queue;
     the worker has room to run it.
     """
 
@@ -126,7 +126,7 @@ class Suspending:
     known_news: int
     ends: int | None = None
     delay: float | None = None
-    claim_next: UUID | None = None
+    step_to_claim: UUID | None = None
 
     def claiming_next(self, queue: str) -> Suspending:
         """The same suspension, which also claims the first step that its calls start on `queue`, if there is one."""
@@ -139,10 +139,10 @@ async def suspend(
 ) -> Settled:
     """running -> waiting: writes the calls and the steps that they start. The attempt does not count.
 
-    With `terms`, each `claim_next` step starts as running, leased to the workflow's worker by these terms.
+    With `terms`, each `step_to_claim` step starts as running, leased to the workflow's worker by these terms.
     """
     requested_at = monotonic()
-    claimed_ids = [None if terms is None else suspending.claim_next for suspending in suspendings]
+    claimed_ids = [None if terms is None else suspending.step_to_claim for suspending in suspendings]
     rows = await connection.fetch(
         SUSPEND,
         *lease_columns([suspending.lease for suspending in suspendings]),
@@ -155,7 +155,7 @@ async def suspend(
     )
     outcome = settled_of([row for row in rows if row["next"] is None], hints=True)
     if terms is not None:
-        suspending_of_step = {suspending.claim_next: suspending for suspending in suspendings}
+        suspending_of_step = {suspending.step_to_claim: suspending for suspending in suspendings}
         for row in rows:
             if row["next"] is not None:
                 suspending = suspending_of_step[row["task_id"]]

@@ -66,13 +66,17 @@ def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> boo
 
 
 def _snr_db(signal: float, noise: float) -> float:
-    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0 if only the reference is zeros."""
+    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0.0 if the reference is all zeros and the answer is
+    not: there is no signal to compare with.
+    """
     if not noise:
         return _MAX_DB
+    if not signal:
+        return -0.0
     ratio = signal / noise
-    if ratio:
-        return max(-_MAX_DB, min(_MAX_DB, 10 * math.log10(ratio)))
-    return -_MAX_DB if signal else -0.0
+    if not ratio:  # the quotient is too small for a float
+        return -_MAX_DB
+    return max(-_MAX_DB, min(_MAX_DB, 10 * math.log10(ratio)))
 
 
 def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
