@@ -23,9 +23,10 @@ from leasehold.db import overview_reads
 from leasehold.db.job_reads import Row
 
 router = APIRouter()
-#: Seconds for which all requests share the findings with their numbers, and the rates. An open page is refreshed as
-#: often as the findings.
-REFRESH_SECONDS, _RATES_SECONDS = 10, 20
+#: An open page is refreshed after this many seconds. For as long all requests share one `State`.
+REFRESH_SECONDS = 10
+#: For this many seconds all requests share the rates.
+_RATES_SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class State:
 async def show_overview(request: Request, caller: Anybody) -> Response:
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
+    # Caches of the console, which all requests share: by their names, and in each by the caller's tenant and scopes.
     states: Shared[State] = state_of(request).answers.named("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.named("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _read_state(request, services, caller))

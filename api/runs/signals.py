@@ -34,7 +34,9 @@ Name = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][
 class SignalRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"payload": {"by": "anna"}}]})
 
-    payload: JsonValue = Field(None, description="What the workflow gets. It must fit the model that the wait names.")
+    payload: JsonValue = Field(
+        None, description="What the workflow gets. It must fit the model of the workflow's `wait_for`."
+    )
 
 
 class SignalAccepted(BaseModel):
@@ -47,8 +49,8 @@ class SignalAccepted(BaseModel):
     operation_id="signalRun",
     summary="Send a signal to a run",
     description="A workflow consumes each signal once, in the order in which the signals came. A signal may come "
-    "before the workflow waits for it. While the run waits for it, the payload must fit the model that the wait "
-    "names.",
+    "before the workflow waits for it. While the run waits for it, the payload must fit the model of the "
+    "workflow's `wait_for`.",
     status_code=202,
     response_model=SignalAccepted,
     responses=problems({
@@ -67,10 +69,10 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    await find_listed_run(services, caller, run_id)  # only to raise NotFound
+    await find_listed_run(services, caller, run_id)  # only to raise NotFound, if the caller may not see the run
     payload = None if body is None else body.payload
     payload_json = encoded_payload({"payload": payload})  # raises Invalid if it is too large
-    # Hints (messages that tell workers of due tasks). None if the request repeats an earlier one.
+    # Hints (messages that tell workers of due tasks). Stays empty if the request repeats an earlier one.
     hints: list[Announcement] = []
 
     async def work(connection: Connection) -> Answer:

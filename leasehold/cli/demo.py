@@ -53,12 +53,13 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     console = Console()
     started_at = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
-        installation = Installation(patient=False, **servers)  # RabbitMQ starts after the other parts
+        installation = Installation(patient=False, **servers)  # does not wait for RabbitMQ, which starts last
         await installation.__aenter__()
     try:
         console.print(
             f"up after {monotonic() - started_at:.1f} s at {installation.api_url}; broker: {installation.broker}"
         )
+        # Handlers of untrusted bytes run in child processes, behind the fences (limits) that this kernel has.
         if installation.isolation == "best_effort":
             console.print(f"fences: {installation.fences}")
         sent_pictures = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]

@@ -28,14 +28,14 @@ class ResultLimits:
     @classmethod
     def default(cls) -> Self:
         """The limits by the defaults of the settings, for an attempt outside a worker."""
-        from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task loads no settings
+        from leasehold.settings import Settings  # noqa: PLC0415 - a program that only declares tasks loads no settings
 
         fields = Settings.model_fields
         return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, has_store=True)
 
     def is_small(self, encoded: bytes) -> bool:
-        """Whether the result is small enough for PostgreSQL. Raises Permanent `result_too_large` if it is too large for
-        the object store, too, or if there is no store.
+        """Whether the result is small enough for PostgreSQL. A result that is larger goes to the object store: raises
+        Permanent `result_too_large` if there is no store, or if the result is too large for it.
         """
         size = len(encoded)
         if size > self.max_bytes:

@@ -49,7 +49,9 @@ class RabbitServer:
     @classmethod
     def at(cls, root: Path) -> RabbitServer | None:
         """The server below `root` (the system's root or an unpacked release), if there is one."""
-        places = ("sbin", "usr/lib/rabbitmq/bin", "bin")
+        # Debian's directory comes first: the wrapper in usr/sbin, to which the link /sbin leads, changes to a system
+        # user and refuses all others.
+        places = ("usr/lib/rabbitmq/bin", "sbin", "bin")
         programs = [root / place / "rabbitmq-server" for place in places]
         program = next((program for program in programs if program.exists()), None)
         if program is None:
@@ -73,7 +75,6 @@ def find_rabbitmq() -> RabbitServer | None:
         if server is None:
             raise EmbeddedError(f"LEASEHOLD_RABBIT: there is no rabbitmq-server below {configured_root}")
         return server
-    # The wrapper /usr/sbin/rabbitmq-server is of no use: it changes to a system user and refuses all others.
     if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists() and shutil.which("erl"):
         return RabbitServer.at(Path("/"))
     return RabbitServer.at(_unpack_folder())
@@ -126,7 +127,7 @@ def _relocate_erlang(root: Path, target: Path) -> None:
 
 
 async def _add_libraries(root: Path) -> None:
-    """Unpack the shared libraries that neither the system nor `root` has."""
+    """Unpack the shared libraries that Erlang needs and the system lacks."""
     missing_libraries = await _find_missing_libraries(root)
     unknown_libraries = missing_libraries - LIBRARIES.keys()
     if unknown_libraries:

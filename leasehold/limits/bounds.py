@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: The table of a row. `gate` has the concurrency limits, of which only declared ones count.
+#: The table of a row. `gate` has the concurrency limits: those that an operator has declared, which alone count, and
+#: those of the pipelines' code.
 Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.

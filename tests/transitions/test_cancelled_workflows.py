@@ -151,7 +151,7 @@ async def test_only_a_workflow_that_has_seen_the_cancel_records(rows: Rows) -> N
     mark, call = Call("", 1, "signal", "go", "cancelled"), Call("", 2, "call", "undo", "done", {"value": 1})
     answers, _ = await recording.record(rows.connection, [Recording(lease, (call,))])
     assert answers == {lease.task_id: Recorded(committed=False, cancelling=True)}
-    answers, _ = await recording.record(rows.connection, [Recording(lease, (mark, call), cancelling=True)])
+    answers, _ = await recording.record(rows.connection, [Recording(lease, (mark, call), has_seen_cancel=True)])
     assert answers == {lease.task_id: Recorded(committed=True, cancelling=True)}
     states = await rows.connection.fetch("SELECT state FROM journal WHERE job_id = $1 ORDER BY number", workflow.job_id)
     assert [row["state"] for row in states] == ["cancelled", "done"]
@@ -163,7 +163,7 @@ async def test_a_zombie_that_saw_the_cancel_records_nothing(rows: Rows) -> None:
     await sweeps.end_cancels(rows.connection, [old.lease.owner], 5)
     await rows.claim_all()
     call = Call("", 2, "call", "undo", "done", {"value": 1})
-    answers, _ = await recording.record(rows.connection, [Recording(old.lease, (call,), cancelling=True)])
+    answers, _ = await recording.record(rows.connection, [Recording(old.lease, (call,), has_seen_cancel=True)])
     assert not answers[old.lease.task_id].committed
     assert await rows.connection.fetchval("SELECT count(*) FROM journal WHERE job_id = $1", workflow.job_id) == 1
 

@@ -26,7 +26,7 @@ SECONDS = histogram(
 )
 
 _OUTCOMES = {Rejected: "rejected", TryLater: "later", OutcomeUnknown: "unknown", CancelledError: "cancelled"}
-_bounded_names = Bounded()  # further names of providers share one time series
+_bounded_names = Bounded()  # of providers; names beyond the bound share one time series
 
 
 def measured(provider: Provider) -> Provider:

@@ -56,14 +56,14 @@ async def record(
     """running -> running: write the calls of each lease that is valid, with the steps that they start. Safe to repeat.
 
     In a job that is being cancelled, nothing is written for a workflow that has not seen the cancel: Cancelled was not
-    raised in its code yet (`Recording.cancelling`).
+    raised in its code yet (`Recording.has_seen_cancel`).
 
     Returns task -> the outcome of its Recording, and the hints of the steps: the caller publishes the hints after the
     commit.
     """
     answers, hints = {}, []
-    for cancelling, statement in ((False, RECORD), (True, RECORD_CANCELLING)):
-        batch = [recording for recording in recordings if recording.cancelling is cancelling]
+    for has_seen_cancel, statement in ((False, RECORD), (True, RECORD_CANCELLING)):
+        batch = [recording for recording in recordings if recording.has_seen_cancel is has_seen_cancel]
         if not batch:
             continue
         leases = lease_columns([recording.lease for recording in batch])

@@ -1,5 +1,5 @@
-"""The records that a workflow's worker writes to the journal: a `Call` for each call of the workflow's context since
-the last write.
+"""The records that a workflow's worker writes to the journal: a `Call` for each call that the workflow has made on its
+context (`ctx.run`, `ctx.sleep`, ...) since the last write.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from leasehold.domain.lease import Lease
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A row of the journal: a new one, or an open one that gets its result. `branch` and `number`: its place.
+    """A row of the journal: a new one, or an open one that gets its result. `branch` and `number`: its place: which of
+    the coroutines that run at the same time makes the call, and which of its calls this is.
 
-    `kind`: run | sleep | signal | start | result | call | patch. `state`: open | done | failed | timed_out | cancelled.
-    `cancelled` means that the workflow waited here when it saw the cancel of its run.
+    `kind`: run (starts a step of this run) | start (starts a run of its own) | result (waits for that run) | sleep |
+    signal | call (a plain function) | patch (which way through changed code the workflow takes).
+    `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
+    the cancel of its run.
     `delay`: seconds from now until the wait ends by itself. `child`: the task or run that the call starts or awaits.
     `signal`: the id of the signal that the call consumes. A call of the kind `run` also has `step`, `queue`,
-    `max_attempts`, `handler`, `timeout_seconds`, `cancelable` and `argument` for the task that the statement writes.
+    `max_attempts`, `handler`, `timeout_seconds`, `cancelable` and `argument`, for the row of its step (journal_sql.py).
     """
 
     branch: str
@@ -60,13 +63,13 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Calls to be written while the workflow goes on. `cancelling`: the workflow has seen the cancel of its run: the
-    error Cancelled was raised in its code.
+    """Calls to be written while the workflow goes on. `has_seen_cancel`: the error
+    Cancelled was raised in its code, because its run is being cancelled.
     """
 
     lease: Lease
     calls: tuple[Call, ...]
-    cancelling: bool = False
+    has_seen_cancel: bool = False
 
 
 def calls_column(calls_by_lease: list[tuple[Call, ...]]) -> list[dict[str, Any]]:

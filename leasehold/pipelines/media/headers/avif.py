@@ -33,8 +33,8 @@ def read(data: bytes) -> Header:
     tracks = [track for movie in movies for track in read_tracks(data, movie)]
     streams = _Streams(data)
     sizes = [_checked_size(streams.read_track(track.samples), (track.width, track.height)) for track in tracks]
-    if by_kind[b"meta"] or not movies:
-        sizes += _item_sizes(data, read_items(data, outer_boxes, may_share=True), streams)
+    if by_kind[b"meta"] or not movies:  # with neither of the boxes, `read_items` refuses the file
+        sizes += _item_sizes(data, read_items(data, outer_boxes, may_share_bytes=True), streams)
     if not sizes:
         raise corrupt_image("the file has no picture")
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
@@ -43,7 +43,7 @@ def read(data: bytes) -> Header:
 
 def _item_sizes(data: bytes, items: Items, streams: _Streams) -> list[av1.Size]:
     """Check the file's items. Returns the sizes of the stills and grids."""
-    heif_checks.check_copies(items)
+    heif_checks.check_bytes_to_copy(items)
     stills = {
         number: _still_size(item, data, streams)
         for number, item in items.all.items()
@@ -73,7 +73,7 @@ def _checked_size(coded: av1.Size, declared: av1.Size) -> av1.Size:
 
 
 class _Streams:
-    """Reads the AV1 streams of a file, which together may have at most `av1.MAX_UNITS` units."""
+    """Reads the AV1 streams of a file: at most `av1.MAX_UNITS` units (headers, tiles, metadata) in all."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -32,7 +32,7 @@ def read(data: bytes) -> Header:
             )
     if items.primary.kind not in (b"hvc1", b"grid"):
         raise unsupported_format("HEIC whose picture is not an HEVC still image is not accepted")
-    heif_checks.check_copies(items)
+    heif_checks.check_bytes_to_copy(items)
     _check_chains(items)
     sizes = {number: _still_size(item, data) for number, item in items.all.items() if item.kind == b"hvc1"}
     grids = {number: item for number, item in items.all.items() if item.kind == b"grid"}

@@ -20,7 +20,7 @@ _LONG_SIZES = 0x01  # the flag of a grid whose width and height have 32 bits eac
 _MAX_AUXILIARIES = 16  # transparency, depth, portrait and gain maps of one picture
 
 
-def check_copies(items: Items) -> None:
+def check_bytes_to_copy(items: Items) -> None:
     """Refuse a file of which a decoder would copy too many bytes. For each item, a decoder copies all properties and
     metadata of the item, even those that it has copied for another item. Raises Permanent `corrupt_image`.
     """

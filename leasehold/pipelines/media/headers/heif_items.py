@@ -48,8 +48,8 @@ def top_boxes(data: bytes) -> list[Box]:
     return _bounded_list(boxes(data, 0, len(data)))
 
 
-def read_items(data: bytes, outer_boxes: list[Box], *, may_share: bool = False) -> Items:
-    """Read the items. `outer_boxes`: from `top_boxes`. `may_share`: several items may have the same pieces.
+def read_items(data: bytes, outer_boxes: list[Box], *, may_share_bytes: bool = False) -> Items:
+    """Read the items. `outer_boxes`: from `top_boxes`. `may_share_bytes`: several items may have the same pieces.
 
     Raises Permanent `corrupt_image` or `unsupported_format`; struct.error or IndexError if the file ends too early.
     """
@@ -58,7 +58,7 @@ def read_items(data: bytes, outer_boxes: list[Box], *, may_share: bool = False) 
     data_box = meta.get(b"idat", (b"", 0, 0))
     for number, pieces in _read_locations(data, meta[b"iloc"], data_box) if b"iloc" in meta else ():
         _item_of(items, number).pieces += pieces
-    _check_bytes(data, items, may_share=may_share)
+    _check_bytes(data, items, may_share_bytes=may_share_bytes)
     for number, properties in _read_properties(data, meta[b"iprp"]):
         _item_of(items, number).properties += properties
     for kind, source, targets in _read_references(data, meta[b"iref"]) if b"iref" in meta else ():
@@ -154,12 +154,12 @@ def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int,
         yield number, pieces
 
 
-def _check_bytes(data: bytes, items: dict[int, Item], *, may_share: bool) -> None:
+def _check_bytes(data: bytes, items: dict[int, Item], *, may_share_bytes: bool) -> None:
     """Refuse a file whose pieces together have more bytes than the file, because a decoder would read the same bytes
-    again and again. `may_share`: equal pieces of several items count once.
+    again and again. `may_share_bytes`: equal pieces of several items count once.
     """
     pieces_by_item = [tuple(item.pieces) for item in items.values()]
-    counted_pieces = set(pieces_by_item) if may_share else pieces_by_item
+    counted_pieces = set(pieces_by_item) if may_share_bytes else pieces_by_item
     if sum(end - start for pieces in counted_pieces for start, end in pieces) > len(data):
         raise corrupt_image("the items name more bytes than the file has")
 
