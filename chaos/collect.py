@@ -75,6 +75,7 @@ async def gather(installation: Installation, load: Load, history: History) -> No
         history.changes = await row_changes.changes(connection)
     changing = {change.xact for change in history.changes}
     history.in_progress = {xact: installation.transactions.may_last_until(int(xact)) for xact in changing}
+    history.begun = {xact: installation.transactions.begun_by(int(xact)) for xact in changing}
     history.restarts = installation.transactions.restarts
     diary = load.diary
     history.requests, history.streams = diary.requests, diary.streams

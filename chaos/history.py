@@ -113,6 +113,7 @@ class History:
     of_release: set[str] = field(default_factory=set)  # processes that ran the release's code
     starved: list[Starved] = field(default_factory=list)  # waits for a processor, of the platform and of the run
     in_progress: dict[str, float] = field(default_factory=dict)  # by transaction: it may have lasted until then
+    begun: dict[str, float] = field(default_factory=dict)  # by transaction: by then it had begun
     restarts: list[float] = field(default_factory=list)  # of the database: soon after these times
     failovers: list[Failover] = field(default_factory=list)
     has_only_failovers: bool = True  # the plan has no other faults

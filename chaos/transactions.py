@@ -46,6 +46,13 @@ class TransactionWatch:
         index = bisect_right(self._xmaxes, transaction)
         return max(self._times[index - 1] if index else 0.0, self._last_seen.get(transaction, 0.0))
 
+    def begun_by(self, transaction: int) -> float:
+        """A time, in seconds since 1970, by which the transaction had certainly begun: that of the sample after the
+        first one that knew its number, because a sample's time is from before its query.
+        """
+        index = bisect_right(self._xmaxes, transaction) + 1
+        return self._times[index] if index < len(self._times) else float("inf")
+
     def may_last_until(self, transaction: int) -> float:
         """The latest time, in seconds since 1970, at which the transaction may have been in progress. If a sample saw
         it, it may have ended at any time before the next sample.

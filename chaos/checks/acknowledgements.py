@@ -60,15 +60,16 @@ def _had_old_session(history: History, record: HintRecord, failover: Failover) -
 
 def _was_claimable_throughout(history: History, changes: list[Change], record: HintRecord) -> bool:
     """Whether a worker could claim the task at every moment between the delivery and the ACK of its hint. It could not
-    while a transaction that changed it had not ended. A claim that began meanwhile claims nothing, and such a
-    transaction writes a hint of its own if the task stays due (I10).
+    while a transaction that changed it had not ended. Nor could it if a transaction that changed it later had begun,
+    because that may have locked the task. A claim that began meanwhile claims nothing, and such a transaction writes a
+    hint of its own if the task stays due (I10).
     """
     if changes[0].row["queue"].startswith(EXTERNAL):  # only an external worker may claim it, which gets no hints
         return False
     start = max(0, bisect_right([change.at for change in changes], record.since - _CLOCK_DIFFERENCE) - 1)
     for index in range(start, len(changes)):
         if changes[index].at > record.at + _CLOCK_DIFFERENCE:
-            break
+            return history.begun.get(changes[index].xact, float("inf")) > record.at
         if history.locked_until(changes[index]) > max(changes[index].at, record.since):
             return False
         until = changes[index + 1].at if index + 1 < len(changes) else record.at

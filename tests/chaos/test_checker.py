@@ -1002,6 +1002,16 @@ def test_a_foreign_hint_of_a_task_of_an_external_worker_may_be_acknowledged(queu
     assert ("I9" not in found(history)) is excused
 
 
+@pytest.mark.parametrize(("begun", "excused"), [(0.94, True), (0.96, False)])
+def test_the_hint_of_a_task_that_a_later_change_has_locked_may_be_acknowledged(begun: float, excused: bool) -> None:
+    """The hint came at 0.9, and was acknowledged at 0.95. The next change of the task is the claim at 1."""
+    history = sound()
+    an_ack_before_the_claim(history)
+    claim = next(one for one in history.changes if one.kind == "task" and one.moved() == ("pending", "running"))
+    history.begun = {claim.xact: T0 + begun, "another": T0}
+    assert ("I9" not in found(history)) is excused
+
+
 def test_a_worker_that_is_only_connected_is_not_present_yet() -> None:
     history = sound()
     a_lease_taken_from_the_living(history)

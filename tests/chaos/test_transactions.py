@@ -40,6 +40,7 @@ async def seen_until_it_ended(watch: TransactionWatch, url: str, *, beside_a_lat
         assert began <= watch.last_seen(number) <= ended
         if beside_a_later_one:  # so a snapshot named it
             assert ended <= watch.may_last_until(number) <= watch.last_seen(later)
+            assert began <= watch.begun_by(number) < watch.last_seen(later) < watch.begun_by(2**62)
     finally:
         connection.terminate()
         beside.terminate()
