@@ -33,6 +33,7 @@ class Kind:
     needs: str = ""
     from_release: bool = False  # the run begins with the schema and the processes of the release
     is_release: bool = False  # a process of the release serves beside the others for a while
+    by_signal: bool = False  # a signal makes it, which the processes of the release do not know
 
     @property
     def starts_release(self) -> bool:
@@ -121,8 +122,8 @@ BLOWS = (
         for trouble in ("error", "slow", "cut", "corrupt", "refuse", "hang", "late", "mute", "deny", "overwrite")
     ),
     Kind("F32 disk full", seconds=4.0, needs=MOUNTS),
-    Kind("F33 a clock ahead", WORKERS + APIS, seconds=6.0),
-    Kind("F33 a clock behind", WORKERS + APIS, seconds=6.0),
+    Kind("F33 a clock ahead", WORKERS + APIS, seconds=6.0, by_signal=True),
+    Kind("F33 a clock behind", WORKERS + APIS, seconds=6.0, by_signal=True),
     Kind("F34 restart everything", seconds=0.5),
     Kind("F35 freeze the database", seconds=5.0),
     Kind("F36 database disk stalls", seconds=5.0, needs=MOUNTS),
@@ -133,8 +134,8 @@ BLOWS = (
     *_fleet("F40 fleet half-open", 5.0),
     *_fleet("F40 fleet one-way", 3.0),
     *_fleet("F40 fleet mirrored", 3.0),
-    Kind("F41 worker out of memory", WORKERS, needs=MEMORY),
-    Kind("F41 API out of memory", APIS, needs=MEMORY),
+    Kind("F41 worker out of memory", WORKERS, needs=MEMORY, by_signal=True),
+    Kind("F41 API out of memory", APIS, needs=MEMORY, by_signal=True),
     Kind("F42 an old worker beside the new", WORKERS, seconds=9.0, is_release=True),
     Kind("F42 an old API beside the new", APIS, seconds=9.0, is_release=True),
     Kind("F43 upgrade from the release", from_release=True),

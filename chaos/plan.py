@@ -124,11 +124,14 @@ def _one_of_release(hand: list[Kind], rng: random.Random, abilities: Collection[
     """The hand with at most one fault of the release, the upgrade if it is dealt. Other blows replace the rest.
 
     In a run that begins with the release, "an old process beside the new ones" finds no new ones, and the upgrade
-    replaces the old process before its time.
+    replaces the old process before its time. And until the upgrade no process knows the signals that make faults.
     """
     of_release = [kind for kind in hand if kind.starts_release]
     left_out = sorted(of_release, key=lambda kind: not kind.from_release)[1:]
     others = [kind for kind in _possible(BLOWS, abilities) if kind not in hand and not kind.starts_release]
+    if any(kind.from_release for kind in of_release):
+        left_out += [kind for kind in hand if kind.by_signal]
+        others = [kind for kind in others if not kind.by_signal]
     return [kind for kind in hand if kind not in left_out] + rng.sample(others, len(left_out))
 
 

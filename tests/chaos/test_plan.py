@@ -58,6 +58,15 @@ def test_a_plan_has_one_fault_of_the_release_and_as_many_faults_as_without_this_
     assert [seed for seed in several if plans[seed].begins_with_release] == upgraded
 
 
+def test_a_run_that_begins_with_the_release_has_no_fault_that_its_processes_do_not_know() -> None:
+    plans = [make_plan(seed, faults=12, failpoints=3) for seed in range(200)]
+    assert not any(fault.kind.by_signal for plan in plans if plan.begins_with_release for fault in plan.blows)
+    hands = [deal(BLOWS, seed, 9, EVERYTHING) for seed, plan in enumerate(plans) if plan.begins_with_release]
+    assert any(kind.by_signal for hand in hands for kind in hand)  # else nothing was left out
+    by_signal = {kind.name for kind in BLOWS if kind.by_signal}
+    assert by_signal <= {fault.name for plan in plans for fault in plan.blows}
+
+
 def test_a_plan_without_a_broker_has_none_of_its_links_cut() -> None:
     assert all(kind.needs == BROKER for kind in CATALOGUE if kind.link == "amqp" or "broker" in kind.name)
 
