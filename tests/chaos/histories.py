@@ -140,7 +140,7 @@ def sound() -> History:
         history.jobs.append(history.jobs[0] | {"status": "cancelled", "event_seq": events} | own)
         history.tasks.append(story.rows[f"task-{name}"])
     history.tasks.append(story.rows["task-step"])
-    own = {"id": "bulk", "output_prefix": "jobs/bulk/output", "params": {"filter": "tag.operation:op"}}
+    own = {"id": "bulk", "output_prefix": "jobs/bulk/output", "params": {"filter": "tag.operation:op", "at": at(2)}}
     history.jobs.append(history.jobs[0] | {"pipeline": "bulk_operation", "event_seq": 3} | own)
     history.tasks.append(story.rows["task-bulk"])
     return history
@@ -204,7 +204,8 @@ def _step_of_workflow(story: Story) -> None:
 def _operate(story: Story) -> None:
     """The operation's job, the job that it retries, and a call of its step."""
     for status, seconds in (("pending", 0.0), ("running", 0.5), ("failed", 1.0), ("pending", 2.2)):
-        story.change("job", {"id": "again", "status": status}, seconds)
+        again = {"id": "again", "status": status, "created_at": at(0), "finished_at": at(1)}
+        story.change("job", again, seconds)
     job, task = {"id": "bulk", "status": "pending"}, task_row("bulk", "pending", job_id="bulk")
     story.change("job", job, 2.0, xact="e")
     story.change("task", task, 2.0, xact="e")

@@ -51,7 +51,7 @@ def step_of(lease: Lease) -> Call:
 def claiming(lease: Lease) -> Suspending:
     """A suspension that also claims the step which it starts."""
     call = step_of(lease)
-    return Suspending(lease, (call,), 0, 1, claim_next=call.child)
+    return Suspending(lease, (call,), 0, 1, step_to_claim=call.child)
 
 
 SETTLEMENTS: dict[str, Settle] = {
