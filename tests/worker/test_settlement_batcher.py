@@ -231,7 +231,7 @@ async def test_a_suspension_whose_answer_was_lost_still_hands_over_the_step_that
     call = Call("", 1, "run", "child", child=new_id(), step="child#1", queue="default", max_attempts=1,
                 handler="one.only", argument={"n": 1})  # fmt: skip
     async with opened() as batcher:
-        (answer,) = await settled(batcher, Suspending(claimed.lease, (call,), 0, 1, claim_next=call.child))
+        (answer,) = await settled(batcher, Suspending(claimed.lease, (call,), 0, 1, step_to_claim=call.child))
     assert len(lost) == 1
     assert (answer.verdict, answer.state) == (Verdict.SETTLED, "waiting")
     assert lost_answers == ["lost"]
