@@ -16,12 +16,12 @@ from datetime import datetime
 import asyncpg
 
 from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.transitions.workers import INCARNATION
 
 _SAMPLE_SECONDS = 0.05
 #: A server that gives no answer for this long may be frozen, or no longer the primary.
 _PATIENCE_SECONDS = 2.0
-# The time at which the server has started, or has recovered from a crash of one session: it differs after a failover.
-_SAMPLE = "SELECT pg_current_snapshot()::text, greatest(pg_postmaster_start_time(), stats_reset) FROM pg_stat_bgwriter"
+_SAMPLE = f"SELECT pg_current_snapshot()::text, {INCARNATION}"
 
 
 class TransactionWatch:

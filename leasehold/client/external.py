@@ -358,8 +358,7 @@ def _failure_of(error: Exception) -> dict[str, Any]:
             code = error.code
     if isinstance(error, Retryable) and error.after is not None:
         retry_after = min(max(error.after, timedelta(0)), _MAX_RETRY_AFTER).total_seconds()
-    # As `_sendable`, but a NUL stays visible in the message of an error.
-    readable = message.encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    readable = _sendable(message.replace("\x00", "\N{REPLACEMENT CHARACTER}"))  # a NUL of an error stays visible
     return {
         "code": code,
         "message": readable[:_MAX_MESSAGE],

@@ -24,7 +24,7 @@ _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 # last recovery from a crash of one session. Such a crash ends all sessions and resets the statistics; `stats_reset`
 # shows when. With an incarnation end all its sessions and their presence locks. A failover changes the incarnation,
 # because the standby started at another time than the primary.
-_INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
+INCARNATION = "greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 
 async def register(
@@ -75,7 +75,7 @@ UPDATE task t SET lease_until = clock_timestamp() + $2::interval
 FROM (
     SELECT mine.id FROM task mine JOIN worker w ON w.id = mine.lease_owner
     WHERE mine.status = 'running' AND mine.lease_owner = $1 AND mine.lease_until < clock_timestamp() + $2::interval
-      AND w.incarnation <> {_INCARNATION}
+      AND w.incarnation <> {INCARNATION}
     ORDER BY mine.id FOR UPDATE OF mine SKIP LOCKED
 ) AS own_task
 WHERE t.id = own_task.id
@@ -102,7 +102,7 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
     await connection.execute(
-        f"UPDATE worker SET present = true, seen_at = clock_timestamp(), incarnation = {_INCARNATION} WHERE id = $1",
+        f"UPDATE worker SET present = true, seen_at = clock_timestamp(), incarnation = {INCARNATION} WHERE id = $1",
         worker,
     )
     return True
@@ -113,7 +113,7 @@ async def record_alive(connection: Connection, worker: UUID, starts_per_minute: 
     last minute, by queue. Returns whether an operator has asked the worker to drain; None: the worker has no row.
     """
     draining: bool | None = await connection.fetchval(
-        f"UPDATE worker SET seen_at = clock_timestamp(), incarnation = {_INCARNATION}, starts_per_minute = $2"
+        f"UPDATE worker SET seen_at = clock_timestamp(), incarnation = {INCARNATION}, starts_per_minute = $2"
         " WHERE id = $1 RETURNING draining",
         worker,
         dict(starts_per_minute),
@@ -162,8 +162,8 @@ DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
 WHERE w.present AND NOT {_IS_PRESENT}
-  AND (w.incarnation = {_INCARNATION}
-       OR (w.incarnation IS NULL AND {_INCARNATION} < clock_timestamp() - interval '10 seconds'))
+  AND (w.incarnation = {INCARNATION}
+       OR (w.incarnation IS NULL AND {INCARNATION} < clock_timestamp() - interval '10 seconds'))
 """
 
 #: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server,
@@ -171,7 +171,7 @@ WHERE w.present AND NOT {_IS_PRESENT}
 #: PostgreSQL could turn an EXISTS here into a hash table of all workers; this query finds one worker by its key.
 LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
-        SELECT w.incarnation <> {_INCARNATION} FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)"""
+        SELECT w.incarnation <> {INCARNATION} FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)"""
 
 
 def owner_is_dead(owners: str) -> str:
