@@ -177,6 +177,7 @@ async def test_a_receiver_may_lengthen_the_delay_of_a_retry_and_not_shorten_it(
     worker: Worker,
     receiver: Receiver,
     rows: Connection,
+    settings: Settings,
     retry_after: str,
     shortest: float,
     longest: float,
@@ -185,9 +186,13 @@ async def test_a_receiver_may_lengthen_the_delay_of_a_retry_and_not_shorten_it(
     receiver.statuses, receiver.retry_after = [503], retry_after
 
     async def pause() -> None:
-        """Else a second attempt might begin before anybody has looked."""
-        await rows.execute("INSERT INTO paused_queue (queue, reason) SELECT DISTINCT queue, 'a test' FROM task"
-                           " WHERE status = 'running'")  # fmt: skip
+        """Else a second attempt might begin before anybody has looked. The test looks by `rows` at the same time."""
+        another = await connect(settings, "test")
+        try:
+            await another.execute("INSERT INTO paused_queue (queue, reason) SELECT DISTINCT queue, 'a test' FROM task"
+                                  " WHERE status = 'running'")  # fmt: skip
+        finally:
+            await another.close()
 
     receiver.before_answer = pause
     await subscribe(client, receiver.url)
