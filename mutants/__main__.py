@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         help="seconds of tests for each mutant; 0: all tests that run its line",
     )
     parser.add_argument(
-        "--record", action="store_true", help="write which test noticed which mutant into mutants/killers.json, for CI"
+        "--record", action="store_true", help="write the judgements into mutants/judged.json, for CI and other machines"
     )
     return parser
 
@@ -70,16 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant in chosen:
             print(mutant.title)  # noqa: T201 - its output
         return 0
-    judged = state.State(state.commit(), chosen)
+    judged = state.State(state.commit(), mutants() if options.record else chosen)
     if not options.survivors:
         unjudged = [mutant for mutant in chosen if _is_unjudged(judged.judgements.get(mutant.id), options.again)]
         choosing = Choosing(state.covering(), state.killers(), options.budget)
         asyncio.run(run(unjudged, choosing, judged.add, options.places))
     if options.record:
-        killed = (judgement for judgement in judged.judgements.values() if judgement.verdict == "killed")
-        killers = state.killers() | {judgement.id: judgement.by for judgement in killed if "::" in judgement.by}
-        ids = {mutant.id for mutant in mutants()}
-        state.record({mutant_id: test for mutant_id, test in killers.items() if mutant_id in ids})
+        state.record(judged.judgements, mutants())
     return report(chosen, judged.judgements)
 
 

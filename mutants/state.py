@@ -1,14 +1,16 @@
-"""The state that lasts between runs: the coverage, and each judgement."""
+"""The state that lasts between runs: the coverage and each judgement in the cache, and the record in the repository."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from leasehold.embedded.directories import cache_directory
 from mutants.covering import Covering
@@ -16,8 +18,10 @@ from mutants.judge import Judgement
 from mutants.mutant import Mutant
 from mutants.places import ROOT
 
-#: For each mutant, the test that noticed it when all mutants were last judged.
-KILLERS = Path(__file__).with_name("killers.json")
+#: The recorded judgements, by the path of the mutated file. `source`: the digest of the file when they were made.
+#: `killed`: the mutants that each test noticed. `timed out`, `invalid`: mutants. `killed before`: as `killed`, of
+#: mutants that were not judged since the file changed.
+RECORD = Path(__file__).with_name("judged.json")
 
 
 def state_directory() -> Path:
@@ -51,14 +55,20 @@ _LASTING = ("killed", "timed out", "invalid")
 
 class State:
     """The judgements of `mutants` at the commit `at`. Each judgement is appended to `file`, so that a later run does
-    not judge the mutant again.
+    not judge the mutant again. `record`: the file of the recorded judgements, which other machines made.
     """
 
-    def __init__(self, at: str, mutants: Iterable[Mutant], file: Path | None = None) -> None:
+    def __init__(
+        self, at: str, mutants: Iterable[Mutant], file: Path | None = None, record: Path | None = None
+    ) -> None:
         self._at = at
         self._file = file or state_directory() / "judged.jsonl"
         self._path = {mutant.id: mutant.path for mutant in mutants}
-        self.judgements: dict[str, Judgement] = {}
+        self.judgements: dict[str, Judgement] = {
+            judgement.id: judgement
+            for source, judgement in recorded(record or RECORD)
+            if source == self._source_of(judgement.id)
+        }
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         for line in lines:
             fields = json.loads(line)
@@ -83,17 +93,46 @@ def _digest_of(path: str) -> str:
     return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
 
 
-def killers() -> dict[str, str]:
-    """Id of a mutant -> the test that noticed it."""
-    if not KILLERS.exists():
-        return {}
-    by_test: dict[str, list[str]] = json.loads(KILLERS.read_text())
-    return {mutant: test for test, mutants in by_test.items() for mutant in mutants}
+def recorded(file: Path = RECORD) -> Iterator[tuple[str, Judgement]]:
+    """The judgements of the record that still count while the mutated file has the digest that comes first."""
+    for part in _read(file).values():
+        for test, mutants in part["killed"].items():
+            yield from ((part["source"], Judgement(mutant, "killed", by=test)) for mutant in mutants)
+        for verdict in ("timed out", "invalid"):
+            yield from ((part["source"], Judgement(mutant, verdict)) for mutant in part.get(verdict, ()))
 
 
-def record(killed_by: dict[str, str]) -> None:
-    """Write the killers into the repository: with them, CI judges its sample within seconds."""
-    by_test: dict[str, list[str]] = {}
-    for mutant, test in sorted(killed_by.items()):
-        by_test.setdefault(test, []).append(mutant)
-    KILLERS.write_text(json.dumps(by_test, indent=0, sort_keys=True) + "\n")
+def killers(file: Path = RECORD) -> dict[str, str]:
+    """Id of a mutant -> the test that noticed it, also before the file changed."""
+    return {
+        mutant: test
+        for part in _read(file).values()
+        for killed in (part.get("killed before", {}), part["killed"])
+        for test, mutants in killed.items()
+        for mutant in mutants
+        if "::" in test
+    }
+
+
+def record(judgements: Mapping[str, Judgement], mutants: Iterable[Mutant], file: Path = RECORD) -> None:
+    """Write what is known of `mutants` into the repository: with it CI judges its sample within seconds, and another
+    machine goes on where this one stopped. What the record knows of other mutants is left out.
+    """
+    known_killers = killers(file)
+    parts: dict[str, dict[str, Any]] = {}
+    for mutant in sorted(mutants, key=lambda mutant: mutant.id):
+        part = parts.setdefault(mutant.path, {"source": _digest_of(mutant.path), "killed": defaultdict(list)})
+        judgement = judgements.get(mutant.id)
+        if judgement is not None and judgement.verdict == "killed":
+            part["killed"][judgement.by].append(mutant.id)
+        elif judgement is not None and judgement.verdict in _LASTING:
+            part.setdefault(judgement.verdict, []).append(mutant.id)
+        elif judgement is None and mutant.id in known_killers:
+            part.setdefault("killed before", defaultdict(list))[known_killers[mutant.id]].append(mutant.id)
+    told = {path: part for path, part in parts.items() if part["killed"] or len(part) > len(("source", "killed"))}
+    file.write_text(json.dumps(told, indent=0, sort_keys=True) + "\n")
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    read: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+    return read
