@@ -22,7 +22,6 @@ from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db.clock import database_time
 from leasehold.domain.errors import Forbidden
 from leasehold.domain.json_values import Integer, JsonNumber
 from leasehold.limits import keys
@@ -149,14 +148,14 @@ async def make_key(
     refuse_scopes_not_held(services, caller, scopes)
     lifetime = body.expires_in_seconds
     async with services.pool.acquire() as connection:
-        expires_at = None if lifetime is None else await database_time(connection) + timedelta(seconds=lifetime)
         key = await keys.make(
             connection, caller.actor, services.settings.keys_per_tenant,
-            tenant_id=tenant_id, client_id=body.client_id, scopes=scopes, expires_at=expires_at,
+            tenant_id=tenant_id, client_id=body.client_id, scopes=scopes,
+            lifetime=None if lifetime is None else timedelta(seconds=lifetime),
             cell=services.settings.cell,  # a key names its cell, if several installations (cells) share the tenants
             seed=seed,
         )  # fmt: skip
-    return {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": expires_at}
+    return {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": key.expires_at}
 
 
 @router.post(

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from leasehold.cli.running import command_actor
-from leasehold.db.clock import database_time
 from leasehold.db.database import connected
 from leasehold.limits import keys
 from leasehold.security.credentials import NewKey, list_keys
@@ -21,10 +20,9 @@ async def create_one(
     tenants). Raises Invalid for wrong values, and Conflict `too_many_keys`.
     """
     async with connected(settings, "keys") as connection:
-        expires_at = None if lifetime is None else await database_time(connection) + lifetime
         return await keys.make(
             connection, command_actor(), settings.keys_per_tenant,
-            tenant_id=tenant, client_id=client, scopes=scopes, expires_at=expires_at, cell=settings.cell,
+            tenant_id=tenant, client_id=client, scopes=scopes, lifetime=lifetime, cell=settings.cell,
         )  # fmt: skip
 
 

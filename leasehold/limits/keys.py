@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from leasehold.db import audit
 from leasehold.db.audit import Target
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.audit import Actor
@@ -34,18 +35,20 @@ async def make(
     tenant_id: str,
     client_id: str,
     scopes: Sequence[str],
-    expires_at: datetime | None = None,
+    lifetime: timedelta | None = None,
     cell: str = "",
     seed: bytes | None = None,
 ) -> NewKey:
-    """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `cell`: the name of
-    the cell (one of several installations that share the tenants) that makes the key; empty: there is only one
-    installation. `seed`: a secret from which a repetition makes the same key again; None: the key is random.
+    """Create a key. Its text is stored nowhere. `at_most`: how many valid keys a tenant may have. `lifetime`: counts by
+    the database's clock, from now; None: the key has no end. `cell`: the name of the cell (one of several installations
+    that share the tenants) that makes the key; empty: there is only one installation. `seed`: a secret from which a
+    repetition makes the same key again; None: the key is random.
 
     Raises Invalid and UniqueViolationError as `create_key` does, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         await check_room(connection, "api_key", tenant_id, at_most)
+        expires_at = None if lifetime is None else await database_time(connection) + lifetime
         key = await credentials.create_key(
             connection, tenant_id=tenant_id, client_id=client_id, scopes=scopes, expires_at=expires_at, cell=cell,
             seed=seed,

@@ -33,11 +33,14 @@ _HASH_OF_NO_KEY = hashlib.sha256(b"no key has this prefix").digest()
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A new key. `text` is the whole key with its secret: show the text once, and never log it."""
+    """A new key. `text` is the whole key with its secret: show the text once, and never log it. `expires_at`: None if
+    the key has no end.
+    """
 
     id: UUID
     prefix: str
     text: str = field(repr=False)
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ FROM api_key WHERE prefix = $1
 
 FIND_OF_SEED = """
 -- key_find_of_seed
-SELECT id, tenant_id, created_at > clock_timestamp() - $3::interval
+SELECT id, tenant_id, expires_at, created_at > clock_timestamp() - $3::interval
        AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS may_be_shown
 FROM api_key WHERE prefix = $1 AND secret_hash = $2
 """
@@ -207,7 +210,7 @@ async def create_key(
     if malformed := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
         raise Invalid("scope_malformed", f"Not scopes: {', '.join(malformed)}.")
     prefix, secret = _new_prefix_and_secret() if seed is None else _prefix_and_secret_of(seed)
-    key = NewKey(new_id(), prefix, _key_text(cell, prefix, secret))
+    key = NewKey(new_id(), prefix, _key_text(cell, prefix, secret), expires_at)
     await connection.execute(
         INSERT, key.id, prefix, _hash(secret), tenant_id, client_id, sorted(set(scopes)), expires_at, quota_key
     )
@@ -222,7 +225,9 @@ async def find_key_of(connection: Connection, seed: bytes, within: timedelta, ce
     row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)
     if row is None:
         return None
-    key = NewKey(row["id"], prefix, _key_text(cell, prefix, secret)) if row["may_be_shown"] else None
+    key = None
+    if row["may_be_shown"]:
+        key = NewKey(row["id"], prefix, _key_text(cell, prefix, secret), row["expires_at"])
     return KeyOfSeed(prefix, row["tenant_id"], key)
 
 
