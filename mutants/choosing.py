@@ -51,6 +51,11 @@ class Chosen:
     limits: list[float]
     candidates: int
 
+    def divided(self, number: int) -> tuple[Chosen, Chosen]:
+        """The first `number` tests, and the others."""
+        first = Chosen(self.tests[:number], self.limits[:number], self.candidates)
+        return first, Chosen(self.tests[number:], self.limits[number:], self.candidates)
+
 
 class Choosing:
     """`killers`: id of a mutant -> the test that noticed it last time, which runs first. `budget`: the seconds that all

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from mutants.mutant import Mutant
 from mutants.places import ROOT
 from mutants.servers import TEMPLATE
 
+#: These tests run first, alone. They notice most mutants, and a fork loads the files of all tests before it runs one.
+_FIRST_TESTS = 6
 _LINE_BYTES = 1 << 24  # the longest line: an order has a whole file in it
 _START_SECONDS = 60.0
 _SPARE_SECONDS = 20.0
@@ -59,6 +61,15 @@ class Judge:
             compile(text, mutant.path, "exec")
         except SyntaxError as error:
             return Judgement(mutant.id, "invalid", why=str(error))
+        first, others = chosen.divided(_FIRST_TESTS)
+        judgement = await self._judge(mutant, text, first)
+        if judgement.verdict != "survived" or not others.tests:
+            return judgement
+        last = await self._judge(mutant, text, others)
+        return replace(last, ran=judgement.ran + last.ran, seconds=round(judgement.seconds + last.seconds, 2))
+
+    async def _judge(self, mutant: Mutant, text: str, chosen: Chosen) -> Judgement:
+        """Run these tests in one fork. `text`: the file with the mutant."""
         order = {
             "path": mutant.path,
             "text": text,

@@ -85,6 +85,18 @@ async def test_a_mutant_is_judged_as_what_it_is(
     assert judgement.verdict == verdict, judgement
 
 
+async def test_a_test_that_does_not_run_among_the_first_notices_a_mutant_too(here: Judge) -> None:
+    """The first tests run alone. Each runs once, and the last one fails."""
+    addresses = "tests/unit/test_addresses.py::test_the_ipv4_address_inside_decides"
+    inside = ("1.1.1.1", "10.0.0.1", "127.0.0.1", "0.0.0.0")
+    others = [f"{addresses}[{address}-{prefix}]" for address in inside for prefix in ("::ffff:", "64:ff9b::")]
+    mutant = by_hand("leasehold/domain/backoff.py", "return longest *", "return longest * 3 *")
+    judgement = await here.judge(mutant, Chosen([*others, BACKOFF], [SECONDS] * (len(others) + 1), 99))
+    assert (judgement.verdict, judgement.by, judgement.ran) == ("killed", BACKOFF, len(others) + 1)
+    judgement = await here.judge(mutant, Chosen(others, [SECONDS] * len(others), 99))
+    assert (judgement.verdict, judgement.ran) == ("survived", len(others))
+
+
 def hash_of_the_commit() -> str:
     with suppress(OSError):  # no git here
         return subprocess.run(
