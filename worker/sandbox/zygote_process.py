@@ -32,8 +32,9 @@ _PASSED_ON = (
 #: Defaults, which the worker's environment overrides. With them a child uses one core, and the zygote starts no threads
 #: before it forks.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb`: huge pages,
-#: because a child touches all its memory for the first time: with small pages that takes a tenth of a picture's time.
+#: The thresholds make glibc keep large blocks that a step frees, for the step's next allocation. `hugetlb` asks for
+#: huge pages. The kernel provides each page when a new child first touches it; with small pages that took a tenth of
+#: the time of a step of the media pipeline.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 #: Only two malloc arenas: with an arena for each thread, each would reserve 64 MiB of the limited address space. No
 #: telemetry: the ONNX runtime would start a thread for it.
@@ -60,10 +61,10 @@ class Recipe:
     pipeline: str
     work_dir: Path
 
-    def command(self, control: int) -> list[str]:
+    def command(self, control_fd: int) -> list[str]:
         return [
             sys.executable, "-B", "-P", "-m", "leasehold.worker.sandbox.zygote",
-            "--control", str(control), "--parent", str(os.getpid()),
+            "--control", str(control_fd), "--parent", str(os.getpid()),
             "--source", self.source, "--work-dir", str(self.work_dir), "--", self.pipeline,
         ]  # fmt: skip
 
@@ -118,8 +119,9 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives. The control socket shows this: it closes before the kernel kills the children of a
-        dead zygote. So `Spares.take` returns no child that is about to die.
+        """Whether the zygote lives. The control socket shows it, and not the end of the process: when a zygote dies,
+        its socket closes first, and the kernel then kills its children. So `Spares.take` returns no child that is about
+        to die.
         """
         return not hung_up(self._control)
 
@@ -175,24 +177,32 @@ class Zygote:
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     answer = await asyncio.get_running_loop().sock_recv(self._control, frames.NUMBER.size)
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
+                self._give_up()
                 raise EOFError("the zygote does not answer") from None
             except asyncio.CancelledError:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
+                self._give_up()
                 raise
         if not answer:
             raise EOFError("the zygote has ended")
         return int(frames.NUMBER.unpack(answer)[0])
+
+    def _give_up(self) -> None:
+        """Kill the zygote, and let every later request fail: it may live a moment longer, and may have answered."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._end_requests()
+
+    def _end_requests(self) -> None:
+        """A request that waits for an answer gets none, and later requests cannot be sent."""
+        with contextlib.suppress(OSError):  # the zygote has ended
+            self._control.shutdown(socket.SHUT_RDWR)
 
     async def exited(self) -> None:
         await self._process.wait()
 
     async def stop(self) -> None:
         """Kill the zygote and reap it. Its children die with it."""
-        with contextlib.suppress(OSError):  # it has ended: no call waits for an answer
-            self._control.shutdown(socket.SHUT_RDWR)
+        self._end_requests()
         async with self._asking:
             await asyncio.shield(_kill_and_reap(self._process, self._control, self._output))
 

@@ -7,15 +7,18 @@ import errno
 import json
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import structlog
 
 from leasehold.domain.errors import ChildCrashed, DeclarationError
-from leasehold.worker.sandbox import zygote_process
+from leasehold.worker.sandbox import frames, zygote_process
+from leasehold.worker.sandbox.child_output import ChildOutput
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.children import Children
 from leasehold.worker.sandbox.spares import SPARE_CHILDREN
@@ -340,3 +343,34 @@ async def test_a_request_that_is_cancelled_before_its_answer_leaves_no_answer_fo
             await zygote.fork()
     finally:
         await zygote.stop()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_answer_that_came_as_its_request_was_given_up_is_not_that_of_the_next(
+    monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """The zygote lives a moment longer than the kill, and so does what it has answered. Taken for the pid of a fork,
+    the 0 of a reaped child would be the worker's own process group.
+    """
+    monkeypatch.setattr(zygote_process, "_ANSWER_SECONDS", 0.0 if is_late else SECONDS)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    worker_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker_end.setblocking(False)
+    zygote = zygote_process.Zygote(process, worker_end, ChildOutput(), frames.Ready(isolation="off", threads=1))
+    try:
+        reaping = asyncio.create_task(zygote.reap(4321))
+        await asyncio.sleep(0)
+        zygote_end.send(frames.NUMBER.pack(0))
+        if not is_late:
+            reaping.cancel()
+        with pytest.raises((asyncio.CancelledError, EOFError)):
+            await reaping
+        with suppress(OSError):  # nobody listens any more
+            zygote_end.send(frames.NUMBER.pack(0))
+        monkeypatch.setattr(zygote_process, "_ANSWER_SECONDS", SECONDS)
+        for _ in range(2):
+            with pytest.raises((OSError, EOFError)):
+                await zygote.reap(4322)
+    finally:
+        await zygote.stop()
+        zygote_end.close()
