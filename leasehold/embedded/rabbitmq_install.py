@@ -49,8 +49,8 @@ class RabbitServer:
     @classmethod
     def at(cls, root: Path) -> RabbitServer | None:
         """The server below `root` (the system's root or an unpacked release), if there is one."""
-        # Debian's directory comes first: the wrapper in usr/sbin, to which the link /sbin leads, changes to a system
-        # user and refuses all others.
+        # Debian's directory comes first. Its usr/sbin, to which the link /sbin leads, has a wrapper of the same name. It
+        # changes to the user `rabbitmq`, so only root and this user can run it.
         places = ("usr/lib/rabbitmq/bin", "sbin", "bin")
         programs = [root / place / "rabbitmq-server" for place in places]
         program = next((program for program in programs if program.exists()), None)
@@ -96,11 +96,12 @@ async def install_rabbitmq() -> RabbitServer:
             root.mkdir(mode=0o755)
             await unpack_packages(PACKAGES, root)
             await _add_libraries(root)
+            if RabbitServer.at(root) is None:  # before the rename, so that the next call unpacks the packages again
+                raise EmbeddedError("the unpacked packages have no rabbitmq-server at the expected path")
             _relocate_erlang(root, target)
             root.rename(target)
     server = RabbitServer.at(target)
-    if server is None:
-        raise EmbeddedError("the unpacked packages have no rabbitmq-server at the expected path")
+    assert server is not None
     return server
 
 
@@ -137,13 +138,14 @@ async def _add_libraries(root: Path) -> None:
 
 
 async def _unpack_first_available(names: tuple[str, ...], root: Path) -> None:
-    """Unpack the first of the packages that the distribution has."""
-    for name in names[:-1]:
+    """Unpack the first of the packages that the distribution has. Raises EmbeddedError with the reason for each."""
+    reasons = []
+    for name in names:
         try:
             return await unpack_packages([name], root)
-        except EmbeddedError:
-            continue
-    return await unpack_packages(names[-1:], root)
+        except EmbeddedError as error:
+            reasons.append(str(error))
+    raise EmbeddedError("; ".join(reasons))
 
 
 async def _find_missing_libraries(root: Path) -> set[str]:

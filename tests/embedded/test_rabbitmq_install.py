@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
+
+from leasehold.embedded import rabbitmq_install
+from leasehold.embedded.process import EmbeddedError
 from leasehold.embedded.rabbitmq_install import RabbitServer
 
 
@@ -33,3 +38,43 @@ def test_the_program_of_an_unpacked_release_is_in_its_sbin(tmp_path: Path) -> No
 
 def test_a_directory_without_the_program_has_no_server(tmp_path: Path) -> None:
     assert RabbitServer.at(tmp_path) is None
+
+
+async def test_packages_without_a_server_leave_nothing_so_that_the_next_try_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are Debian's; what they hold is not ours to say."""
+    holds_server = False
+
+    async def unpack(_packages: object, root: Path) -> None:
+        (root / "usr/lib/erlang").mkdir(parents=True, exist_ok=True)
+        if holds_server:
+            _program(root, "usr/lib/rabbitmq/bin")
+
+    async def no_libraries(_root: Path) -> set[str]:
+        return set()
+
+    monkeypatch.setattr(rabbitmq_install, "unpack_packages", unpack)
+    monkeypatch.setattr(rabbitmq_install, "_find_missing_libraries", no_libraries)
+    monkeypatch.setattr(rabbitmq_install, "find_rabbitmq", lambda: None)
+    monkeypatch.setattr(rabbitmq_install, "cache_directory", lambda: tmp_path)
+    for _ in range(2):
+        with pytest.raises(EmbeddedError, match="have no rabbitmq-server"):
+            await rabbitmq_install.install_rabbitmq()
+    holds_server = True
+    server = await rabbitmq_install.install_rabbitmq()
+    assert server.program.is_relative_to(tmp_path)
+    assert server.program.exists()
+
+
+async def test_a_library_under_neither_name_is_an_error_that_names_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first name may be the distribution's, and its download may have failed."""
+
+    async def fails(packages: list[str], _root: Path) -> None:
+        raise EmbeddedError(f"{packages[0]} could not be downloaded")
+
+    monkeypatch.setattr(rabbitmq_install, "unpack_packages", fails)
+    with pytest.raises(EmbeddedError, match=re.escape("libssl3 could not be downloaded; libssl3t64 could not be down")):
+        await rabbitmq_install._unpack_first_available(("libssl3", "libssl3t64"), tmp_path)
