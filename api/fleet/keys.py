@@ -26,7 +26,7 @@ from leasehold.domain.errors import Forbidden
 from leasehold.domain.json_values import Integer, JsonNumber
 from leasehold.limits import keys
 from leasehold.security.credentials import list_keys
-from leasehold.security.roles import PREFIX, role_and_scopes
+from leasehold.security.roles import ROLE_PREFIX, role_and_scopes
 
 router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
 Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
@@ -72,7 +72,7 @@ class NewKeyRequest(_Request):
         return self
 
     def all_scopes(self) -> list[str]:
-        return sorted({*self.scopes, *([f"{PREFIX}{self.role}"] if self.role is not None else [])})
+        return sorted({*self.scopes, *([f"{ROLE_PREFIX}{self.role}"] if self.role is not None else [])})
 
 
 class Rotation(_Request):
@@ -85,11 +85,13 @@ class Expiry(_Request):
 
 def refuse_scopes_not_held(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
     """Raises Forbidden `scope_not_held` if the caller lacks one of the scopes. `scopes`: may contain roles, each with
-    the prefix PREFIX.
+    the prefix ROLE_PREFIX.
     """
     missing_scopes = services.keyring.expanded(scopes) - caller.scopes
     # A role that this release does not know stands for no scopes, so `missing_scopes` does not show it.
-    unknown_roles = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
+    unknown_roles = [
+        scope for scope in scopes if scope.startswith(ROLE_PREFIX) and not services.keyring.expanded([scope])
+    ]
     if missing_scopes or unknown_roles:
         lacking_scopes = ", ".join(sorted([*missing_scopes, *unknown_roles]))
         raise Forbidden("scope_not_held", f"You can only give scopes that you have. You lack {lacking_scopes}.")

@@ -24,13 +24,16 @@ from leasehold.domain.errors import Conflict, NotFound
 from leasehold.domain.ids import new_id
 from leasehold.limits.bounds import check_room
 from leasehold.security.openid import Identity
-from leasehold.security.roles import PREFIX
+from leasehold.security.roles import ROLE_PREFIX
 
 log = structlog.get_logger(__name__)
 
 Role: TypeAlias = Literal["viewer", "operator", "admin"]
-#: SQL: the scopes of the person in row `p`. A role that an admin has set replaces the scopes that the groups give.
-_SCOPES = f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{PREFIX}' || p.set_role] END"
+#: SQL: the scopes of the person in row `p`. A role that an admin has set replaces the scopes that the groups give. It
+#: gives nothing to a person to whom no group gives access.
+_SCOPES = (
+    f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{ROLE_PREFIX}' || p.set_role] END"
+)
 # `generation`: sessions of a lower generation have ended.
 _COLUMNS = f"""p.id, p.tenant_id, p.issuer, p.subject, p.login, p.name, {_SCOPES} AS scopes,
        p.set_role, p.generation, p.created_at, p.seen_at, p.disabled_at"""
@@ -61,8 +64,9 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 """
 
 # $1 id, $2 tenant, $3 issuer, $4 subject, $5 login, $6 name, $7 scopes. Two people of a tenant may have the same login,
-# because a provider may give an old address to a new person. Then the later login gets a suffix. In the update,
-# `excluded.login` is the login that the INSERT would have written: `$5` itself, if no other person has it.
+# because a provider may give an old address to a new person. Then the later login gets a suffix. `excluded.login` is
+# the login that the INSERT would have written. It is `$5` if no other person of the tenant has this login; else the
+# update adds the suffix of the row that is there.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -127,10 +131,10 @@ async def rows_of_subject(connection: Connection, issuer: str, subject: str) -> 
 
 
 async def record_sign_in(
-    connection: Connection, identity: Identity, scopes: Mapping[str, Sequence[str]], at_most: int
+    connection: Connection, identity: Identity, scopes: Mapping[str, Sequence[str]], max_people: int
 ) -> list[Row]:
     """Write the rows of a person who has signed in. `scopes`: tenant -> the scopes that the groups give now. In all
-    other tenants the person loses the scopes, and the person's sessions end. `at_most`: the most people of a tenant.
+    other tenants the person loses the scopes, and the person's sessions end. `max_people`: the most people of a tenant.
 
     If a tenant has no room, a new person gets no row there, but gets the rows of the other tenants. Raises Conflict
     `too_many_people`, after the commit, if the person has got no row at all.
@@ -139,10 +143,13 @@ async def record_sign_in(
     rows: list[Row] = []
     refusal: Conflict | None = None
     async with connection.transaction():
+        # Another sign-in of the same person may write rows of other tenants: without this lock each could wait for the
+        # other's row.
+        await lock_name(connection, f"person {subject} of {issuer}")
         for tenant_id in sorted(scopes):  # all sign-ins take these locks in the same order, or they could deadlock
             await lock_name(connection, f"person of {tenant_id}")
             try:
-                await _check_room_for(connection, identity, tenant_id, at_most)
+                await _check_room_for(connection, identity, tenant_id, max_people)
             except Conflict as error:
                 refusal = error
                 log.warning("a tenant has no room for a person who signs in", tenant_id=tenant_id, code=error.code)
@@ -158,14 +165,14 @@ async def record_sign_in(
     return rows
 
 
-async def _check_room_for(connection: Connection, identity: Identity, tenant_id: str, at_most: int) -> None:
+async def _check_room_for(connection: Connection, identity: Identity, tenant_id: str, max_people: int) -> None:
     """Raises Conflict `too_many_people` if a new person signs in, and the tenant has no room for another row."""
     has_row = await connection.fetchval(
         "SELECT true FROM person WHERE issuer = $1 AND subject = $2 AND tenant_id = $3",
         identity.issuer, identity.subject, tenant_id,
     )  # fmt: skip
     if not has_row:
-        await check_room(connection, "person", tenant_id, at_most)
+        await check_room(connection, "person", tenant_id, max_people)
 
 
 async def search(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from leasehold.domain.kind import Kind
 
-PREFIX = "role:"
+ROLE_PREFIX = "role:"
 #: From the weakest role to the strongest.
 NAMES = ("viewer", "operator", "admin")
 _VIEWER = frozenset({"jobs:read", "runs:read"})
@@ -33,16 +33,16 @@ def role_and_scopes(scopes: Iterable[str]) -> tuple[str | None, list[str]]:
     this release knows, the first value is None.
     """
     ordered = sorted(scopes)
-    roles = {scope.removeprefix(PREFIX) for scope in ordered if scope.startswith(PREFIX)}
+    roles = {scope.removeprefix(ROLE_PREFIX) for scope in ordered if scope.startswith(ROLE_PREFIX)}
     return (
         next((name for name in reversed(NAMES) if name in roles), None),
-        [scope for scope in ordered if not scope.startswith(PREFIX)],
+        [scope for scope in ordered if not scope.startswith(ROLE_PREFIX)],
     )
 
 
 def expanded(scopes: Iterable[str], roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """The scopes, with each role replaced by the role's scopes. An unknown role gives no scope."""
     all_scopes = frozenset(scopes)
-    direct_scopes = frozenset(scope for scope in all_scopes if not scope.startswith(PREFIX))
+    direct_scopes = frozenset(scope for scope in all_scopes if not scope.startswith(ROLE_PREFIX))
     role_scopes = all_scopes - direct_scopes
-    return direct_scopes.union(*(roles.get(role.removeprefix(PREFIX), frozenset()) for role in role_scopes))
+    return direct_scopes.union(*(roles.get(role.removeprefix(ROLE_PREFIX), frozenset()) for role in role_scopes))

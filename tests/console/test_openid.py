@@ -16,7 +16,7 @@ from joserfc.jwk import OctKey, RSAKey
 from pydantic import SecretStr, ValidationError
 
 from leasehold.api.console import openid, session
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Conflict, Unauthenticated
 from leasehold.limits import people
 from leasehold.security.egress import Answer
@@ -328,6 +328,35 @@ async def test_a_full_tenant_does_not_keep_a_person_out_of_the_others(rows: Conn
         await people.record_sign_in(rows, new, {"full": ["role:viewer"]}, 1)
     left = await rows.fetch("SELECT tenant_id, scopes, generation FROM person WHERE subject = '1' ORDER BY tenant_id")
     assert [tuple(row) for row in left] == [("acme", [], 1), ("old", [], 1)]
+
+
+async def test_two_sign_ins_of_a_person_at_once_whose_groups_change_meanwhile_both_succeed(
+    settings: Settings, rows: Connection
+) -> None:
+    """Each gives a row that the other takes away: in another order each would wait for the other's row."""
+    ann = Identity("https://i", "1", "ann", "A", frozenset())
+    await people.record_sign_in(rows, ann, {"a": ["role:viewer"], "b": ["role:viewer"]}, 9)
+    opened = [await connect(settings, "test") for _ in range(2)]
+
+    async def are_waiting(n: int) -> None:
+        async with asyncio.timeout(60):
+            while await rows.fetchval("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted") < n:
+                await asyncio.sleep(0.01)
+
+    signing: list[asyncio.Task[Any]] = []
+    try:
+        async with rows.transaction():
+            await rows.execute("SELECT FROM person WHERE tenant_id = 'b' FOR UPDATE")
+            for number, (connection, tenant) in enumerate(zip(opened, "ba", strict=True), 1):
+                given = {tenant: ["role:viewer"]}
+                signing.append(asyncio.create_task(people.record_sign_in(connection, ann, given, 9)))
+                await are_waiting(number)
+        await asyncio.gather(*signing)
+    finally:
+        for connection in opened:
+            await connection.close()
+    left = await rows.fetch("SELECT tenant_id FROM person WHERE scopes <> '{}'")
+    assert [row["tenant_id"] for row in left] == ["a"]
 
 
 async def test_a_flood_of_sign_ins_waits_and_is_refused_then(
