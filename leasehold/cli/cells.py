@@ -30,7 +30,7 @@ _ANSWER_SECONDS = 5.0
 
 
 def _read_map(path: Path | None) -> CellMap:
-    """The map of cells. A file that is not a map ends the command with a sentence."""
+    """The map of cells. If the file has no map, the command prints why, and ends."""
     file = path or environment().cells_file
     if file is None:
         raise typer.BadParameter("name the map of cells: --map, or LEASEHOLD_CELLS_FILE")
@@ -69,7 +69,7 @@ def status(
 
 
 def _keys_in(path: Path | None) -> Mapping[str, str]:
-    """Cell -> its key. A file that is not a map of keys ends the command with a sentence, which shows no key."""
+    """Cell -> its key. If the file has no map of keys, the command prints why, without a key, and ends."""
     from leasehold.security.other_cells import parse_keys  # noqa: PLC0415 - each command loads only what it needs
 
     source = "LEASEHOLD_CELLS_KEYS" if path is None else str(path)
@@ -117,8 +117,10 @@ def _row(answer: CellAnswer, cells: CellMap) -> dict[str, Any]:
 @app.command()
 def move(
     tenant: str,
-    to: Annotated[str, typer.Option("--to", help="The cell that the tenant moves to.")],
-    target: Annotated[
+    to: Annotated[
+        str | None, typer.Option("--to", help="The cell that the tenant moves to. Only --status works without it.")
+    ] = None,
+    target_env: Annotated[
         Path | None,
         typer.Option("--target-env", help="A file with the settings of the other cell, a variable=value on each line."),
     ] = None,
@@ -128,7 +130,11 @@ def move(
     ] = None,
     drain_seconds: Annotated[float, typer.Option(help="Wait up to this time for the tenant's running steps.")] = 300.0,
     abort: Annotated[
-        bool, typer.Option("--abort", help="End the move: the tenant stays in this cell. Only before the switch.")
+        bool,
+        typer.Option(
+            "--abort",
+            help="End the move: the tenant stays in this cell. Possible until the other cell answers its requests.",
+        ),
     ] = False,
     clean: Annotated[
         bool, typer.Option("--clean", help="Delete this cell's rows and objects of a tenant that has moved.")
@@ -149,21 +155,23 @@ def move(
     if status:
         answer = run_or_exit(moving.state_of_move(settings, tenant))
     else:
-        if target is None:
+        if to is None:
+            raise typer.BadParameter("name the cell that the tenant moves to: --to")
+        if target_env is None:
             raise typer.BadParameter("name the settings of the other cell: --target-env")
         action = moving.abort if abort else moving.clean if clean else moving.move_tenant
         options = moving.Move(tenant, to, tuple(maps or ()), drain_seconds)
-        answer = run_or_exit(_run_action(action, settings, target, options))
+        answer = run_or_exit(_run_action(action, settings, target_env, options))
     if as_json:
         print_json(answer)
     else:
         print_table(list(answer), [list(answer.values())])
 
 
-async def _run_action(action: Any, settings: Settings, target: Path, options: Any) -> dict[str, Any]:
+async def _run_action(action: Any, settings: Settings, target_env: Path, options: Any) -> dict[str, Any]:
     from leasehold.cli import moving  # noqa: PLC0415 - each command loads only what it needs
 
-    answer: dict[str, Any] = await action(settings, moving.target_settings(target), options)
+    answer: dict[str, Any] = await action(settings, moving.target_settings(target_env), options)
     return answer
 
 
@@ -181,23 +189,25 @@ def nginx(
 
 
 def _nginx_configuration(cells: CellMap, default: str, port: int) -> str:
-    """The configuration. Its maps find the cell from the prefix of the key, and the parts of the cell's address."""
+    """The configuration: nginx finds the cell by the prefix of the key, then the parts of the cell's address by the
+    cell.
+    """
     urls = {cell: urlsplit(address) for cell, address in sorted(cells.addresses.items())}
-    cells_by_key = "".join(f'    "~^Bearer lh_{cell}_" {cell};\n' for cell in urls)
+    cells_by_key = "".join(f'    "~^(?i:Bearer) lh_{cell}_" {cell};\n' for cell in urls)
     hosts_and_ports = "".join(f"    {cell} {url.netloc};\n" for cell, url in urls.items())
     host_names = "".join(f"    {cell} {url.hostname};\n" for cell, url in urls.items())
     schemes = "".join(f"    {cell} {url.scheme};\n" for cell, url in urls.items())
     paths = "".join(f'    {cell} "{url.path}";\n' for cell, url in urls.items())
     upstreams = "".join(
-        f"upstream leasehold_{cell} {{\n    server {url.hostname}:{_port_of(url)};\n    keepalive 32;\n}}\n"
+        f"upstream leasehold_{cell} {{\n    server {_host_of(url)}:{_port_of(url)};\n    keepalive 32;\n}}\n"
         for cell, url in urls.items()
     )
     return f"""map $http_authorization $leasehold_cell {{
     default {default};
 {cells_by_key}}}
-map $leasehold_cell $leasehold_host {{
+map $leasehold_cell $leasehold_host_and_port {{
 {hosts_and_ports}}}
-map $leasehold_cell $leasehold_name {{
+map $leasehold_cell $leasehold_host_name {{
 {host_names}}}
 map $leasehold_cell $leasehold_scheme {{
 {schemes}}}
@@ -210,15 +220,21 @@ map $leasehold_cell $leasehold_path {{
         proxy_pass $leasehold_scheme://leasehold_$leasehold_cell$leasehold_path$request_uri;
         proxy_http_version 1.1;
         proxy_set_header Connection "";
-        proxy_set_header Host $leasehold_host;
+        proxy_set_header Host $leasehold_host_and_port;
         proxy_ssl_server_name on;
-        proxy_ssl_name $leasehold_name;
+        proxy_ssl_name $leasehold_host_name;
         proxy_buffering off;
         proxy_request_buffering off;
         proxy_read_timeout 120s;
     }}
 }}
 """
+
+
+def _host_of(url: SplitResult) -> str:
+    """The name, or the address; an IPv6 address in brackets."""
+    name = url.hostname or ""
+    return f"[{name}]" if ":" in name else name
 
 
 def _port_of(url: SplitResult) -> int:

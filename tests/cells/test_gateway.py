@@ -95,6 +95,25 @@ async def test_a_gateway_sends_each_key_to_the_cell_that_it_names(two: Two, gate
             assert (await client.get(f"/v1/runs/{run}")).status_code == 200
         async with client_of(other.running.url, key) as client:
             assert (await client.get(f"/v1/runs/{run}")).status_code == 421
+        async with client_of(gateway, key) as client:  # the scheme's name has no case (RFC 9110, 11.1)
+            answer = await client.get(f"/v1/runs/{run}", headers={"Authorization": f"bearer {key}"})
+            assert answer.status_code == 200, answer.text
+
+
+def test_the_gateway_reaches_a_cell_at_an_ipv6_address(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    path.write_text('{"cells": {"a": "http://[::1]:8081/x/", "b": "https://b.example"}}')
+    configuration = printed("nginx", "--map", path, "--default", "a")
+    assert "    server [::1]:8081;\n" in configuration
+    assert "    server b.example:443;\n" in configuration
+    assert '    a "/x";\n' in configuration
+
+
+def test_the_stage_of_a_move_is_asked_for_without_naming_the_other_cell() -> None:
+    done = CliRunner().invoke(app, ["cells", "move", "acme"])
+    assert (done.exit_code, "--to" in done.stderr) == (2, True)
+    done = CliRunner().invoke(app, ["cells", "move", "acme", "--to", "b"])
+    assert (done.exit_code, "--target-env" in done.stderr) == (2, True)
 
 
 async def test_behind_a_gateway_a_moved_tenant_is_found_by_one_more_request(two: Two, gateway: str) -> None:

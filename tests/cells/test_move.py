@@ -26,7 +26,7 @@ from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of
-from tests.cells.conftest import DEMONSTRATIONS, Cell, Two
+from tests.cells.conftest import DEMONSTRATIONS, Cell, Two, last_json
 from tests.support.bucket import Bucket
 
 if TYPE_CHECKING:
@@ -247,6 +247,18 @@ async def test_a_move_that_is_killed_after_any_commit_goes_on(two: Two, tmp_path
         stages.append((await state_of_move(settings_of(two.a), "acme"))["stage"])
         commits = commits + 1 if stages[-1] == stages[-2] else 1  # within a stage, the next try comes further
     assert set(stages) >= {"drain", "copy", "switch"}
+    asking = [
+        sys.executable,
+        "-c",
+        "from leasehold.cli.main import app; app()",
+        "cells",
+        "move",
+        "acme",
+        "--status",
+        "--json",
+    ]
+    asked = await asyncio.to_thread(subprocess.run, asking, env=environment, capture_output=True, check=True)
+    assert last_json(asked.stdout.decode())["stage"] == "moved"
     two.place(acme="b")
     async with working(two.a, tmp_path / "a"), working(two.b, tmp_path / "b"):
         await ended(two.b, waiting)
