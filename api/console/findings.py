@@ -15,7 +15,7 @@ from leasehold.api.console.rendering import span
 from leasehold.api.fleet.health import readiness_of
 from leasehold.api.jobs.dead_letters import dead_letter_filter
 from leasehold.api.jobs.explain import Depth, explain
-from leasehold.api.jobs.unsettled import What, settled_by_people
+from leasehold.api.jobs.unsettled import What, to_be_settled_by_people
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.db import job_reads, overview_reads, run_reads, unsettled
@@ -24,11 +24,11 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.sentences import counted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: The largest counts: of the tasks of a queue, of the tasks of all queues together, and of dead letters (steps that
-#: failed for good).
+#: Counting stops at these numbers: of the tasks of a queue, of the tasks of all queues together, and of dead letters
+#: (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: The largest count of orders or steps that only a person can settle (say how they ended), and how many of the newest
-#: orders are searched. An order is what a step asked of a provider.
+#: Counting stops at so many orders, or steps, that only a person can settle (say how they ended); and so many of the
+#: newest orders are searched. An order is what a step asked of a provider.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of it. This is little, because the page shows only one reason.
@@ -99,13 +99,13 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
 async def _findings_about_parts(request: Request, caller: Caller) -> list[Finding]:
     """One finding for each part of the installation, such as the broker, that fails a check of `/readyz`.
 
-    An operator also gets what the self-check found. If a part failed both, its one finding also says what the
-    self-check's result means.
+    An operator also gets what the self-check found. A part that failed its check and the self-check has one finding:
+    the detail of the check, then what the result of the self-check means.
     """
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
     results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
-    # Of several results about one part, the first counts: the reversed order writes it last.
+    # A part may have several results. The first one counts, so it is the last to be written here.
     meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
@@ -145,9 +145,13 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
     return findings
 
 
-def _at_least(n: int, *, has_more: bool) -> str:
+def _at_least(number: str, *, has_more: bool) -> str:
     """The number for a sentence. `has_more`: the count ended at its bound, so there may be more."""
-    return f"at least {n:,}" if has_more else f"{n:,}"
+    return f"at least {number}" if has_more else number
+
+
+def _tasks_that_wait(n: int, *, has_more: bool) -> str:
+    return f"{_at_least(counted(n, 'task', 'tasks'), has_more=has_more)} {'waits' if n == 1 else 'wait'}"
 
 
 def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
@@ -160,14 +164,14 @@ def _findings_about_queue(row: Row, *, has_workers: bool) -> list[Finding]:
         return [Finding("warn", f"The queue {queue} is paused: {row['paused_because']}", *link)]
     if not runnable_tasks or queue.startswith(EXTERNAL):  # no registered worker serves a queue of external workers
         return []
-    count = _at_least(runnable_tasks, has_more=row["has_more"])
+    tasks = _tasks_that_wait(runnable_tasks, has_more=row["has_more"])
     if not row["workers"]:
-        sentence = f"No worker serves the queue {queue}, in which {count} tasks wait."
+        sentence = f"No worker serves the queue {queue}, in which {tasks}."
         return [Finding("bad", sentence, *link)] if has_workers else []
 
     waited = datetime.now(UTC) - row["oldest"]
     if waited > _LONG_WAIT:
-        sentence = f"The queue {queue} is behind: {count} tasks wait, one of them for {span(waited.total_seconds())}."
+        sentence = f"The queue {queue} is behind: {tasks}, for up to {span(waited.total_seconds())}."
         return [Finding("warn", sentence, *link)]
     return []
 
@@ -183,11 +187,11 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
     )
     if not letters:
         return []
-    count = _capitalized(_at_least(len(letters), has_more=len(letters) >= _MAX_LETTERS))
+    steps = _capitalized(_at_least(counted(len(letters), "step", "steps"), has_more=len(letters) >= _MAX_LETTERS))
     codes = [row["code"] for row in letters]
     commonest_code = max(codes, key=codes.count)
-    noun = "step has" if count == "1" else "steps have"
-    sentence = f"{count} {noun} failed for good in the last hour, mostly with {commonest_code}."
+    have = "has" if len(letters) == 1 else "have"
+    sentence = f"{steps} {have} failed for good in the last hour, mostly with {commonest_code}."
     return [Finding("warn", sentence, "/dead-letters", "Dead letters")]
 
 
@@ -197,28 +201,33 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
     their own.
     """
     findings = []
-    steps_and_codes = settled_by_people(services, caller, caller.tenant_id)
-    if steps_and_codes:
-        orders, _ = await unsettled.orders(
-            connection, caller.tenant_id, steps_and_codes, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
+    settled_by = to_be_settled_by_people(services, caller, caller.tenant_id)
+    if settled_by:
+        orders, searched_to = await unsettled.orders(
+            connection, caller.tenant_id, settled_by, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
         )
-        if_one = "The outcome of one order is unknown."
-        findings += _unsettled("orders", len(orders), if_one, "orders have an unknown outcome.")
+        has_more = searched_to is not None
+        if_one = f"The outcome of {_at_least('one order', has_more=has_more)} is unknown."
+        if_many = "orders have an unknown outcome."
+        findings += _unsettled("orders", len(orders), if_one, if_many, has_more=has_more)
     if RUNS_READ in caller.scopes:
         seconds = services.settings.external_silent_seconds
         steps = await overview_reads.silent_steps(connection, caller.tenant_id, seconds)
-        if_one = "No external worker works on one step that is due."
-        findings += _unsettled("external", steps, if_one, "steps that are due have no external worker.")
+        if_one, if_many = (
+            "No external worker works on one step that is due.",
+            "steps that are due have no external worker.",
+        )
+        findings += _unsettled("external", steps, if_one, if_many, has_more=steps >= _MAX_UNSETTLED)
     return findings
 
 
-def _unsettled(what: What, n: int, if_one: str, if_many: str) -> list[Finding]:
+def _unsettled(what: What, n: int, if_one: str, if_many: str, *, has_more: bool) -> list[Finding]:
     """`what`: the part of the page "To settle" with the cases. `if_one`: the whole sentence for one case. `if_many`:
     the sentence for several cases, after their number.
     """
     if not n:
         return []
-    count = _capitalized(_at_least(n, has_more=n >= _MAX_UNSETTLED))
+    count = _capitalized(_at_least(f"{n:,}", has_more=has_more))
     sentence = if_one if n == 1 else f"{count} {if_many}"
     return [Finding("warn", sentence, f"/to-settle?what={what}", "To settle")]
 

@@ -1,5 +1,5 @@
 """Completes the OpenAPI document for all operations: it adds statuses that no route declares, headers, and links.
-`openapi` calls it once.
+The `openapi` of the app calls `complete_document` once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADERS = {
     "415": {"Accept": "The media type that the request body must have."},
     "429": {
         "Retry-After": "Seconds until another try may succeed.",
-        "RateLimit": 'The limit, how much of it remains, and the seconds until more does: `"submissions";r=0;t=12`.',
+        "RateLimit": 'The limit, what is left of it, and the seconds until there is more: `"submissions";r=0;t=12`.',
         "RateLimit-Policy": 'The quota of the limit and, for a rate, its window in seconds: `"submissions";q=60;w=60`.',
     },
 }
@@ -107,6 +107,8 @@ def _remove_null(schema: dict[str, Any]) -> None:
     if len(choices) == 1:
         del schema["anyOf"]
         schema.update(choices[0])
+    elif choices:
+        schema["anyOf"] = choices
 
 
 def _add_links(operations_by_id: dict[str, dict[str, Any]]) -> None:

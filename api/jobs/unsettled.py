@@ -83,7 +83,7 @@ async def read_unsettled(
     return await read_items(connection, services, caller, tenant_id, before, limit)
 
 
-def settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
+def to_be_settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
     """Which failures leave an order that only a person can settle: each by its pipeline, step and error code. Only
     kinds that the caller may read.
     """
@@ -100,7 +100,7 @@ async def _read_orders(
     connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
 ) -> _ItemsAndNext:
     kinds = services.job_kinds
-    steps_and_codes = settled_by_people(services, caller, tenant_id)
+    steps_and_codes = to_be_settled_by_people(services, caller, tenant_id)
     if not steps_and_codes:
         return [], None
     rows, next_id = await unsettled.orders(connection, tenant_id, steps_and_codes, before, limit)

@@ -23,10 +23,10 @@ _WITHOUT_TENANT = 1
 #: A hint has about 100 bytes.
 MAX_BYTES = 4096
 MAX_QUEUE_NAME = 200
-#: A longer tenant name is cut: workers use it only to give tenants turns.
+#: A longer tenant name is cut: workers use it only to take the hints of the tenants in turn.
 MAX_TENANT = 200
 MAX_HEADERS = 16
-MAX_HEADER_BYTES = 1024
+MAX_HEADER_CHARACTERS = 1024
 
 _FIELDS = {_WITHOUT_TENANT: {"v", "task", "queue", "band"}, VERSION: {"v", "task", "queue", "band", "tenant"}}
 
@@ -100,12 +100,12 @@ def _band_of(value: object) -> int:
 
 
 def _headers_of(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The hint's own headers, which are short strings; {} if there are more than MAX_HEADERS. The broker adds tables
-    and numbers (`x-death`).
+    """The hint's own headers, which are short strings; {} if there are more than MAX_HEADERS. Tables and numbers, which
+    the broker adds (`x-death`), are left out.
     """
     strings = {
         name: value
         for name, value in headers.items()
-        if isinstance(value, str) and len(name) + len(value) <= MAX_HEADER_BYTES
+        if isinstance(value, str) and len(name) + len(value) <= MAX_HEADER_CHARACTERS
     }
     return strings if len(strings) <= MAX_HEADERS else {}

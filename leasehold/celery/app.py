@@ -14,10 +14,10 @@ from leasehold.app.app import App
 from leasehold.app.current import Current
 from leasehold.app.run import Run
 from leasehold.celery import result
+from leasehold.celery.apps import CeleryApp, made_apps, newest_app
 from leasehold.celery.canvas import run_plan
 from leasehold.celery.exceptions import NotSupported
 from leasehold.celery.options import check_setting, not_supported, options_of
-from leasehold.celery.programs import Program, current_program, programs
 from leasehold.celery.task import CeleryTask, code_of
 from leasehold.domain.errors import Permanent
 from leasehold.domain.registry import Pipelines
@@ -60,7 +60,7 @@ class Celery:
         self.tasks: dict[str, CeleryTask] = {}
         self._tasks_of_app: dict[str, CeleryTask] = {}  # by their names in the leasehold.App
         self._canvas = self._declare_canvas()
-        programs.append(self)
+        made_apps.append(self)
         for declare in _shared_declarations:
             declare(self)
 
@@ -160,18 +160,18 @@ class Celery:
         return self.app.workflow(name=_CANVAS)(run_canvas)
 
 
-_shared_declarations: list[Callable[[Program], CeleryTask]] = []
+_shared_declarations: list[Callable[[CeleryApp], CeleryTask]] = []
 
 
 def current_app() -> Celery:
-    """The app that the program made last. Raises DeclarationError if there is none yet."""
-    program = current_program()
-    assert isinstance(program, Celery)
-    return program
+    """The app that was made last. Raises DeclarationError if there is none yet."""
+    app = newest_app()
+    assert isinstance(app, Celery)
+    return app
 
 
 class SharedTask:
-    """What `@shared_task` returns: a task in each app of the program. A call goes to the task of `current_app()`."""
+    """What `@shared_task` returns: a task in each app of the process. A call goes to the task of `current_app()`."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._function = function
@@ -182,10 +182,10 @@ class SharedTask:
         # Only to raise NotSupported here, because there may be no app yet that would declare the task.
         options_of({name: value for name, value in options.items() if name != "name"}, "default")
         _shared_declarations.append(self._declare)
-        for app in programs:
+        for app in made_apps:
             self._declare(app)
 
-    def _declare(self, app: Program) -> CeleryTask:
+    def _declare(self, app: CeleryApp) -> CeleryTask:
         task: CeleryTask = app.task(**self._options)(self._function)
         self._tasks[id(app)] = task
         return task

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from leasehold.celery.apps import CeleryApp
 from leasehold.celery.exceptions import NotSupported
-from leasehold.celery.programs import Program
 from leasehold.celery.result import AsyncResult
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ _NOTHING = object()
 class Signature:
     """A call, or several calls with their order. It can be submitted, and combined with others."""
 
-    def __init__(self, app: Program, plan: Plan) -> None:
+    def __init__(self, app: CeleryApp, plan: Plan) -> None:
         self.app = app
         self.plan = plan
 
     @classmethod
     def of(
-        cls, app: Program, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, immutable: bool = False
+        cls, app: CeleryApp, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, immutable: bool = False
     ) -> Signature:
         """A single call. `task`: the name of the task."""
         return cls(app, {"task": task, "args": list(args), "kwargs": dict(kwargs), "immutable": immutable})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from leasehold.celery.programs import Program, current_program
+from leasehold.celery.apps import CeleryApp, newest_app
 from leasehold.domain.errors import NotFound, TaskFailed
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ EXPIRED = "task_expired"
 class AsyncResult:
     """The handle of a run. An id that no run has is PENDING, as in Celery."""
 
-    def __init__(self, id: str | UUID, app: Program | None = None) -> None:  # noqa: A002 - Celery's name
+    def __init__(self, id: str | UUID, app: CeleryApp | None = None) -> None:  # noqa: A002 - Celery's name
         self.id = str(id)
-        self._run: Run[Any] = (app or current_program()).find(UUID(self.id))
+        self._run: Run[Any] = (app or newest_app()).find(UUID(self.id))
 
     def __repr__(self) -> str:
         return f"<AsyncResult: {self.id}>"

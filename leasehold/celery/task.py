@@ -12,10 +12,10 @@ from uuid import UUID
 from leasehold.app.current import Current, current
 from leasehold.app.retry import MAX_TIMES
 from leasehold.app.retry import Retry as RetryRule
+from leasehold.celery.apps import CeleryApp
 from leasehold.celery.canvas import Signature
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.options import IGNORED, CeleryOptions, not_supported
-from leasehold.celery.programs import Program
 from leasehold.celery.result import EXPIRED, AsyncResult
 from leasehold.domain.errors import (
     LeaseLost,
@@ -59,7 +59,7 @@ class CeleryTask:
 
     MaxRetriesExceededError = MaxRetriesExceededError
 
-    def __init__(self, app: Program, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
+    def __init__(self, app: CeleryApp, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
         self.app = app
         self.name = name
         self.run = function

@@ -18,8 +18,8 @@ from leasehold.runtime.duty_cycle import Pauses
 #: Seconds between two whole polls. A row that was due before the window normally waits at most this long.
 WHOLE_EVERY_SECONDS = 5.0
 #: If many rows were deleted or changed since the last vacuum, a whole poll takes long. Meanwhile it takes processor
-#: time of PostgreSQL from the submissions of jobs. So whole polls take at most this share of the time. Exception: after
-#: WHOLE_MAX_PAUSE_SECONDS a whole poll is due in any case.
+#: time of PostgreSQL from the submissions of jobs. So whole polls take at most this share of the time. Two exceptions:
+#: a whole poll is due WHOLE_MAX_PAUSE_SECONDS after the last one in any case, and at once after `forget`.
 WHOLE_SHARE = 1 / 200
 WHOLE_MAX_PAUSE_SECONDS = 60.0
 #: A row that becomes visible up to this many seconds after it was due is in the next poll's window.
@@ -33,7 +33,7 @@ class PollWindow:
 
     def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:
         self._clock = clock
-        self._read_from: float | None = None  # polls have seen no waiting row that was due before this time
+        self._read_from: float | None = None  # the next poll need not read rows that were due before this time
         self._whole_polls = Pauses(
             share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_MAX_PAUSE_SECONDS, clock=clock
         )
@@ -45,14 +45,14 @@ class PollWindow:
         return self._clock() - self._read_from
 
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, min_overdue: float) -> None:
-        """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: it skipped
-        rows that had been due for fewer than `min_overdue` seconds, because their hints (messages that name them) may
+        """Record a poll that ran from `started_at` until now. `whole`: it read all due rows. `min_overdue`: the poll
+        left out rows that had been due for fewer seconds than this, because their hints (messages that name them) may
         still come. `oldest`: for how many seconds the oldest row that it read had been due; None: it read no row.
         """
         if whole:
             self._whole_polls.done(started_at)
-        # Rows that the poll skipped, or read and did not take, still wait. So the next poll reads back to the oldest of
-        # them.
+        # Rows that the poll left out, or read and did not take, still wait. So the next poll reads back at least to the
+        # oldest row that this one left out or read.
         self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:

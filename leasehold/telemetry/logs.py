@@ -22,9 +22,9 @@ from leasehold.telemetry import redaction
 _FACTS: ContextVar[Mapping[str, object]] = ContextVar("facts", default=MappingProxyType({}))
 
 
-def add_to_every_line(facts: Mapping[str, object]) -> None:
-    """Add `facts` to every later log line of this context, in place of earlier facts. A UUID becomes text when a line
-    is written.
+def set_facts_of_lines(facts: Mapping[str, object]) -> None:
+    """Add `facts` to every later log line of this context, instead of the facts that were set before. A UUID becomes
+    text when a line is written.
 
     structlog's own context variables are not used, because structlog sets one for each fact. That cost a twelfth of the
     worker's CPU.

@@ -23,8 +23,8 @@ from leasehold import App, TaskFailed
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.local import LocalAttempt
 from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
+from leasehold.celery.apps import made_apps
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
-from leasehold.celery.programs import programs
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.domain.errors import LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
 from tests.app.celery_program import SECONDS, first_steps
@@ -111,9 +111,9 @@ def shared(word="x"):
 def _use(using: Callable[..., App]) -> Iterator[None]:
     using(app.app)
     seen.clear()
-    programs.append(app)  # the app that was made last
+    made_apps.append(app)  # the app that was made last
     yield
-    programs.remove(app)
+    made_apps.remove(app)
 
 
 async def session(serve: Serve, program: Callable[[], Any], served: Any = None) -> Any:
@@ -137,7 +137,7 @@ async def test_the_first_steps_of_celerys_documentation_run_as_they_stand_there(
     try:
         await session(serve, program, tasks.app)
     finally:
-        programs.remove(tasks.app)
+        made_apps.remove(tasks.app)
         del sys.modules["tests.app.celery_first_steps"]
 
 
@@ -321,7 +321,7 @@ def test_settings_may_come_from_a_module_that_imports_others() -> None:
         own.config_from_object(module)
         assert own.conf.task_default_queue == "mine"
     finally:
-        programs.remove(own)
+        made_apps.remove(own)
 
 
 def test_the_header_of_a_chord_may_be_a_single_call() -> None:
@@ -397,7 +397,7 @@ def test_what_the_facade_lacks_is_refused_where_the_task_is_declared(options: di
     for declare in (Celery("refusing").task, shared_task):
         with pytest.raises(NotSupported, match=words):
             declare(**options)(task)
-    programs.pop()
+    made_apps.pop()
 
 
 @pytest.mark.parametrize(

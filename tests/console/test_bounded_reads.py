@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import UUID
 
+import pytest
+
+from leasehold.api.console import findings, overview
 from leasehold.db import job_reads, overview_reads, run_reads, unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
@@ -119,7 +122,7 @@ def _with_values(statement: str) -> str:
 
 
 async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
-    person: MakePerson, maker: Maker, rows: Connection, running: Running
+    person: MakePerson, maker: Maker, rows: Connection, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
         await maker.fail(await maker.make("generation"), "submit_outcome_unknown")
@@ -133,7 +136,14 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
     newest, following = await unsettled.orders(rows, "acme", by_people, None, 10, max_searched=2)
     assert [row["job_id"] for row in newest] == [row["job_id"] for row in found[:2]]
     assert following == newest[-1]["job_id"]
+    monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
     assert "3 orders have an unknown outcome." in await (await person()).see("/")
+    for searched, sentence in (
+        (2, "At least 2 orders have an unknown outcome."),
+        (1, "The outcome of at least one order is unknown."),
+    ):
+        monkeypatch.setattr(findings, "_MAX_SEARCHED", searched)
+        assert sentence in await (await person()).see("/")
 
 
 async def test_the_pages_of_orders_find_each_one_however_few_jobs_a_page_searches(

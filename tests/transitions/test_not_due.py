@@ -273,7 +273,7 @@ async def _wake(rows: Rows) -> Work:
 
 async def _wake_known(rows: Rows) -> Work:
     lease = (await rows.leased()).lease
-    await settlements.wait_until(rows.connection, [Snoozing(lease, 60.0, unknown="one.only")])
+    await settlements.wait_until(rows.connection, [Snoozing(lease, 60.0, missing_handler="one.only")])
     return lambda: unknown_tasks.wake_known(rows.connection, rows.terms.owner, ["default"], ["one.only"], 10)
 
 

@@ -21,7 +21,7 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces
 from leasehold.telemetry.attempt_logs import current, record_in
-from leasehold.telemetry.logs import add_to_every_line
+from leasehold.telemetry.logs import set_facts_of_lines
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion
 from leasehold.worker import metrics
@@ -253,7 +253,7 @@ class IsolatedAttempts:
     async def _run_speculatively(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation
     ) -> Done:
-        add_to_every_line({"job_id": claimed.job_id, "step": step.name, "speculative": True})
+        set_facts_of_lines({"job_id": claimed.job_id, "step": step.name, "speculative": True})
         record_in(speculation.recorder)
         timeout = step.timeout.total_seconds()
         files, directory = speculation.files, speculation.directory

@@ -29,7 +29,7 @@ from leasehold.runtime.gather import being_cancelled
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
 from leasehold.telemetry.attempt_logs import record_in
-from leasehold.telemetry.logs import add_to_every_line
+from leasehold.telemetry.logs import set_facts_of_lines
 from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Snoozing, Suspending, Verdict
@@ -132,7 +132,7 @@ class Runner:
         trace_id = traces.trace_id_of(trace)
         declaration = self._declaration(claimed)
         log_and_stream = self._log_and_stream_writers.open(claimed)
-        add_to_every_line({
+        set_facts_of_lines({
             "job_id": claimed.job_id,
             "task_id": claimed.lease.task_id,
             "step": claimed.step,
@@ -226,11 +226,11 @@ class Runner:
                 served = await handler_reads.served(connection, [queue_and_handler], await workers.dead(connection))
         except TRY_AGAIN as error:
             log.warning("the worker could not read who has the code", error=type(error).__name__)
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
+            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, missing_handler=handler)
         if served[queue_and_handler].able:  # a living worker has the code
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, unknown=handler)
+            return Snoozing(claimed.lease, _UNKNOWN_SECONDS, missing_handler=handler)
         seconds = min(max(_age_of(claimed.job_id), _UNKNOWN_SECONDS), _MAX_UNKNOWN_SECONDS)
-        return Snoozing(claimed.lease, seconds, unknown=handler)
+        return Snoozing(claimed.lease, seconds, missing_handler=handler)
 
     async def _perform(
         self,

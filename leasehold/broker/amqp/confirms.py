@@ -25,36 +25,36 @@ _BASIC = 60  # the class of all these methods
 #: A method's id: its class in the upper two bytes, its number in the lower two.
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
 _METHOD_ID = struct.Struct(">I")
-_TAG = struct.Struct(">QB")  # delivery tag; bits, of which the first is `multiple`: all tags up to it
+_TAG = struct.Struct(">QB")  # the delivery tag; then bits. The first, `multiple`: up to this tag
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1  # the first bit of basic.publish: return the message if its queue does not exist
 #: The flags of the properties that a content header has.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _JSON = b"\x10application/json"  # a short string: its length, then the text
 _PERSISTENT = 2  # the delivery mode
-#: The largest payload of a frame that every broker must accept: section 1.4.2.6 (frame-max). Hints (messages that
-#: a task is due) have about 200 bytes.
+#: The largest payload of a frame that every broker must accept: section 1.4.2.6 (frame-max). The body
+#: of a hint (a message that a task is due) has about 100 bytes.
 _MAX_BYTES = 4096 - 8
 
 
 def publish_frames(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """The frames of a mandatory, persistent message to `queue`. Raises ValueError when AMQP cannot encode it."""
     name = queue.encode()
-    properties = _CONTENT_TYPE | (_HEADERS if headers else 0) | _DELIVERY_MODE
+    property_flags = _CONTENT_TYPE | (_HEADERS if headers else 0) | _DELIVERY_MODE
     try:
         method = _PUBLISH_HEAD.pack(_PUBLISH, 0, 0) + bytes((len(name),)) + name + bytes((_MANDATORY,))
         table = encode.field_table(dict(headers)) if headers else b""
     except (TypeError, ValueError, struct.error) as error:
         raise ValueError("AMQP cannot encode the queue name or a header") from error
-    header = CONTENT.pack(_BASIC, 0, len(body), properties) + _JSON + table + bytes((_PERSISTENT,))
+    header = CONTENT.pack(_BASIC, 0, len(body), property_flags) + _JSON + table + bytes((_PERSISTENT,))
     if max(len(header), len(body)) > _MAX_BYTES:
         raise ValueError("the message is too large for one frame")
     return frame(METHOD, channel, method) + frame(HEADER, channel, header) + frame(BODY, channel, body)
 
 
 class Window:
-    """Messages that were written at once. `confirmed` and `returned` have an entry for each. `confirmed` is final
-    once the future `settled` is done. `has_refusals`: RabbitMQ has answered for a message that it could not take it.
+    """Messages that were written at once; at least one. `confirmed` and `returned` have an entry for each. `confirmed`
+    is final once the future `settled` is done. `has_refusals`: RabbitMQ has refused a message (basic.nack).
     """
 
     def __init__(self, messages: Sequence[tuple[str, bytes]]) -> None:
@@ -156,8 +156,8 @@ class Confirms:
 
 
 def _queue_of(payload: bytes) -> str:
-    """The routing key of a basic.return: the queue's name. It comes after the code, the text and the exchange, and like
-    them begins with its length.
+    """The routing key of a basic.return: the queue's name. It comes after the code (two bytes), the text and the
+    exchange. Text, exchange and key each begin with their length.
     """
     offset = _METHOD_ID.size + 2
     for _ in ("text", "exchange"):

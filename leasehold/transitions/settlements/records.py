@@ -67,15 +67,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozing:
-    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `unknown`: the
-    `pipeline.step` of the step's code, if this worker lacks the code. A worker that has it makes the step due earlier.
+    """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `missing_handler`:
+    the `pipeline.step` of the step's code, if this worker lacks the code; a worker that has it makes the step due
+    earlier. None: the step itself asked to snooze.
     """
 
     lease: Lease
     delay: float  # seconds
     note: Mapping[str, Any] | None = None
     outputs: Sequence[Output] = ()
-    unknown: str | None = None
+    missing_handler: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

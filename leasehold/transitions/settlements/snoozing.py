@@ -1,4 +1,6 @@
-"""`wait_until`: the step snoozes. The worker releases the lease; the task is due again after a delay."""
+"""`wait_until`: a step snoozes, because it asked to, or because its worker lacks the code. The worker releases the
+lease; the task is due again after a delay.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
-# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 handlers that the worker
-# lacks (NULL: a step that snoozes by itself).
+# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 the handlers that the worker
+# lacks (NULL: the step asked to snooze).
 #
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
-# that is being cancelled ends when its `leased` count is 0. So a workflow in it, which must run again to see the
-# cancel, stays in the count.
+# that is being cancelled ends when its `leased` count is 0. A workflow in it must run once more to see the cancel. So
+# its snooze leaves the count as it is: else the job would end before that.
 WAIT_UNTIL = f"""-- wait_until
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count.
@@ -23,17 +25,17 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp() + make_interval(secs => p.delay)
     FROM held
-    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, unknown, nth)
+    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, missing_handler, nth)
         ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.unknown,
-              held.nth AS place
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.missing_handler,
+              held.nth AS place  -- as write_outputs names it
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed_tasks WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), unknown_tasks AS (
     INSERT INTO unknown_task (task_id, epoch, queue, handler)
-    SELECT id, epoch, queue, unknown FROM snoozed_tasks WHERE unknown IS NOT NULL
+    SELECT id, epoch, queue, missing_handler FROM snoozed_tasks WHERE missing_handler IS NOT NULL
     ON CONFLICT (task_id) DO UPDATE
     SET epoch = excluded.epoch, queue = excluded.queue, handler = excluded.handler
 ), {write_outputs("snoozed_tasks", "$6")}, advanced_jobs AS (
@@ -46,21 +48,22 @@ WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
 ), events AS (
     -- An event of a snooze has the kind `parked`.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
-    SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
-           a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
-    FROM snoozed_tasks p JOIN advanced_jobs a ON a.id = p.job_id
+    SELECT s.job_id, j.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), j.tenant_id, 'parked',
+           j.status, s.id, s.step, 'waiting', s.epoch, jsonb_build_object('until', s.available_at)
+    FROM snoozed_tasks s JOIN advanced_jobs j ON j.id = s.job_id
 )
+-- A repeated call finds the tasks waiting already: they are settled, too.
 SELECT a.id AS task_id, 'waiting' AS state,
-       coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
-FROM lease_batch a LEFT JOIN snoozed_tasks p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+       coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
+FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
 """
 
 
 async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
     """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept.
 
-    In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. The verdict of
-    any other lease is LOST.
+    In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. Any other step
+    of such a job, and one whose lease is not valid any more, is not changed, and has the verdict LOST.
     """
     rows = await connection.fetch(
         WAIT_UNTIL,
@@ -68,6 +71,6 @@ async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> S
         [capped(snoozing.delay) for snoozing in snoozings],
         [snoozing.note for snoozing in snoozings],
         outputs_column([snoozing.outputs for snoozing in snoozings]),
-        [snoozing.unknown for snoozing in snoozings],
+        [snoozing.missing_handler for snoozing in snoozings],
     )
     return settled_of(rows)

@@ -33,17 +33,17 @@ WITH lease_batch AS MATERIALIZED (
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         available_at = clock_timestamp() + make_interval(secs => p.delay)
     FROM held
-    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, unknown, nth)
+    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, missing_handler, nth)
         ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.unknown,
-              held.nth AS place
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.missing_handler,
+              held.nth AS place  -- as write_outputs names it
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed_tasks WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), unknown_tasks AS (
     INSERT INTO unknown_task (task_id, epoch, queue, handler)
-    SELECT id, epoch, queue, unknown FROM snoozed_tasks WHERE unknown IS NOT NULL
+    SELECT id, epoch, queue, missing_handler FROM snoozed_tasks WHERE missing_handler IS NOT NULL
     ON CONFLICT (task_id) DO UPDATE
     SET epoch = excluded.epoch, queue = excluded.queue, handler = excluded.handler
 ), outputs AS (
@@ -63,10 +63,11 @@ WITH lease_batch AS MATERIALIZED (
 ), events AS (
     -- An event of a snooze has the kind `parked`.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
-    SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
-           a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
-    FROM snoozed_tasks p JOIN advanced_jobs a ON a.id = p.job_id
+    SELECT s.job_id, j.seq + row_number() OVER (PARTITION BY s.job_id ORDER BY s.id), j.tenant_id, 'parked',
+           j.status, s.id, s.step, 'waiting', s.epoch, jsonb_build_object('until', s.available_at)
+    FROM snoozed_tasks s JOIN advanced_jobs j ON j.id = s.job_id
 )
+-- A repeated call finds the tasks waiting already: they are settled, too.
 SELECT a.id AS task_id, 'waiting' AS state,
-       coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
-FROM lease_batch a LEFT JOIN snoozed_tasks p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+       coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
+FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON t.id = a.id

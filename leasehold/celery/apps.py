@@ -1,4 +1,4 @@
-"""Keeps the Celery apps of this program. task.py, canvas.py and result.py find them here: they cannot import app.py."""
+"""Keeps the apps that this process has made. Modules that app.py imports find them here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from leasehold.app.run import Run
 
 
-class Program(Protocol):
-    """A leasehold.celery.Celery. `tasks`: its CeleryTasks by their names."""
+class CeleryApp(Protocol):
+    """A leasehold.celery.Celery, as the other modules use it. `tasks`: its CeleryTasks by their names."""
 
     main: str
 
@@ -25,12 +25,12 @@ class Program(Protocol):
     def submit_canvas(self, plan: dict[str, Any], args: list[Any]) -> Any: ...
 
 
-#: The apps, in the order in which the program made them.
-programs: list[Program] = []
+#: The apps, in the order in which they were made.
+made_apps: list[CeleryApp] = []
 
 
-def current_program() -> Program:
-    """The app that the program made last. Raises DeclarationError if there is none yet."""
-    if not programs:
+def newest_app() -> CeleryApp:
+    """The app that was made last. Raises DeclarationError if there is none yet."""
+    if not made_apps:
         raise DeclarationError("there is no app yet: app = Celery('name')")
-    return programs[-1]
+    return made_apps[-1]
