@@ -128,6 +128,19 @@ async def test_a_claim_repeated_because_its_answer_was_lost_is_no_loss_of_the_ta
     await assert_history(rows, (await rows.task(lease.task_id))["job_id"])
 
 
+async def test_the_last_claim_that_the_losses_allow_is_repeated_too_when_its_answer_was_lost(rows: Rows) -> None:
+    """Else the task would wait without a worker until its lease has passed, and then end as lost too often."""
+    lease = (await rows.leased()).lease
+    await rows.lapse(lease.task_id)
+    owner = terms(max_losses=1)
+    assert await claims.claim(rows.connection, owner, [lease.task_id])  # the answer is lost
+    (again,) = await claims.claim(rows.connection, owner, [lease.task_id], reclaim=True)
+    assert again.lease.epoch == lease.epoch + 2
+    assert (await rows.task(lease.task_id))["losses"] == 1
+    await rows.lapse(lease.task_id)
+    assert await claims.claim(rows.connection, terms(max_losses=1), [lease.task_id]) == []
+
+
 async def test_a_lease_of_its_own_that_passed_is_a_loss_unless_the_claim_is_repeated(rows: Rows) -> None:
     """A handler that stops its worker's heartbeat would else run again for ever."""
     lease = (await rows.leased()).lease

@@ -14,31 +14,37 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
-# SQL: the task `t` may be claimed now. Either it is due. Or it is running, and its owner is dead, its lease has
-# expired, or this owner holds it and claims again ($6). `losses`: attempts of the task whose worker was lost. In a job
-# that is being cancelled, only a workflow (`journaled`) is claimed, because its code must see the cancel, and nobody
-# takes its lease over: the sweeper ends it (`end_cancels` in transitions/sweeps.py). The CASE keeps the planner from
-# using an index by status, because that would read a whole backlog to find a few tasks.
+# SQL: the task `t` may be claimed now, in one of three ways: it is due; this owner holds it and claims it again ($6);
+# or its owner is dead, or its lease has expired, and it has not had too many losses (attempts whose worker was lost).
+#
+# In a job that is being cancelled, only a workflow (`journaled`) is claimed, because its code must see the cancel. If
+# the lease of such a workflow expires, nobody takes it over: the sweeper ends the task (`end_cancels` in
+# transitions/sweeps.py).
+#
+# The CASE keeps the planner from using an index by status, because that would read a whole backlog to find a few tasks.
 _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
-                   AND (t.journaled OR NOT job_tasks.cancelling)
-               WHEN t.status = 'running' THEN t.losses < $4
-                   AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT job_tasks.cancelling))
-                        OR (NOT job_tasks.cancelling AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})))
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting')
+               THEN t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)
+               WHEN t.status = 'running' AND t.lease_owner = $2 AND $6
+               THEN t.journaled OR NOT job_tasks.cancelling
+               WHEN t.status = 'running'
+               THEN NOT job_tasks.cancelling AND t.losses < $4
+                    AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
 # SQL: the claim charges the task a loss. If the owner claims again what it holds,
 # only an answer was lost, and no attempt. So a failover, which loses many answers, charges no task.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
-# $1 task ids, $2 owner, $3 duration of the lease, $4 the losses with which a running task is no longer claimed, $5 dead
-# owners, $6 whether the owner also claims tasks again that it holds. `mark_claimed` adds the CTEs that claim the tasks
-# that may be claimed, here named `t`; the last one, `numbered_tasks`, gives them with their numbers of attempts.
+# $1 task ids, $2 owner, $3 duration of the lease, $4 the losses with which nobody takes a running task over any more,
+# $5 dead owners, $6 whether the owner also claims tasks again that it holds. `mark_claimed` adds the CTEs that claim.
+# In its conditions `t` is the task. Its last CTE, `numbered_tasks`, has each claimed task with the number of its
+# attempt.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
-    -- Waits for the lock of each job, because a task of a job that is passed over would lose its hint. The wait is
-    -- short, as the statement that holds the lock is.
+    -- Waits for the lock of each job. With SKIP LOCKED the hints of a job that another statement has locked would be
+    -- acknowledged without a claim. The wait is short, as that statement is.
     SELECT j.id, hinted_tasks.tasks, hinted_tasks.statuses, {job_columns()}
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
@@ -103,8 +109,8 @@ async def claim_again(
     call this function to claim the step again.
 
     `completed_ids`: tasks that were completed. `workflow_of_step`: a step that a suspension started -> the workflow's
-    task. Returns settled task -> its next step. Steps in `held_ids` are left out, because the worker knows that it
-    holds them.
+    task; at most one step of each workflow. Returns settled task -> its next step. Steps in `held_ids` are left out,
+    because the worker knows that it holds them.
     """
     # Next step -> the task whose settlement claimed it: a suspended workflow, or a completed task.
     settled_of_next = {step: workflow for step, workflow in workflow_of_step.items() if step not in held_ids}

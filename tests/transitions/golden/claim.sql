@@ -1,7 +1,7 @@
 -- claim
 WITH jobs AS MATERIALIZED (
-    -- Waits for the lock of each job, because a task of a job that is passed over would lose its hint. The wait is
-    -- short, as the statement that holds the lock is.
+    -- Waits for the lock of each job. With SKIP LOCKED the hints of a job that another statement has locked would be
+    -- acknowledged without a claim. The wait is short, as that statement is.
     SELECT j.id, hinted_tasks.tasks, hinted_tasks.statuses, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling, j.single_task
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
@@ -31,11 +31,13 @@ WITH jobs AS MATERIALIZED (
     FROM job_tasks
     WHERE t.id = job_tasks.id AND (t.status = 'running') = (job_tasks.was = 'running')
       AND NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
-                   AND (t.journaled OR NOT job_tasks.cancelling)
-               WHEN t.status = 'running' THEN t.losses < $4
-                   AND ((t.lease_owner = $2 AND $6 AND (t.journaled OR NOT job_tasks.cancelling))
-                        OR (NOT job_tasks.cancelling AND ((t.lease_until < clock_timestamp()
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting')
+               THEN t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)
+               WHEN t.status = 'running' AND t.lease_owner = $2 AND $6
+               THEN t.journaled OR NOT job_tasks.cancelling
+               WHEN t.status = 'running'
+               THEN NOT job_tasks.cancelling AND t.losses < $4
+                    AND ((t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
         SELECT w.incarnation <> greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)) FROM worker w WHERE w.id = t.lease_owner) IS NOT TRUE)) OR t.lease_owner = ANY(ARRAY(
     SELECT owner.id FROM unnest($5::uuid[]) AS owner(id)
@@ -43,7 +45,7 @@ WITH jobs AS MATERIALIZED (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))))
+      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))
                ELSE false END
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, t.unblocks = '{}' AS is_last, job_tasks.was,
