@@ -17,6 +17,7 @@ from leasehold.api.auth import security
 from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, RefusalList
 from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
+from leasehold.limits.admission import Admission, Paid
 from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import open_operation_context
 from leasehold.pipelines.operations.pipeline import Action, Operation
@@ -605,6 +606,26 @@ async def test_jobs_with_limits_keys_and_scopes_are_retried_as_one_by_one(
     assert sorted((await act(running, rows, "retry", more)).acted) == more
     held = await rows.fetch("SELECT held FROM job WHERE id = ANY($1)", more)
     assert [row["held"] for row in held] == [True, True], "a declared limit holds retried jobs, too"
+
+
+async def test_a_retry_that_breaks_at_its_end_leaves_nothing_of_it_in_the_outcome(
+    maker: Maker, running: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller would publish hints, and count ends, of what was rolled back. Together the jobs break, too."""
+    fine, broken = await failed(maker, number=2)
+
+    async def add_queues_of(_admission: Admission, _connection: Connection, _paid: Paid, job_id: UUID) -> None:
+        if job_id == broken:
+            raise KeyError("a value that nobody foresaw")
+
+    monkeypatch.setattr(Admission, "add_queues_of", add_queues_of)
+    outcome = await act(running, rows, "retry", [fine, broken])
+    assert (outcome.acted, [(one.job_id, one.code) for one in outcome.refusals]) == ([fine], [(broken, "unforeseen")])
+    query = "SELECT job_id FROM task WHERE id = ANY($1)"
+    hinted = await rows.fetch(query, [hint.hint.task_id for hint in outcome.hints])
+    assert {row["job_id"] for row in hinted} <= {fine}  # else the relay sends the hint
+    assert len(outcome.hints) == len(hinted)
+    assert await statuses(rows, [fine, broken]) == ["pending", "failed"]
 
 
 async def act(running: Running, rows: Connection, action: Action, job_ids: list[UUID]) -> Outcome:

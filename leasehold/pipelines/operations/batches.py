@@ -32,6 +32,12 @@ from leasehold.transitions.operations import Refusal
 
 log = structlog.get_logger(__name__)
 
+#: What a job may be refused with.
+_REFUSED = (Conflict, Invalid, NotFound)
+#: What a row with values that nobody foresaw may raise, here and in PostgreSQL.
+_BROKEN_HERE = (ValueError, KeyError, TypeError)
+_BROKEN_ROW = (asyncpg.PostgresError, *_BROKEN_HERE)
+
 
 @dataclass(frozen=True, slots=True)
 class Acting:
@@ -50,8 +56,8 @@ class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
-    `ended`. It then lets waiting jobs begin at the concurrency limits `limits`, where the jobs in `departed` have left
-    their places.
+    `ended`. The jobs in `departed` have left their places at the concurrency limits `limits`, so the caller then admits
+    jobs that wait there.
     """
 
     acted: list[UUID] = field(default_factory=list)
@@ -118,8 +124,10 @@ async def _delete(
     finished = [target for target in targets if target.row["finished_at"] is not None]
     unfinished = [target for target in targets if target.row["finished_at"] is None]
     delete_finished = partial(ending.delete_together, context.actions, connection, finished)
-    is_deleted = bool(finished) and await _act_together(connection, finished, outcome, delete_finished)
-    for target in unfinished if is_deleted else targets:
+    remaining = targets
+    if finished and await _act_together(connection, finished, outcome, delete_finished):
+        remaining = unfinished
+    for target in remaining:
         effects = Effects()
         delete = partial(ending.delete, context.actions, connection, target, acting.by, effects, acting.id)
         if await _act_alone(connection, target, outcome, delete):
@@ -178,16 +186,17 @@ class _Retries:
         for target in targets:
             try:
                 template_version = await self._template_of(target)
-            except (Conflict, NotFound):
+            except (*_REFUSED, *_BROKEN_HERE):
                 continue  # `retry` raises the error again, and it becomes the job's refusal
             if may_revive_together(self._context.actions, target, template_version, rules):
                 joint_targets.append(target)
         return joint_targets
 
     async def _revive_together(self, targets: Sequence[Target]) -> None:
-        self._outcome.hints += await revive_together(self._context.actions, self._connection, targets, self._cause)
+        hints = await revive_together(self._context.actions, self._connection, targets, self._cause)
         for target in targets:
             await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
+        self._outcome.hints += hints  # last: after an error nothing of this has happened
 
     async def retry(self, target: Target) -> None:
         """Retry one job. Raises NotFound, Conflict or Invalid."""
@@ -195,11 +204,11 @@ class _Retries:
         effects = await revive(self._context.actions, self._connection, target, template_version, cause=self._cause)
         if effects is None:  # although the job is locked and had failed
             raise Conflict("resource_invalid_state", "The job's state does not allow this.")
+        await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
         self._outcome.limits |= set(effects.limits)
         self._outcome.departed += effects.departed
         self._outcome.ended += effects.ended
         self._outcome.hints += effects.hints
-        await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
 
     async def _template_of(self, target: Target) -> TemplateVersion | None:
         """The template of the job. None: the job is not a run. Raises NotFound or Conflict."""
@@ -212,15 +221,15 @@ class _Retries:
 async def _act_together(
     connection: Connection, targets: Sequence[Target], outcome: Outcome, act: Callable[[], Awaitable[object]]
 ) -> bool:
-    """Call `act` for all jobs at once. False: PostgreSQL refused a row and nothing changed; the caller then acts on
-    each job by itself.
+    """Call `act` for all jobs at once. False: one of them was refused or has an invalid row, and nothing changed; the
+    caller then acts on each job by itself.
     """
     try:
         async with connection.transaction():  # a savepoint
             await act()
-    except asyncpg.PostgresError as error:
-        if connection.is_closed() or may_try_again(error):
-            raise  # no row's fault: the caller rolls back, and tries the batch again
+    except (*_REFUSED, *_BROKEN_ROW) as error:
+        if _is_no_fault_of_a_row(connection, error):
+            raise
         return False
     outcome.acted += [target.id for target in targets]
     return True
@@ -235,11 +244,11 @@ async def _act_alone(
     try:
         async with connection.transaction():  # a savepoint
             await act()
-    except (Conflict, Invalid, NotFound) as error:
+    except _REFUSED as error:
         outcome.refusals.append(Refusal(target.id, error.code, error.message))
         return False
-    except (asyncpg.PostgresError, ValueError, KeyError, TypeError) as error:
-        if connection.is_closed() or may_try_again(error):
+    except _BROKEN_ROW as error:
+        if _is_no_fault_of_a_row(connection, error):
             raise
         log.exception("an operation could not act on a job", target=str(target.id))
         sentence = f"{type(error).__name__}; the worker's log has more"
@@ -247,3 +256,8 @@ async def _act_alone(
         return False
     outcome.acted.append(target.id)
     return True
+
+
+def _is_no_fault_of_a_row(connection: Connection, error: Exception) -> bool:
+    """Whether the caller has to roll back, and to try the batch again."""
+    return connection.is_closed() or may_try_again(error)
