@@ -42,14 +42,15 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest`: for a place whose handler no worker of its queue has, the most similar names of handlers in that queue.
+    `nearest`: if no worker of a place's queue has its handler, the most similar names of handlers in that queue. It is
+    read for one place only.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
     nearest: Mapping[Place, Sequence[str]] = field(default_factory=dict)
 
 
-_NOT_READ = Serving()
+_UNKNOWN_SERVING = Serving()
 
 
 async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _FULL_DEPTH) -> dict[str, Any]:
@@ -69,10 +70,10 @@ async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) ->
     places = {
         (row["queue"], row["handler"])
         for row in waiting_steps
-        if row["status"] != "running" and not row["queue"].startswith(EXTERNAL)
+        if (row["status"] != "running" or row["lapsed"]) and not row["queue"].startswith(EXTERNAL)
     }
     if not places:
-        return _NOT_READ
+        return _UNKNOWN_SERVING
     served_by_place = await handler_reads.served(connection, places, await workers.dead(connection))
     nearest: dict[Place, Sequence[str]] = {}
     for place, served in served_by_place.items():
@@ -89,7 +90,7 @@ def explanation(
     waiting_steps: Sequence[Row],
     full_limits: Sequence[Row],
     ledger: Sequence[Row],
-    serving: Serving = _NOT_READ,
+    serving: Serving = _UNKNOWN_SERVING,
 ) -> dict[str, Any]:
     """Build the answer from rows that the caller has read."""
     return {
@@ -110,11 +111,14 @@ def _reasons(
             _reason("admitting", "The job is about to be admitted.")
         ]
     reasons = []
-    if job["status"] == "cancel_requested":
+    is_cancelling = job["status"] == "cancel_requested"
+    if is_cancelling:
         reasons.append(
             _reason("cancelling", "The job was asked to stop. Its running steps are stopped after the grace.")
         )
-    return reasons + [reason for row in waiting_steps for reason in _reasons_of_step(row, serving)]
+    return reasons + [
+        reason for row in waiting_steps for reason in _reasons_of_step(row, serving, is_cancelling=is_cancelling)
+    ]
 
 
 def _reason(code: str, message: str, **details: Any) -> dict[str, Any]:
@@ -143,10 +147,12 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
     return _reason("limit_has_room", f"The limit {key} has room.", limit=key, ahead=row["ahead"])
 
 
-def _reasons_of_step(row: Row, serving: Serving) -> list[dict[str, Any]]:
+def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
     """The reasons of one step: mostly one. If a step waits until a time, and no worker has its handler, both are
     reasons.
     """
+    if row["status"] == "running" and row["lapsed"]:
+        return _reasons_of_lapsed_step(row, serving, is_cancelling=is_cancelling)
     reason = _reason_of_step(row, serving)
     if reason["code"] != "waiting_until" or not _is_handler_missing(row, serving):
         return [reason]
@@ -159,20 +165,39 @@ def _is_handler_missing(row: Row, serving: Serving) -> bool:
     return served is not None and served.workers > 0 and served.able == 0  # `able`: how many have the handler
 
 
+def _reasons_of_lapsed_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
+    """The lease has expired. Nobody takes over a step of a paused queue, or of a job that is being cancelled."""
+    step, place = row["step"], (row["queue"], row["handler"])
+    if is_cancelling:
+        message = f"The lease on {step} has expired. A worker's sweeper ends {step}."
+        return [_reason("lease_lapsed", message, step=step)]
+    if row["paused_because"] is not None:
+        return [_reason("lease_lapsed", f"The lease on {step} has expired.", step=step), _reason_of_paused_queue(row)]
+    served = serving.places.get(place)
+    if served is not None and not (served.workers and served.able):
+        return [
+            _reason("lease_lapsed", f"The lease on {step} has expired.", step=step),
+            _reason_of_runnable_step(row, serving),
+        ]
+    message = f"The lease on {step} has expired. Another worker takes {step} over."
+    return [_reason("lease_lapsed", message, step=step)]
+
+
+def _reason_of_paused_queue(row: Row) -> dict[str, Any]:
+    message = f"The queue {client_queue(row['queue'])} is paused: {row['paused_because']}"
+    return _reason("queue_paused", message, step=row["step"])
+
+
 def _reason_of_step(row: Row, serving: Serving) -> dict[str, Any]:
-    """The first reason that holds. `lapsed`: the lease has expired. `later`: the step is not due yet."""
+    """The first reason that holds, for a step whose lease has not expired. `later`: the step is not due yet."""
     step = row["step"]
     if row["status"] == "running":
-        if row["lapsed"]:
-            return _reason(
-                "lease_lapsed", f"The lease on {step} has expired. Another worker takes {step} over.", step=step
-            )
         return _reason("running", f"{step} is running.", step=step, worker=row["lease_owner"], until=row["lease_until"])
     if row["later"]:
         return _reason_of_later_step(row)
     queue = row["queue"]
     if row["paused_because"] is not None:
-        return _reason("queue_paused", f"The queue {client_queue(queue)} is paused: {row['paused_because']}", step=step)
+        return _reason_of_paused_queue(row)
     if queue.startswith(EXTERNAL):
         message = f"{step} waits until an external worker claims tasks of the queue {client_queue(queue)}."
         return _reason("waiting_for_external_worker", message, step=step, queue=client_queue(queue))
@@ -187,7 +212,7 @@ def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
     if _is_handler_missing(row, serving):
         return _reason_of_missing_handler(row, serving)
     others_text = counted(ahead, "other", "others")
-    if ahead >= row["most_ahead"]:  # the count ended there
+    if ahead >= row["ahead_bound"]:  # the count ended there
         others_text = f"at least {others_text}"
     return _reason("behind_others", f"{step} is runnable, behind {others_text}.", step=step, queue=queue, ahead=ahead)
 
@@ -211,7 +236,7 @@ def _reason_of_missing_handler(row: Row, serving: Serving) -> dict[str, Any]:
         f"No worker serves {task}: no worker of the queue {queue} has its code. {_last_seen_sentence(task, served)}"
     )
     if nearest:
-        message += f" They have {', '.join(nearest)}."
+        message += f" The workers of this queue have similar tasks: {', '.join(nearest)}."
     return _reason(
         "unknown_task", message, step=step, queue=queue, task=task, last_seen=served.seen_at, nearest=nearest or None
     )

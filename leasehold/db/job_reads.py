@@ -274,7 +274,7 @@ SELECT t.step, t.status, t.queue, nullif(t.available_at, 'infinity') AS availabl
             WHERE earlier.queue = t.queue AND earlier.priority <= t.priority
               AND earlier.status IN ('pending', 'retry', 'waiting') AND earlier.available_at < t.available_at
             LIMIT (SELECT max_reads FROM share)) AS counted) ELSE 0 END AS ahead,
-       (SELECT max_reads FROM share) AS most_ahead,
+       (SELECT max_reads FROM share) AS ahead_bound,
        (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id
           ORDER BY f.epoch DESC LIMIT 1) AS failure
 FROM unfinished t ORDER BY t.position, t.step
@@ -282,15 +282,15 @@ FROM unfinished t ORDER BY t.position, t.step
 
 
 async def why_waiting(
-    connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_STEPS, most_ahead: int = MAX_COUNTED
+    connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_STEPS, max_ahead: int = MAX_COUNTED
 ) -> Sequence[Row]:
     """The facts that decide whether a worker can claim a step, for at most `at_most` unfinished steps that are not
     blocked. `handler`: the `pipeline.step` of the code that does the step. `later`: the step is not due yet. `lapsed`:
     its lease has expired. `signals`: the names of the signals for which the workflow waits. `ahead`: the tasks before
-    the step in its queue; "at least" this many if `ahead` equals the row's `most_ahead`. The parameter `most_ahead`:
+    the step in its queue; "at least" this many if `ahead` equals the row's `ahead_bound`. The parameter `max_ahead`:
     all steps together count about this many tasks.
     """
-    return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, most_ahead)
+    return await connection.fetch(_WHY_WAITING, job_id, tenant_id, at_most, max_ahead)
 
 
 # The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits (its rows of `gate_job`). A limit may
@@ -318,12 +318,12 @@ async def why_held(
     connection: Connection,
     tenant_id: str,
     job_id: UUID,
-    most_ahead: int = MAX_COUNTED,
+    max_ahead: int = MAX_COUNTED,
     most_admitted: int = MAX_COUNTED,
 ) -> Sequence[Row]:
     """The concurrency limits at which a job waits. `inside`: admitted jobs that are unfinished. `lately`: jobs admitted
     in the last minute. These two counts look at no more than `most_admitted` jobs of a limit; `cut`: there were so many
     that the counts mean "at least". `ahead`: jobs of the same tenant that will be admitted earlier, counted up to
-    `most_ahead`.
+    `max_ahead`.
     """
-    return await connection.fetch(_WHY_HELD, job_id, tenant_id, most_ahead, most_admitted)
+    return await connection.fetch(_WHY_HELD, job_id, tenant_id, max_ahead, most_admitted)

@@ -43,10 +43,10 @@ async def test_the_steps_of_a_job_share_what_is_read_of_their_queue(maker: Maker
     await add_tasks(rows, other, "crowded", 60)
     await rows.execute("DELETE FROM task WHERE job_id = $1", job_id)
     await add_tasks(rows, job_id, "crowded", 3)
-    steps = await job_reads.why_waiting(rows, "acme", job_id, most_ahead=60)
-    assert [(step["ahead"], step["most_ahead"]) for step in steps] == [(20, 20)] * 3
-    steps = await job_reads.why_waiting(rows, "acme", job_id, at_most=2, most_ahead=12)
-    assert [(step["ahead"], step["most_ahead"]) for step in steps] == [(10, 10)] * 2
+    steps = await job_reads.why_waiting(rows, "acme", job_id, max_ahead=60)
+    assert [(step["ahead"], step["ahead_bound"]) for step in steps] == [(20, 20)] * 3
+    steps = await job_reads.why_waiting(rows, "acme", job_id, at_most=2, max_ahead=12)
+    assert [(step["ahead"], step["ahead_bound"]) for step in steps] == [(10, 10)] * 2
     whole = (await maker.client.get(f"/v1/jobs/{job_id}/explain")).json()
     assert [reason["code"] for reason in whole["reasons"]] == ["no_worker"] * 3
     await rows.execute(

@@ -83,7 +83,7 @@ async def test_a_task_that_the_workers_of_its_queue_do_not_know_is_explained_and
     assert (unknown["code"], unknown["task"], unknown["queue"]) == ("unknown_task", "shop.add", "default")
     assert unknown["message"] == (
         "No worker serves shop.add: no worker of the queue default has its code. No worker with the code of shop.add "
-        "has been seen. They have shop.adds."
+        "has been seen. The workers of this queue have similar tasks: shop.adds."
     )
     assert unknown["nearest"] == ["shop.adds"]
 

@@ -141,7 +141,7 @@ async def test_an_explanation_counts_few_jobs_of_a_limit_that_has_admitted_many(
     last = await rows.fetchval("SELECT job_id FROM gate_job WHERE admitted_at IS NULL ORDER BY job_id DESC LIMIT 1")
     (counted,) = await job_reads.why_held(rows, "t", last)
     assert (counted["inside"], counted["lately"], counted["ahead"], counted["cut"]) == (5, 5, 3, False)
-    (few,) = await job_reads.why_held(rows, "t", last, most_ahead=2, most_admitted=4)
+    (few,) = await job_reads.why_held(rows, "t", last, max_ahead=2, most_admitted=4)
     assert (few["inside"], few["lately"], few["ahead"], few["cut"]) == (4, 4, 2, True)
     held = {"id": last, "status": "pending", "held": True, "error": None}
     assert explanation(held, [], [few], [])["reasons"][0]["message"] == (
