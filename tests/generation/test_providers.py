@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -26,7 +27,7 @@ from leasehold.pipelines.generation.provider import (
 )
 from leasehold.pipelines.generation.providers import Catalogue, Providers, open_providers
 from leasehold.pipelines.generation.providers.ark import Ark
-from leasehold.pipelines.generation.providers.declared import declarations
+from leasehold.pipelines.generation.providers.declared import Declared, _fill, declarations
 from leasehold.pipelines.generation.providers.requests import ProviderAnswer, RequestSender
 from leasehold.settings import Settings
 from tests.generation.conftest import CREDENTIALS
@@ -394,6 +395,7 @@ DECLARATION: dict[str, Any] = {"name": "mine", "submit": {"url": "https://exampl
         {"submit": {"url": "https://example.com", "body": {"a": ["{nonsense}"]}}},
         {"ref": "/id"},
         {"ref": "/id", "status": "/s", "poll": {"url": "https://example.com/{ref}"}},
+        {"statuses": {"ok": "made"}},
         {"ref": "/id", "status": "/s", "poll": {"url": "https://example.com/"}, "statuses": {"ok": "great"}},
     ],
 )
@@ -432,6 +434,32 @@ async def test_a_template_writes_zero_and_false_and_leaves_out_a_header_without_
     assert request.query == {"strength": "0.0", "pro": "false"}
     headers = {name: value for name, value in request.headers.items() if name.startswith("x-")}
     assert headers == {"x-strength": "0.0", "x-text": "pro=false width="}
+
+
+def test_declarations_that_are_no_utf_8_are_refused(tmp_path: Any) -> None:
+    file = tmp_path / "providers.json"
+    file.write_bytes(orjson.dumps([DECLARATION]) + b"\xff")
+    with pytest.raises(DeclarationError, match="is not UTF-8"):
+        declarations(str(file))
+
+
+def test_a_null_of_a_template_is_sent_and_what_has_no_value_is_not() -> None:
+    template = {"a": None, "b": "{ratio}", "c": [None, "{ratio}", "{width}"], "d": {"e": None}, "f": "{width}"}
+    assert _fill(template, {"width": 8, "ratio": None}) == {"a": None, "c": [None, 8], "d": {"e": None}, "f": 8}
+
+
+@pytest.mark.parametrize(("found", "word"), [(True, "true"), (None, "null"), (2, "2"), ("done", "done")])
+async def test_a_status_that_is_no_text_is_declared_as_json_writes_it(found: object, word: str) -> None:
+    class Sender:
+        async def send(self, *_arguments: Any, **_options: Any) -> Any:
+            return SimpleNamespace(body={"status": found}, is_success=True, after=None)
+
+    poll = {"url": "https://example.com/{ref}", "method": "GET"}
+    more = {"ref": "/id", "status": "/status", "poll": poll, "statuses": {word: "working"}}
+    (declaration,) = declarations(orjson.dumps([DECLARATION | more]).decode())
+    sender: Any = Sender()
+    state = await Declared(sender, declaration).poll("7", order("mine", "image", "p"), "c")
+    assert state == Working(word, after=None)
 
 
 async def test_a_request_that_the_worker_gives_up_is_no_bug_in_the_metrics() -> None:

@@ -3,8 +3,8 @@ pointers read its answers.
 
 In a template, `{prompt}` and the other names in PLACEHOLDERS stand for the values of the order. `{ref}` stands for the
 provider's id of the order, and `{credential}` for the credential, which only headers may contain. If a text is only a
-placeholder, it becomes the value itself: a number stays a number. Without such a value, the member of the body or the
-header is left out.
+placeholder, it becomes the value itself: a number stays a number. If the order has no value for it, the member of the
+body or the header is left out.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Declaration(BaseModel):
     """One declared provider. Every provider needs `urls`. A provider that does not answer with the files immediately
     also needs `ref`, `poll`, `status` and `statuses`.
 
-    `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: what each status word of the
-    provider means. `token_header`: the header for the idempotency token. Name the header only if the provider promises
-    that a repeated token buys nothing.
+    `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: what each status of the
+    provider means; a status that is no text is written as in JSON (`true`, `2`). `token_header`: the header for the
+    idempotency token. Name the header only if the provider promises that a repeated token buys nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,8 +79,8 @@ class Declaration(BaseModel):
 
     @model_validator(mode="after")
     def _check_members(self) -> Self:
-        members_for_polls = (self.ref, self.poll, self.status)
-        if any(members_for_polls) and not (all(members_for_polls) and self.statuses):
+        members_for_polls = (self.ref, self.poll, self.status, self.statuses)
+        if any(members_for_polls) and not all(members_for_polls):
             raise ValueError("ref, poll, status and statuses belong together")
         for request, names in (
             (self.submit, PLACEHOLDERS),
@@ -119,10 +119,12 @@ def declarations(source: str) -> list[Declaration]:
     if not source.strip():
         return []
     try:
-        text = source if source.lstrip().startswith("[") else Path(source).read_text()
+        text = source if source.lstrip().startswith("[") else Path(source).read_text(encoding="utf-8")
         return TypeAdapter(list[Declaration]).validate_json(text)
     except OSError as error:
         raise DeclarationError(f"generation_http_providers: cannot read {source}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DeclarationError(f"generation_http_providers: {source} is not UTF-8") from None
     except ValidationError as error:
         first_error = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first_error["loc"])
@@ -161,10 +163,11 @@ class Declared:
         assert self._declaration.status is not None
         answer = await self._send(self._declaration.poll, order, credential, ref)
         self._check_answer(answer)
-        status = value_at(answer.body, self._declaration.status)
-        match self._declaration.statuses.get(str(status)):
+        found = value_at(answer.body, self._declaration.status)
+        status = found if isinstance(found, str) else orjson.dumps(found).decode()
+        match self._declaration.statuses.get(status):
             case "working":
-                return Working(str(status)[:100], after=answer.after)
+                return Working(status[:100], after=answer.after)
             case "made":
                 return self._finished_order(answer)
             case "failed":
@@ -248,17 +251,24 @@ def _values_of(order: Order) -> dict[str, Any]:
 
 
 def _fill(template: Any, values: Mapping[str, Any]) -> Any:
-    """The template with `values` in place of the placeholders."""
+    """The template with `values` in place of the placeholders. A member or an item that is only a placeholder without a
+    value is left out; a null of the template stays.
+    """
     if isinstance(template, dict):
-        filled = {name: _fill(member, values) for name, member in template.items()}
-        return {name: value for name, value in filled.items() if value is not None}
+        return {name: _fill(member, values) for name, member in template.items() if not _lacks_value(member, values)}
     if isinstance(template, list):
-        return [value for item in template if (value := _fill(item, values)) is not None]
+        return [_fill(item, values) for item in template if not _lacks_value(item, values)]
     if not isinstance(template, str):
         return template
     if only_placeholder := _PLACEHOLDER.fullmatch(template):
         return values.get(only_placeholder[1])
     return _PLACEHOLDER.sub(lambda match: _text_of(values.get(match[1])), template)
+
+
+def _lacks_value(template: Any, values: Mapping[str, Any]) -> bool:
+    """Whether the template is only a placeholder for which there is no value."""
+    only_placeholder = _PLACEHOLDER.fullmatch(template) if isinstance(template, str) else None
+    return only_placeholder is not None and values.get(only_placeholder[1]) is None
 
 
 def _text_of(value: Any) -> str:
