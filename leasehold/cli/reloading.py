@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
 
 from leasehold.cli.installation import Installation
 from leasehold.embedded.process import EmbeddedError
+from leasehold.runtime.exits import describe_exit
 
 _POLL_SECONDS = 0.5  # between two looks at the files
 #: Names of folders without the user's code. Hidden folders are skipped, too.
@@ -46,7 +47,7 @@ async def reload_on_change(installation: Installation, console: Console) -> None
         if not changed_names:
             continue
         old_times = new_times
-        if (problem := await _problem(installation.environment["LEASEHOLD_PIPELINES"])) is not None:
+        if (problem := await _problem(installation.environment)) is not None:
             console.print(f"{changed_names[0]} changed, and cannot be loaded: {problem}", style="red", markup=False)
             continue
         try:
@@ -57,11 +58,14 @@ async def reload_on_change(installation: Installation, console: Console) -> None
             console.print(f"{changed_names[0]} changed: loaded again", highlight=False, markup=False)
 
 
-async def _problem(source: str) -> str | None:
-    """The error of the code; None: it can be loaded. A new process loads it, because this process has the old code."""
+async def _problem(environment: Mapping[str, str]) -> str | None:
+    """The error of the code; None: it can be loaded. A new process loads it, because this process has the old code.
+    `environment`: that of the processes which run the code.
+    """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _CHECK_PROGRAM, source, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
+        sys.executable, "-c", _CHECK_PROGRAM, environment["LEASEHOLD_PIPELINES"],
+        env=os.environ | environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
     try:
         _, errors = await process.communicate()
     except asyncio.CancelledError:
@@ -73,7 +77,8 @@ async def _problem(source: str) -> str | None:
     text = errors.decode(errors="replace").strip()
     if "\0" in text:  # _CHECK_PROGRAM has written the error's sentence
         return text.rpartition("\0")[2]
-    return text.rpartition("\n")[2]  # another error: its sentence is the last line of the traceback
+    # Another error: its sentence is the last line of the traceback. A process that was killed has written nothing.
+    return text.rpartition("\n")[2] or f"the process that loads it: {describe_exit(process.returncode or 0)}"
 
 
 def times_of(folder: Path) -> dict[Path, int]:

@@ -24,6 +24,8 @@ _WRONG_CELL = 421
 _IN_FLIGHT = "idempotency_key_in_flight"
 #: Seconds: the bounds of the pause, which doubles with each try.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
+#: After so many doublings the pause has passed its bound. 2.0 ** 1024 would be too large for a float.
+_MAX_DOUBLINGS = 10
 #: These errors mean that the request has not been sent.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
@@ -56,8 +58,8 @@ class Tries:
         if not answer.is_error:
             return None
         if answer.status_code == _WRONG_CELL and self._call.files and not self._has_changed_cell:
-            # KeyAuth repeats a request without files itself. A form with files is sent by the next try, to the address
-            # in this answer, which KeyAuth has kept.
+            # KeyAuth (the `auth` of both clients) keeps the address in this answer. It repeats a request without files
+            # itself. A form with files is sent to that address by the next try.
             self._has_changed_cell = True
             return 0.0
         problem = problem_of(answer)
@@ -72,14 +74,16 @@ class Tries:
         pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
         if pause is not None:
             return pause
-        raise self._unavailable(str(api_error)) if is_away else api_error
+        if is_away:
+            raise self._unavailable(str(api_error))
+        raise api_error
 
     def _pause_before_next_try(self, least_seconds: float | None) -> float | None:
         """Seconds until the next try: `least_seconds`, and a part that doubles each time, with jitter. None: the
         deadline would pass.
         """
         self._failures += 1
-        longest_pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
+        longest_pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures - 1, _MAX_DOUBLINGS))
         pause = (least_seconds or 0.0) + random.uniform(longest_pause / 2, longest_pause)  # noqa: S311 - no secret
         return pause if monotonic() + pause < self._deadline else None
 

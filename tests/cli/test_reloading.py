@@ -32,7 +32,7 @@ class Installation:
 async def test_code_that_does_not_start_is_reported_and_the_next_change_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def loads(_source: str) -> None:
+    async def loads(_environment: object) -> None:
         return None
 
     monkeypatch.chdir(tmp_path)
@@ -59,3 +59,20 @@ async def test_code_that_does_not_start_is_reported_and_the_next_change_is_loade
     first, second = out.getvalue().splitlines()
     assert first == "shop.py changed, and does not start: worker did not start; the end of its log: [x]"
     assert second == "shop.py changed: loaded again"
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import os\nfrom leasehold import App\napp = App(os.environ['ONLY_FOR_WORKERS'])\n", None),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "the process that loads it: killed by SIGKILL"),
+        ("import os\nos._exit(3)\n", "the process that loads it: exit status 3"),
+    ],
+)
+async def test_changed_code_is_loaded_with_the_environment_of_the_workers_and_a_silent_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(code)
+    environment = {"LEASEHOLD_PIPELINES": "shop:app", "ONLY_FOR_WORKERS": "shop", "PYTHONPATH": str(tmp_path)}
+    assert await reloading._problem(environment) == problem

@@ -84,3 +84,10 @@ def test_the_error_tells_whether_the_request_may_be_repeated(
     with pytest.raises(Unavailable) as raised:
         Tries(call, "http://a", 0.0).after_error(error)
     assert str(raised.value) == sentence
+
+
+def test_a_client_that_tries_for_hours_keeps_to_its_longest_pause() -> None:
+    tries = Tries(Call("GET", "/x", str, idempotent=True), "http://a", 1e9)
+    pauses = [tries.after_error(httpx2.ReadError("reset")) for _ in range(1100)]
+    assert 0.1 <= pauses[0] <= 0.2
+    assert all(5.0 <= pause <= 10.0 for pause in pauses[6:])
