@@ -1,7 +1,8 @@
 """/v1/people: admins list the people who sign in to the console by OpenID Connect, set their roles, disable them, and
 end their sessions.
 
-After a change, the caller must have every scope that the person then has: so nobody can give a scope that they lack.
+Nobody can give a scope that they lack: who sets a role or enables a person must have every scope that the person then
+has.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ async def list_people(
     request: Request,
     caller: Admin,
     tenant: Annotated[
-        str | None, Query(max_length=100, description="For operators: only people of this tenant.")
+        str | None, Query(max_length=100, description="With `fleet:operate`: only people of this tenant.")
     ] = None,
     text: Annotated[str | None, Query(max_length=100, description="A part of the login or the name.")] = None,
     cursor: InstantCursor = None,

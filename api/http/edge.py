@@ -79,7 +79,7 @@ def _client_span(headers: Headers) -> dict[str, str] | None:
 
 
 class Edge:
-    """The middleware. `database_seconds`: how long all waits of a request for PostgreSQL may take together, until its
+    """The middleware. `database_seconds`: for how many seconds in all a request may wait for PostgreSQL before its
     answer begins.
     """
 
@@ -107,7 +107,7 @@ class Edge:
         structlog.contextvars.bind_contextvars(
             request_id=identity.request_id, trace_id=traces.trace_id_of(identity.trace)
         )
-        # A failpoint (a place where a test stops the process) after a commit has the name of the request's endpoint.
+        # Tests stop the process at failpoints. The failpoint after a commit is named after the request's endpoint.
         name_commits(lambda: getattr(scope.get("route"), "operation_id", None))
         IN_FLIGHT.inc()
         try:
@@ -162,7 +162,7 @@ def _record_request(scope: Scope, status: int | None, seconds: float, span: trac
     route = getattr(scope.get("route"), "path", "unmatched")
     method = method_label(scope["method"])
     code = str(status) if status is not None else "aborted"
-    is_long_poll = "yes" if b"wait=" in scope.get("query_string", b"") else "no"
+    is_long_poll = "yes" if b"&wait=" in b"&" + scope.get("query_string", b"") else "no"
     REQUESTS.labels(route, method, code, is_long_poll).observe(
         seconds, traces.exemplar_of(traces.trace_id_of(identity.trace))
     )

@@ -96,7 +96,7 @@ class Keyring:
         if presented_key is None:
             raise _invalid_key()
         if self._cells is not None:
-            self._cells.refuse_key_of(presented_key.cell)  # the key names its cell: no query is needed
+            self._cells.refuse_before_key_is_read(presented_key.cell)  # the key names its cell: no query is needed
         stored_key = self._cached_key(presented_key.prefix)
         if stored_key is None:
             stored_key = await self._read_key(presented_key.prefix, presented_key)

@@ -48,8 +48,8 @@ class NamedObjects:
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
     `owners`: an SQL query that returns as `id` those keys of the text array `$1` that a row names. `keys`: an SQL query
-    that returns as `id` and as `key` the keys of objects that must exist: at most `$2` rows, in order, from the first
-    key above `$1`.
+    for the keys of objects that must exist. Each row has the key twice, as `id` and as `key`: at most `$2` rows, in the
+    order of the keys, from the first key above `$1`.
     """
 
     prefix: str

@@ -107,10 +107,11 @@ class Cells:
         if cell != self.own:
             raise WrongCell(cell, current_map.addresses[cell])
 
-    def refuse_key_of(self, key_cell: str | None) -> None:
-        """As `refuse_elsewhere`, before the key's row is read. A tenant that has moved here still uses keys of its old
-        cell, and only the key's row tells whose key it is. So as soon as the map has one tenant in this cell, a key
-        that names another cell may be that tenant's: then this method refuses nothing.
+    def refuse_before_key_is_read(self, key_cell: str | None) -> None:
+        """As `refuse_elsewhere`, before the key's row is read, and only if the map places no tenant in this cell.
+
+        Else a key that names another cell may belong to a tenant that has moved here, because such a tenant still uses
+        the keys of its old cell. Only the key's row tells whose key it is.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)

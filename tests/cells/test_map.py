@@ -75,9 +75,9 @@ def test_a_tenant_of_another_cell_is_sent_there_and_all_others_stay(tmp_path: Pa
 def test_a_key_of_a_cell_that_the_map_does_not_name_is_only_a_wrong_key(tmp_path: Path) -> None:
     cells = cells_of(written(tmp_path / "cells.json", TWO))
     for own_or_unknown in (None, "a", "c"):
-        cells.refuse_key_of(own_or_unknown)
+        cells.refuse_before_key_is_read(own_or_unknown)
     with pytest.raises(WrongCell):
-        cells.refuse_key_of("b")
+        cells.refuse_before_key_is_read("b")
 
 
 def test_a_changed_map_holds_at_once_and_a_broken_one_never(tmp_path: Path) -> None:
