@@ -9,9 +9,8 @@ from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
-import asyncpg
-
 from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.transitions import claims, jobs
@@ -46,7 +45,7 @@ def terms(owner: UUID | None = None, *, ttl: float = 30.0, max_losses: int = 5) 
 class Rows:
     """Runs the platform's statements on one connection, and reads the rows."""
 
-    connection: asyncpg.Connection[asyncpg.Record]
+    connection: Connection
     terms: LeaseTerms = field(default_factory=terms)
 
     async def submit(
@@ -103,7 +102,7 @@ async def assert_history(rows: Rows, job_id: UUID) -> None:
     await assert_sums(rows.connection)
 
 
-async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+async def assert_histories(connection: Connection) -> None:
     """Assert the same of all jobs."""
     events, tasks = defaultdict(list), defaultdict(list)
     for row in await connection.fetch("SELECT * FROM history ORDER BY job_id, seq"):
@@ -115,7 +114,7 @@ async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> No
     await assert_sums(connection)
 
 
-async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+async def assert_sums(connection: Connection) -> None:
     """Assert for every job that its counters fit its steps, and that a blocked step waits for as many steps as it
     needs.
 

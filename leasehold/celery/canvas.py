@@ -4,7 +4,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leasehold.celery.apps import CeleryApp
@@ -71,14 +71,14 @@ class Signature:
         return [*args, *self.plan["args"]], {**self.plan["kwargs"], **kwargs}
 
 
-def chain(*signatures: Signature) -> Signature:
+def chain(*signatures: Signature | Iterable[Signature]) -> Signature:
     """Calls in a row. Each takes the result of the call before it as its first argument."""
     members = _flattened(signatures)
     plans = [step for signature in members for step in signature.plan.get("chain", [signature.plan])]
     return Signature(members[0].app, {"chain": plans})
 
 
-def group(*signatures: Signature) -> Signature:
+def group(*signatures: Signature | Iterable[Signature]) -> Signature:
     """Calls at the same time. The result is the list of their results."""
     members = _flattened(signatures)
     return Signature(members[0].app, {"group": [signature.plan for signature in members]})

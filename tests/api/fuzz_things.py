@@ -46,7 +46,7 @@ class Things:
         return answer.json()
 
     def made(self, kind: str) -> str:
-        return next(self._made[kind])
+        return str(next(self._made[kind]))
 
     # --- runs
 

@@ -43,7 +43,7 @@ async def test_a_connection_that_the_deadline_breaks_inside_the_driver_is_an_abs
     async with pool.acquire():
         pass  # open: the break would come while it opens
     limit = deadline.begin(60.0)
-    prepare = asyncpg.Connection._get_statement
+    prepare = vars(asyncpg.Connection)["_get_statement"]
 
     async def prepare_and_break(self: Any, *args: Any, **options: Any) -> Any:
         statement = await prepare(self, *args, **options)
@@ -58,7 +58,7 @@ async def test_a_connection_that_the_deadline_breaks_inside_the_driver_is_an_abs
     deadline.begin(60.0)
     with pytest.raises(AttributeError):  # of code that is wrong, in time
         async with deadline.acquired_in_time(pool.acquire()) as connection:
-            connection.no_such_method()  # type: ignore[attr-defined]  # as it says
+            connection.no_such_method()  # type: ignore[union-attr]  # as it says
 
 
 async def test_each_wait_takes_from_what_is_left(pool: Pool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ Serve = Callable[..., AbstractAsyncContextManager[Worker]]
 
 
 @pytest.fixture
-def using(settings: Settings) -> AsyncIterator[Callable[[App], App]]:
+def using(settings: Settings) -> Iterator[Callable[..., App]]:
     """`using(app)`: the app submits to the test's installation."""
     apps: list[App] = []
 

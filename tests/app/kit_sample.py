@@ -15,6 +15,7 @@ from leasehold.testing.harness import TestApp
 from leasehold.testing.server import TestServer
 from tests.app import kit_main, kit_parts
 from tests.app.kit_shop import Order, add, charge, checkout, measure, nightly, send_receipt
+from tests.support.now import now
 
 ORDER = Order(id=1, email="a@b")
 
@@ -81,9 +82,9 @@ def test_a_worker_dies_that_has_an_app_whose_tasks_other_modules_declare(
 def test_an_app_is_given_back_with_its_settings(leasehold_server: TestServer) -> None:
     app = App("given-back")
     test_app = TestApp(app, leasehold_server)
-    assert app.connections.settings_in_use == test_app.settings
+    assert now(app.connections.settings_in_use) == test_app.settings
     test_app.close()
-    assert app.connections.settings_in_use is None
+    assert now(app.connections.settings_in_use) is None
     own = Settings(_env_file=None, tenant="mine")
     app.use(own)
     TestApp(app, leasehold_server).close()

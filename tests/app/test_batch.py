@@ -179,19 +179,25 @@ async def test_an_item_whose_result_is_a_stop_iteration_holds_up_no_other() -> N
     ],
 )
 def test_a_function_of_one_item_is_refused_at_import(terms: dict[str, Any], words: str) -> None:
-    def single(number: int) -> int: ...
+    def single(number: int) -> int:
+        raise NotImplementedError
 
-    def unlisted(numbers: list[int]) -> int: ...
+    def unlisted(numbers: list[int]) -> int:
+        raise NotImplementedError
 
-    def untyped(numbers: List) -> list[int]: ...  # type: ignore[type-arg]  # noqa: UP006 - that is the test
+    def untyped(numbers: List) -> list[int]:  # type: ignore[type-arg]  # noqa: UP006 - that is the test
+        raise NotImplementedError
 
-    def untyped_results(numbers: list[int]) -> List: ...  # type: ignore[type-arg]  # noqa: UP006 - as above
+    def untyped_results(numbers: list[int]) -> List:  # type: ignore[type-arg]  # noqa: UP006 - as above
+        raise NotImplementedError
 
-    def named(*, numbers: list[int]) -> list[int]: ...
+    def named(*, numbers: list[int]) -> list[int]:
+        raise NotImplementedError
 
-    def starred(*numbers: list[int]) -> list[int]: ...
+    def starred(*numbers: list[int]) -> list[int]:
+        raise NotImplementedError
 
-    refused = [
+    refused: list[tuple[Any, str]] = [
         (single, words),
         (untyped, words),
         (unlisted, r"returns a list\["),
@@ -205,9 +211,11 @@ def test_a_function_of_one_item_is_refused_at_import(terms: dict[str, Any], word
 
 
 def test_a_batch_in_a_child_is_refused_at_import() -> None:
-    def listed(numbers: list[int]) -> list[int]: ...
+    def listed(numbers: list[int]) -> list[int]:
+        raise NotImplementedError
 
-    for terms in ({"process": True}, {"isolated": True}):
+    elsewhere: list[dict[str, Any]] = [{"process": True}, {"isolated": True}]
+    for terms in elsewhere:
         with pytest.raises(DeclarationError, match="a batch runs in the worker"):
             App("a").task(batch=Batch(size=2), **terms)(listed)
 

@@ -99,7 +99,10 @@ def unlucky(self, kind):
 async def fails(attempt: Current) -> AsyncIterator[None]:
     yield
     if attempt.task == "proj.unlucky" and seen[-1][0] != "retries":
-        raise {"away": Away, "store": StoreUnavailable, "step": partial(Retryable, code="mine")}[seen[-1][0]]("it")
+        errors: dict[str | None, Callable[[str], Exception]] = {
+            "away": Away, "store": StoreUnavailable, "step": partial(Retryable, code="mine"),
+        }  # fmt: skip
+        raise errors[seen[-1][0]]("it")
 
 
 @shared_task
@@ -325,6 +328,7 @@ def test_settings_may_come_from_a_module_that_imports_others() -> None:
 
 
 def test_the_header_of_a_chord_may_be_a_single_call() -> None:
+    header: Any
     for header in (add.s(1, 2), chain(add.s(1, 2), add.s(3)), group(add.s(1, 2)), [add.s(1, 2)]):
         (member,) = chord(header, add.s(1)).plan["group"]
         is_whole = isinstance(header, Signature) and "group" not in header.plan

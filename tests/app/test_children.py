@@ -178,7 +178,7 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
     log = logging.getLogger("leasehold.child")
     request.addfinalizer(partial(log.setLevel, log.level))
     log.setLevel(logging.INFO)
-    run = await child_tasks.talk.asubmit(fails=True)
+    run = await child_tasks.talk.asubmit(True)
     with pytest.raises(TaskFailed):
         await run
     lines = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)

@@ -59,7 +59,7 @@ def misspelt(when: dt.Missing) -> None: ...  # type: ignore[name-defined]
 def unfinished(number: "int[") -> None: ...  # type: ignore[valid-type]  # noqa: F722
 def divided(number: "1 / 0") -> None: ...  # type: ignore[valid-type]  # noqa: UP037
 def unmatched(name: Annotated[str, Field(pattern="(")]) -> None: ...
-def unordered(number: Annotated[int, Field(gt="a")]) -> None: ...  # type: ignore[arg-type]
+def unordered(number: Annotated[int, Field(gt="a")]) -> None: ...
 def unmatched_result() -> Annotated[str, Field(pattern="(")]: ...  # type: ignore[empty-body]
 def endless() -> Iterator[int]:
     yield 1
@@ -160,6 +160,7 @@ def test_an_argument_that_does_not_fit_is_refused_with_its_path() -> None:
         return f"{order.id} {at:%Y} {price}"
 
     assert send.local(Order(id=4), datetime(2026, 1, 1, tzinfo=UTC), price=Decimal("2.50")) == "4 2026 2.50"
+    call: Callable[[], object]
     for call, path in (
         (lambda: send.local(Order.model_construct(id=1, email=""), datetime(2026, 1, 1, tzinfo=UTC)), "/order/email"),
         (lambda: send.local({"id": "x"}, datetime(2026, 1, 1, tzinfo=UTC)), "/order/id"),  # type: ignore[arg-type]  # the test
@@ -301,6 +302,6 @@ def test_declaring_a_task_is_quick_and_loads_no_driver_broker_or_web_framework()
 def test_a_retry_that_makes_no_sense_is_refused() -> None:
     for terms in ({"times": -1}, {"times": 1001}, {"factor": 0.5}, {"factor": 1e9}, {"delay": timedelta(seconds=-1)}):
         with pytest.raises(DeclarationError):
-            Retry(**terms)  # type: ignore[arg-type]  # one of several
+            Retry(**terms)
     assert Retry(times=0).ladder == (timedelta(seconds=2),)
     assert Retry(times=50, longest=timedelta(seconds=9)).ladder == tuple(timedelta(seconds=s) for s in (2, 8, 9))

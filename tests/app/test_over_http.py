@@ -29,6 +29,7 @@ from tests.api.conftest import Running, serving
 from tests.app import http_shop as shop
 from tests.app.conftest import Serve
 from tests.client.front import fronting
+from tests.support.now import now
 
 SECONDS = 60.0
 
@@ -66,6 +67,7 @@ async def test_typed_tasks_are_submitted_followed_and_cancelled_by_requests(serv
         assert await run == 8
         assert await run.astatus() == "succeeded"
         stored = await rows.fetchrow("SELECT tenant_id, pipeline, priority FROM job WHERE id = $1", run.id)
+        assert stored is not None
         assert tuple(stored) == ("acme", "web.double", 0)
         assert await rows.fetchval("SELECT value FROM job_tag WHERE job_id = $1", run.id) == "7"
         runs = await shop.double.asubmit_many([shop.double.options(tags={"n": "1"}).call(1), 2, 3])
@@ -125,7 +127,7 @@ async def test_the_whole_key_counts_however_long_it_is(rows: Connection) -> None
 @pytest.mark.usefixtures("_over_http")
 async def test_what_needs_the_database_is_refused_with_what_to_do(rows: Connection) -> None:
     with pytest.raises(InvalidArguments):
-        await shop.double.asubmit("no number")  # type: ignore[arg-type]
+        await shop.double.asubmit("no number")  # type: ignore[call-overload]  # that is the test
     refused: dict[str, Any] = {
         "give a key= in place of id=": shop.double.asubmit(1, id=new_id()),
         "has a debounce": shop.later.asubmit(1),
@@ -174,7 +176,7 @@ async def test_an_api_that_refuses_the_key_or_does_not_answer_is_told_apart(
 
 def test_an_app_goes_back_to_the_database(settings: Settings) -> None:
     shop.app.use_api("http://127.0.0.1:1", "lh_key")
-    assert shop.app.connections.is_over_http
+    assert now(shop.app.connections.is_over_http)
     shop.app.use(settings)
     assert not shop.app.connections.is_over_http
     shop.app.connections.use(None)

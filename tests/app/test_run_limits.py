@@ -122,7 +122,7 @@ async def test_a_run_follows_each_failure_of_a_run_that_is_retried(
     async with serve(app), open_operation_context(settings, app.pipelines()) as context, asyncio.timeout(SECONDS):
         run = await fail.asubmit(1)
         await reports(1)
-        tenant, at = await connection.fetchrow("SELECT tenant_id, clock_timestamp() FROM job WHERE id = $1", run.id)
+        ((tenant, at),) = await connection.fetch("SELECT tenant_id, clock_timestamp() FROM job WHERE id = $1", run.id)
         for number, together in enumerate((True, False), 2):
             async with connection.transaction():
                 (row,), _ = await operations.lock(connection, "retry", [run.id], tenant, at + timedelta(hours=1))
@@ -193,7 +193,7 @@ async def test_a_run_follows_a_failure_also_where_a_client_is_faster_than_the_wo
         {"code": "x", "message": "y"},
     )
     async with open_operation_context(settings, app.pipelines()) as context, connection.transaction():
-        tenant, at = await connection.fetchrow("SELECT tenant_id, clock_timestamp() FROM job WHERE id = $1", run.id)
+        ((tenant, at),) = await connection.fetch("SELECT tenant_id, clock_timestamp() FROM job WHERE id = $1", run.id)
         (row,), _ = await operations.lock(connection, act, [run.id], tenant, at + timedelta(hours=1))
         target = Target(row, context.actions.kinds.of("flow.fail", is_run=True), row["queue"])
         if act == "delete":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +16,9 @@ from pydantic import BaseModel, RootModel, SecretStr, model_serializer, model_va
 
 from leasehold import App, InvalidArguments, Retry, TaskFailed, current
 from leasehold.app import link
+from leasehold.app.calls import Call
 from leasehold.app.link import DatabaseLink
+from leasehold.app.run import Run
 from leasehold.app.writing import write_plain
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound, ObjectMissing, Unanswered, Unreachable
@@ -113,9 +115,8 @@ def listed(thing: Listed) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _use(using: Using) -> Iterator[None]:
+def _use(using: Using) -> None:
     using(app)
-    return
 
 
 @app.task(retry=Retry(times=1, delay=timedelta(0)))
@@ -149,7 +150,8 @@ async def test_a_run_is_submitted_waited_for_and_read(serve: Serve, monkeypatch:
         assert await (await run.awaited(timeout=60)).aresult() == "sent to me@home"
         assert await run.aresult(timeout=0) == "sent to me@home"
         assert await send_receipt.find(run.id).aresult() == "sent to me@home"
-        assert await (await nothing.asubmit()) is None
+        run_of_nothing: Run[Any] = await nothing.asubmit()
+        assert await run_of_nothing is None
 
 
 @pytest.mark.parametrize(
@@ -294,6 +296,7 @@ async def test_options_reach_the_row(connection: Connection) -> None:
         run.id,
     )
     assert run.id == mine
+    assert row is not None
     assert dict(row) == {
         "tenant_id": "me", "priority": 0, "params": {"id": 1, "email": "a@b"}, "keep_seconds": 7 * 86_400,
         "status": "waiting", "pipeline": "shop.send_receipt", "template": "shop.send_receipt", "later": True,
@@ -418,7 +421,7 @@ async def test_a_session_that_broke_is_replaced_and_a_signal_is_sent_once(
 ) -> None:
     """What may be repeated is asked again on a new connection. A signal whose answer was lost is not sent again."""
     run = await send_receipt.asubmit(Order(id=1))
-    stored: list[str] = []
+    stored: list[Any] = []
     send = signals.send
 
     async def unanswered(*arguments: Any, **named: Any) -> Any:
@@ -444,7 +447,7 @@ async def test_a_session_that_broke_is_replaced_and_a_signal_is_sent_once(
 
 async def test_only_a_single_call_without_key_debounce_and_limit_needs_no_transaction(connection: Connection) -> None:
     plain = send_receipt.call(Order(id=1))
-    others = [
+    others: list[list[Call[Any]]] = [
         [send_receipt.options(key="k").call(Order(id=1))],
         [later_if_again.call(1)],
         [send_receipt.call(Order(id=1)), send_receipt.call(Order(id=2))],

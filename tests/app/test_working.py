@@ -122,6 +122,7 @@ async def run(connection: Connection, task: Any, *args: Any, **kwargs: Any) -> t
                 " LEFT JOIN result r ON r.task_id = t.id WHERE j.id = $1",
                 job.id,
             )
+            assert row is not None
             if row["status"] in ("succeeded", "failed"):
                 return job.id, dict(row), row["value"]
             await asyncio.sleep(0.02)

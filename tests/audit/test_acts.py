@@ -13,8 +13,7 @@ from cryptography.fernet import Fernet
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
-from leasehold.db import audit
-from leasehold.db.audit_tables import metadata
+from leasehold.db import audit, audit_tables
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.test_conversion_result import TARGETS, convert
@@ -199,7 +198,7 @@ async def acme(settings: Settings, rows: Connection) -> AsyncIterator[World]:
 
 async def state(rows: Connection, without: set[str]) -> dict[str, Any]:
     """What all tables hold."""
-    tables = [name for name in metadata.tables if name not in BESIDE | without]
+    tables = [name for name in audit_tables.audit.metadata.tables if name not in BESIDE | without]
     return {
         name: await rows.fetchval(f"SELECT coalesce(sum(hashtextextended(t::text, 0)::numeric), 0) FROM {name} t")
         for name in tables

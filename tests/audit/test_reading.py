@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import httpx2
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from leasehold.api.process import refusals as refusing
 from leasehold.api.process.refusals import Refusals

@@ -43,7 +43,7 @@ def unpack(target: Path) -> None:
         shutil.rmtree(directory)
     (loader,) = libraries.glob("ld-linux*")
     for file in _programs(target):
-        interpreter = ["--set-interpreter", loader] if "/bin/" in str(file) else []
+        interpreter: list[str | Path] = ["--set-interpreter", loader] if "/bin/" in str(file) else []
         _run("patchelf", *interpreter, "--force-rpath", "--set-rpath", libraries, file)
     for erl in (target / "usr/lib/erlang/bin/erl", *target.glob("usr/lib/erlang/erts-*/bin/erl")):
         erl.write_text(re.sub(r"ROOTDIR=/usr/lib/erlang\b", f"ROOTDIR={target}/usr/lib/erlang", erl.read_text()))

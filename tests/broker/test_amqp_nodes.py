@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -44,8 +45,12 @@ async def test_a_frozen_node_is_left_although_its_connections_stay_open(amqp_url
         await until(lambda: all(broker.describe()["consuming"].values()))
         for frozen in wires:  # wherever a role is, its node is frozen at least once
             frozen.freeze()
+
+            def is_left(url: str = frozen.url) -> bool:
+                return url not in nodes_of(broker)
+
             async with asyncio.timeout(SECONDS):
-                await until(lambda frozen=frozen: frozen.url not in nodes_of(broker))
+                await until(is_left)
                 await until(lambda: broker.connected and all(broker.describe()["consuming"].values()))
                 await publish_until_confirmed(broker, hints(1))
             frozen.thaw()
@@ -147,7 +152,7 @@ async def test_when_a_node_goes_the_next_one_is_used_for_both_roles(amqp_url: st
             await until(lambda: broker.connected and all(broker.describe()["consuming"].values()))
             [hint] = hints(1)
             await publish_until_confirmed(broker, [hint])
-            await until(lambda hint=hint: hint.task_id in heard)
+            await until(partial(heard.__contains__, hint.task_id))
             await gone.open()
     finally:
         for wire in wires:

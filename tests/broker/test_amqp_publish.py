@@ -134,7 +134,7 @@ async def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(
 async def test_a_channel_on_which_rabbitmq_refuses_hints_is_replaced(open_broker: OpenBroker, amqp_url: str) -> None:
     """RabbitMQ 3.10 refuses whatever comes over a channel that once found a queue's leader dead."""
     async with raw_channel(amqp_url) as channel:
-        full = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+        full: dict[str, Any] = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
         await channel.declare_queue("leasehold.full.normal", durable=True, arguments=full)
     broker = await open_broker()
     assert isinstance(broker, AmqpBroker)

@@ -21,8 +21,8 @@ HEADERS = {"traceparent": "00-ab-cd-01", "request_id": "ä" * 40}
 def returned(queue: str, body: bytes) -> bytes:
     method = spec.Basic.Return(reply_code=312, reply_text="NO_ROUTE", exchange="", routing_key=queue)
     header = ContentHeader(0, len(body), spec.Basic.Properties(headers={"a": "b"}))
-    content = [header, *([ContentBody(body)] if body else [])]
-    return b"".join(marshal(one, CHANNEL) for one in (method, *content))
+    content: list[ContentHeader | ContentBody] = [header, *([ContentBody(body)] if body else [])]
+    return marshal(method, CHANNEL) + b"".join(marshal(one, CHANNEL) for one in content)
 
 
 def acked(tag: int, *, multiple: bool = False) -> bytes:

@@ -38,7 +38,8 @@ def frames_of(channel: int, tag: int, body: bytes, properties: spec.Basic.Proper
     deliver = spec.Basic.Deliver(consumer_tag="ctag", delivery_tag=tag, redelivered=tag % 2 == 0, routing_key="q")
     size = max(1, -(-len(body) // parts))
     bodies = [ContentBody(body[at : at + size]) for at in range(0, len(body), size)]
-    return [marshal(one, channel) for one in (deliver, ContentHeader(0, len(body), properties), *bodies)]
+    header = ContentHeader(0, len(body), properties)
+    return [marshal(deliver, channel), marshal(header, channel), *(marshal(one, channel) for one in bodies)]
 
 
 def sifted(pieces: list[bytes]) -> tuple[bytes, list[Message]]:

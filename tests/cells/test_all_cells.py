@@ -314,7 +314,11 @@ async def test_a_console_of_another_cell_cannot_be_any_address(asked: Asked) -> 
     for console in ("@evil.example", "//evil.example", "/a b", "javascript:alert(1)", "/a/../../b"):
         body = json.dumps(load | {"cell": "c", "console": console}).encode()
         head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
-        async with answering(lambda _head, text=head + body: text) as (address, _heads):
+
+        def told(_head: bytes, text: bytes = head + body) -> bytes:
+            return text
+
+        async with answering(told) as (address, _heads):
             add_to_map(asked.two, c=address)
             give_keys(asked.two.a.running, asked.keys_file, **asked.keys, c=asked.keys["a"])
             row = (await asked.cells())["c"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, ConsoleMessage, Page, expect
 
 from leasehold.api.console import tickets
 from leasehold.security.credentials import parse_key
@@ -35,7 +35,12 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
     context.set_default_timeout(_PATIENCE)
     wrong: list[str] = []
     page = await context.new_page()
-    page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            wrong.append(message.text)
+
+    page.on("console", hear)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
     await context.close()

@@ -135,7 +135,7 @@ def sound() -> History:
         rested=True,
     )  # fmt: skip
     for name, pipeline in (("waited", "long"), ("ran", "long"), ("undone", UNDOING_WORKFLOW)):
-        own = {"id": name, "pipeline": pipeline, "output_prefix": f"jobs/{name}/output"}
+        own: dict[str, Any] = {"id": name, "pipeline": pipeline, "output_prefix": f"jobs/{name}/output"}
         events = sum(event["job_id"] == name for event in history.events)
         history.jobs.append(history.jobs[0] | {"status": "cancelled", "event_seq": events} | own)
         history.tasks.append(story.rows[f"task-{name}"])

@@ -179,7 +179,7 @@ async def test_the_databases_clock_jumps_there_and_back_and_the_triggers_keep_th
         async def is_wrong_by(seconds: float) -> bool:
             """However long the answer takes."""
             before = time.time()
-            told = (await connection.fetchval("SELECT clock_timestamp()")).timestamp()
+            told: float = (await connection.fetchval("SELECT clock_timestamp()")).timestamp()
             return before - 1 < told - seconds < time.time() + 1
 
         sign = 1 if way == "ahead" else -1

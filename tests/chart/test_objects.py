@@ -298,7 +298,7 @@ def test_a_number_is_written_as_it_is_meant_and_a_mapping_as_json() -> None:
     assert json.loads(api["LEASEHOLD_CONSOLE_OIDC_ROLES"])["sre"]["role"] == "admin"
     fraction = environment(pods("least", "settings.poll_seconds=0.5")["jobs-leasehold-api"])
     assert fraction["LEASEHOLD_POLL_SECONDS"] == "0.5"
-    chosen = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in api.items()
+    chosen: dict[str, Any] = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in api.items()
               if name.startswith("LEASEHOLD_") and not name.endswith("_FILE")}  # fmt: skip
     for name in ("console_oidc_roles", "pools"):
         chosen[name] = json.loads(chosen[name])

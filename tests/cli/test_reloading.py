@@ -40,7 +40,13 @@ async def test_code_that_does_not_start_is_reported_and_the_next_change_is_loade
     monkeypatch.setattr(reloading, "_problem", loads)
     looks: list[Path] = []
     times_of = reloading.times_of
-    monkeypatch.setattr(reloading, "times_of", lambda folder: (times_of(folder), looks.append(folder))[0])
+
+    def look(folder: Path) -> Any:
+        times = times_of(folder)
+        looks.append(folder)
+        return times
+
+    monkeypatch.setattr(reloading, "times_of", look)
     out = io.StringIO()
     installation: Any = Installation()
     (tmp_path / "shop.py").write_text("")

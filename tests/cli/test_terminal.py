@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -43,8 +45,14 @@ class Answering(BaseHTTPRequestHandler):
             "outputs": [],
             "error": {"code": HOSTILE, "message": ""},
         }
-        body = {"jobs": [job], "next_cursor": None, "steps": [], "outputs": [], "parameters": HOSTILE}
-        line = {"at": "2026-11-23T00:00:00.000Z", "step": "a", "attempt": 1, "level": "info", "logger": "x"}
+        body: dict[str, Any] = {"jobs": [job], "next_cursor": None, "steps": [], "outputs": [], "parameters": HOSTILE}
+        line: dict[str, Any] = {
+            "at": "2026-11-23T00:00:00.000Z",
+            "step": "a",
+            "attempt": 1,
+            "level": "info",
+            "logger": "x",
+        }
         body |= {"lines": [line | {"n": 1, "message": HOSTILE, "traceback": HOSTILE}], "next_after": None}
         content = json.dumps(body).encode()
         self.send_response(200)
@@ -200,7 +208,7 @@ def test_an_app_may_be_named_by_its_file(source: str, tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("LEASEHOLD_PIPELINES", "")
     running.use_source(source)
-    assert running.os.environ["LEASEHOLD_PIPELINES"] == "cli_shop:app"
+    assert os.environ["LEASEHOLD_PIPELINES"] == "cli_shop:app"
 
 
 def test_an_error_in_a_group_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +217,6 @@ def test_an_error_in_a_group_is_named(capsys: pytest.CaptureFixture[str]) -> Non
             group.create_task(asyncio.sleep(0))
             raise OSError("the disk is full")
 
-    with pytest.raises(running.typer.Exit):
+    with pytest.raises(typer.Exit):
         run_or_exit(fail())
     assert "the disk is full" in capsys.readouterr().err

@@ -57,6 +57,7 @@ async def test_its_tools_read_and_none_of_them_writes(maker: Maker, running: Run
     async with asyncio.timeout(60), McpClient(process) as mcp:
         tools = (await mcp.list_tools()).tools
         assert {tool.name for tool in tools} == READS
+        assert mcp.server_info is not None
         assert mcp.server_info.version == version("leasehold")
         assert {tool.annotations.read_only_hint for tool in tools if tool.annotations is not None} == {True}
         assert all("Needs the scope" in (tool.description or "") for tool in tools)

@@ -97,7 +97,7 @@ async def test_node_submits_follows_and_reads_whatever_the_network_does(
     failed = await maker.make("run")
     await maker.fail(failed)
     before = await rows.fetchval("SELECT count(*) FROM run")
-    key = await create_key(rows, tenant_id="acme", client_id="node", scopes=TENANT_SCOPES)
+    key = await create_key(rows, tenant_id="acme", client_id="node", scopes=sorted(TENANT_SCOPES))
     async with fronting(running.url) as front, asyncio.timeout(120):
         front.failures = ["lose", "503", "429", "pass", "lose"]  # of the submission; then of the batch
         environment = dict(os.environ) | {"LEASEHOLD_URL": front.url, "LEASEHOLD_API_KEY": key.text}

@@ -40,7 +40,7 @@ def flash_of(page: str) -> tuple[str, str]:
 
 
 def seen_in(page: str) -> str:
-    return _SEEN.findall(page)[0]
+    return str(_SEEN.findall(page)[0])
 
 
 async def test_two_people_who_act_on_the_same_job_both_see_what_happened(

@@ -126,7 +126,7 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
 ) -> None:
     for _ in range(3):
         await maker.fail(await maker.make("generation"), "submit_outcome_unknown")
-    (pipeline, step) = await rows.fetchrow(
+    ((pipeline, step),) = await rows.fetch(
         "SELECT j.pipeline, t.step FROM job j JOIN task t ON t.job_id = j.id AND t.status = 'failed' LIMIT 1"
     )
     by_people = [(pipeline, step, "submit_outcome_unknown"), (pipeline, step, "another_code")]
@@ -154,7 +154,7 @@ async def test_the_pages_of_orders_find_each_one_however_few_jobs_a_page_searche
     for code in ("first_code", "second_code", "first_code"):
         jobs.append(await maker.make("generation"))
         await maker.fail(jobs[-1], code)
-    (pipeline, step) = await rows.fetchrow(
+    ((pipeline, step),) = await rows.fetch(
         "SELECT j.pipeline, t.step FROM job j JOIN task t ON t.job_id = j.id AND t.status = 'failed' LIMIT 1"
     )
     await rows.execute(

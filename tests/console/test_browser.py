@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
 from leasehold.api.console import tickets
 from leasehold.db.database import Connection
@@ -62,12 +62,20 @@ class Visit:
         self.contexts.append(context)
         context.set_default_timeout(_PATIENCE)
         page = await context.new_page()
-        page.on("console", lambda message: message.type == "error" and self.wrong.append(message.text))
+        page.on("console", self._hear)
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(self.running.url) or self.wrong.append(request.url))
+        page.on("request", self._see)
         ticket = tickets.ticket(self.running.services.settings, self.key.prefix, 600)
         await page.goto(f"{self.running.url}/console/enter?ticket={ticket}&following={path}")
         return page
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.wrong.append(message.text)
+
+    def _see(self, request: Request) -> None:
+        if not request.url.startswith(self.running.url):
+            self.wrong.append(request.url)
 
     def forgive(self, *parts: str) -> None:
         """The test itself caused errors with these texts: at least one with the first, and all are gone then."""

@@ -29,7 +29,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
 @pytest.fixture
 async def client(settings: Settings, rows: Connection) -> AsyncIterator[httpx2.AsyncClient]:
     """Of an API that serves clients."""
-    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=TENANT_SCOPES)
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=sorted(TENANT_SCOPES))
     async with serving(settings) as api, client_of(api.url, key.text) as client:
         yield client
 

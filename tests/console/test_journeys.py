@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from cryptography.fernet import Fernet
-from playwright.async_api import Browser, ConsoleMessage, expect
+from playwright.async_api import Browser, ConsoleMessage, Request, expect
 from pydantic import SecretStr
 
 from leasehold.db.database import Connection
@@ -50,8 +50,12 @@ async def test_somebody_signs_in_at_the_provider_sees_who_they_are_and_signs_out
             if message.type == "error" and not message.location["url"].startswith(provider.issuer):
                 wrong.append(f"{message.text} {message.location['url']}")
 
+        def see(request: Request) -> None:
+            if not request.url.startswith((running.url, provider.issuer)):
+                wrong.append("x")
+
         page.on("console", hear)
-        page.on("request", lambda request: request.url.startswith((running.url, provider.issuer)) or wrong.append("x"))
+        page.on("request", see)
         await page.goto(f"{running.url}/console/people")
         await page.get_by_role("link", name="Sign in with Canaille").click()
         await page.locator("#login").fill("anna")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 
@@ -130,7 +131,7 @@ async def test_a_list_of_keys_continues_until_every_key_was_listed_once(maker: M
     assert len(expected) == 8
     for limit in (1, 3, 8):
         listed: list[str] = []
-        query: dict[str, object] = {"limit": limit}
+        query: dict[str, Any] = {"limit": limit}
         while True:
             page = (await maker.client.get("/v1/keys", params=query)).json()
             assert 0 < len(page["keys"]) <= limit

@@ -495,7 +495,7 @@ async def test_groups_of_somebody_elses_userinfo_are_refused(settings: Settings)
 
 @pytest.mark.usefixtures("clock")
 async def test_an_address_that_is_not_verified_names_nobody(settings: Settings) -> None:
-    claims = {"email": "boss@example.org", "preferred_username": "vera\u202e\n"}
+    claims: dict[str, Any] = {"email": "boss@example.org", "preferred_username": "vera\u202e\n"}
     assert (await identified(settings, token(**claims))).login == "boss@example.org"
     assert (await identified(settings, token(**claims, email_verified=False))).login == "vera"
 

@@ -25,7 +25,7 @@ _KEY = re.compile(r"lh_[a-z0-9]{12}_[A-Za-z0-9_-]{43}")
 
 async def form_on(somebody: Person, path: str) -> str:
     """The one-time token of the form on this page."""
-    return _ONCE.findall(await somebody.see(path))[0]
+    return str(_ONCE.findall(await somebody.see(path))[0])
 
 
 async def press(somebody: Person, path: str, **fields: Any) -> tuple[str, tuple[str, str]]:

@@ -20,6 +20,7 @@ from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
 from tests.jobs.test_job_logs import emit
 from tests.security.test_public_endpoints import flat
+from tests.support.routes import methods_of
 
 #: By path: the scopes any one of which allows the act. Written by hand, and compared with what the routes declare.
 ACTS: dict[str, set[str]] = {
@@ -68,7 +69,7 @@ ROUTES = [
 
 
 def paths(method: str) -> set[str]:
-    return {route.path.removeprefix("/console") for route in ROUTES if method in route.methods}
+    return {route.path.removeprefix("/console") for route in ROUTES if method in methods_of(route)}
 
 
 def filled(path: str) -> str:
@@ -77,7 +78,7 @@ def filled(path: str) -> str:
 
 def test_every_act_stands_in_the_table() -> None:
     assert paths("POST") == ACTS.keys() | {"/sign-in"}
-    assert {method for route in ROUTES for method in route.methods} == {"GET", "POST"}
+    assert {method for route in ROUTES for method in methods_of(route)} == {"GET", "POST"}
 
 
 @pytest.mark.parametrize("role", [*ROLES, "nobody"])

@@ -210,6 +210,7 @@ async def test_a_schedule_is_changed_in_all_that_decides_about_its_runs(
     page = await operator.do(f"{at}/change", cron="0 8 * * *", overlap="cancel_other", catch_up="one")
     assert "The schedule is changed." in page
     row = await rows.fetchrow("SELECT cron, overlap, catch_up, payload_template FROM schedule")
+    assert row is not None
     assert tuple(row) == ("0 8 * * *", "cancel_other", "one", {"n": 1})
     await operator.do(f"{at}/change", payload_template='{"n": 2}')
     assert await rows.fetchval("SELECT payload_template FROM schedule") == {"n": 2}

@@ -15,6 +15,7 @@ from leasehold.cli import dev
 from leasehold.cli.installation import Installation
 from leasehold.db.database import Connection
 from leasehold.security.credentials import expire_key, revoke_key
+from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 from tests.api.conftest import Running, serving
 from tests.api.media_api import problem
@@ -88,7 +89,7 @@ async def test_a_cookie_that_was_changed_is_no_session(running: Running, person:
 def made(settings: Settings, key_prefix: str, began: float, seen: float) -> str:
     """A cookie as the API itself signs it."""
     one = session.Session(key_prefix, int(began), int(seen), "n" * 22)
-    return f"{one.text}.{session.Sealing(settings).sign('console session', one.text.encode())}"
+    return f"{one.text}.{Sealing(settings).sign('console session', one.text.encode())}"
 
 
 async def test_a_session_ends_when_nobody_looks_and_after_its_longest_time(

@@ -18,7 +18,7 @@ from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import steps
 from leasehold.pipelines.conversion.pipeline import ConversionParams
-from leasehold.pipelines.conversion.toolchain import optimise
+from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise
 from tests.conversion.conftest import PARAMS, Bench
 from tests.conversion.models import model_of, saved
 
@@ -74,7 +74,7 @@ def _too_large_to_write(_work: Work) -> Done:
 
 
 def test_a_model_that_cannot_be_written_has_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(steps.open_toolchain, "optimise", _too_large_to_write)
+    monkeypatch.setattr(open_toolchain, "optimise", _too_large_to_write)
     with pytest.raises(Permanent) as refused:
         steps.optimise_model(Work("conversion", "onnx", ConversionParams.model_validate(PARAMS), {}, tmp_path))
     assert refused.value.code == "not_serialisable"

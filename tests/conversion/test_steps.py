@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import orjson
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, version_converter
 
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.pipeline import ConversionParams
-from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise, refusals, tflite
+from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise, refusals, running, tflite
 from leasehold.pipelines.conversion.toolchain.comparison import LARGEST_FLOAT, compare, describe
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import _noise
 from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
@@ -291,7 +291,7 @@ def test_a_lack_of_memory_is_not_called_a_fault_of_the_model(
         raise MemoryError
 
     monkeypatch.setattr(tflite, "convert", without_memory)
-    monkeypatch.setattr(optimise.version_converter, "convert_version", without_memory)
+    monkeypatch.setattr(version_converter, "convert_version", without_memory)
     file = tmp_path / "model"
     file.touch()
     with pytest.raises(MemoryError):
@@ -321,7 +321,7 @@ async def test_packaging_holds_one_model_at_a_time_and_reads_it_from_its_file(
     made = await bench.convert(saved(network(opset=17), directory / "model"), pictures(directory / "references", 2))
     parsed: list[weakref.ref[Any]] = []
     ran: list[bytes | Path] = []
-    load, compile_graph = onnx.load_model, open_toolchain.compile_graph
+    load, compile_graph = onnx.load_model, running.compile_graph
 
     class Parsed:
         """A ModelProto, which has no weak references."""
@@ -344,7 +344,7 @@ async def test_packaging_holds_one_model_at_a_time_and_reads_it_from_its_file(
             ran.append(model)
             super().__init__(model)
 
-    monkeypatch.setattr(open_toolchain.onnx, "load_model", note_load)
+    monkeypatch.setattr(onnx, "load_model", note_load)
     monkeypatch.setattr(open_toolchain, "compile_graph", check_none_is_open)
     monkeypatch.setattr(open_toolchain, "Runnable", Noting)
     (out := directory / "packed").mkdir()

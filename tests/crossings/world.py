@@ -59,7 +59,8 @@ class Case:
     lease: Lease | None = None
 
     def new(self, **more: Any) -> NewRun:
-        return NewRun(self.template, self.tenant, {}, **({"id": self.run, "keep_seconds": 3600} | more))
+        terms: dict[str, Any] = {"id": self.run, "keep_seconds": 3600}
+        return NewRun(self.template, self.tenant, {}, **(terms | more))
 
     @property
     def limit(self) -> ConcurrencyLimit:
@@ -80,7 +81,7 @@ class Case:
         if row["held"] and row["status"] == "pending":
             assert (row["status"], row["step"]) == ("pending", "blocked")
             return "held"
-        name = _STATES.get((row["status"], row["step"]), row["status"])
+        name: str = _STATES.get((row["status"], row["step"]), row["status"])
         if name == "waiting" and row["due"]:
             return "due"
         if row["lease_owner"] == self.theirs.owner:

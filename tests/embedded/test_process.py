@@ -95,9 +95,9 @@ def test_the_guard_kills_all_others_if_it_may_not_kill_one(monkeypatch: pytest.M
     def nobody_left(_pid: int, _options: int) -> None:
         raise ChildProcessError
 
-    monkeypatch.setattr(guard.os, "kill", kill)
-    monkeypatch.setattr(guard.os, "killpg", lambda _group, _signal: kill(1, 9))
-    monkeypatch.setattr(guard.os, "waitpid", nobody_left)
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(os, "killpg", lambda _group, _signal: kill(1, 9))
+    monkeypatch.setattr(os, "waitpid", nobody_left)
     monkeypatch.setattr(guard, "descendants", lambda _root: [1, 2, 3])
     guard.kill_everything(7)
     assert killed == [2, 3]

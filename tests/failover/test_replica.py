@@ -64,7 +64,7 @@ async def rows(cluster: Cluster) -> AsyncIterator[Connection]:
 
 
 def settings_of(cluster: Cluster, **more: Any) -> Settings:
-    given = {
+    given: dict[str, Any] = {
         "database_url": SecretStr(cluster.primary.url),
         "database_replica_url": SecretStr(cluster.standby.url),
         "database_replica_max_lag": MAX_LAG,

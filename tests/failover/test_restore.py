@@ -20,7 +20,8 @@ from leasehold.cli import reconcile as reconciling
 from leasehold.db import database
 from leasehold.db.database import Connection, migrate
 from leasehold.domain.ids import id_at, new_id
-from leasehold.embedded.postgres import USER, Postgres, find_postgres
+from leasehold.embedded.postgres import USER, Postgres
+from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import run, unprivileged
 from leasehold.pipelines.generation import rows as generations
 from leasehold.settings import Settings
@@ -68,7 +69,7 @@ async def copied(server: Postgres, directory: Path) -> Postgres:
     run_as.write_file(directory / "password", password)
     source = f"postgresql://{USER}:{password}@127.0.0.1:{server.port}"
     program = (await find_postgres(run_as)) / "pg_basebackup"
-    arguments = ["-D", directory / "data", "-d", source, "--checkpoint=fast", "--no-sync"]
+    arguments: list[str | Path] = ["-D", directory / "data", "-d", source, "--checkpoint=fast", "--no-sync"]
     await run("pg_basebackup", [program, *arguments], log=directory / "copy.log", env={}, cwd=directory, run_as=run_as)
     return Postgres(directory, durable=True)
 

@@ -46,7 +46,7 @@ async def test_every_form_of_several_hosts_leads_everything_to_the_primary(pair:
     ports = pair.standby.port, pair.primary.port
     where = form.format(*(f"127.0.0.1:{port}" for port in ports), DATABASE, *ports)
     login = pair.settings(0).database_url.get_secret_value().partition("@")[0]
-    room = {"database_timeout": 60.0, "database_host_timeout": 30.0}  # both hosts live
+    room: dict[str, Any] = {"database_timeout": 60.0, "database_host_timeout": 30.0}  # both hosts live
     settings = Settings(_env_file=None, broker="postgres", database_url=SecretStr(login + where), **room)
     await migrate(settings.database_url.get_secret_value(), "0001")
     connection = await connect(settings, "tests")
@@ -216,7 +216,7 @@ async def test_a_connection_that_is_terminated_inside_the_driver_is_a_lost_conne
 ) -> None:
     """asyncpg prepares a statement, and then binds it. Without its protocol a connection raises AttributeError."""
     connection = await connect(pair.settings(pair.primary.port), "tests")
-    prepare = asyncpg.Connection._get_statement
+    prepare = vars(asyncpg.Connection)["_get_statement"]
 
     async def has_a_bug(self: Any, *args: Any, **options: Any) -> Any:
         return self.no_such_method()

@@ -34,7 +34,7 @@ PLAIN, TOKEN = "jimeng", "gateway"
 CREDENTIALS = {"jimeng": VOLCENGINE, "ark": BEARER, "replicate": BEARER, "fal": BEARER, "gateway": BEARER}
 
 
-def buying(simulator: Simulator) -> dict[str, object]:
+def buying(simulator: Simulator) -> dict[str, Any]:
     return {
         **simulator.settings(),
         "generation_credentials": orjson.dumps(CREDENTIALS).decode(),

@@ -12,8 +12,7 @@ from uuid import UUID, uuid4
 
 import httpx2
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from leasehold.cli.main import app
 from leasehold.db import audit
@@ -274,7 +273,7 @@ async def test_every_silent_step_is_on_some_page_once(
         connection, tenant_id="t", client_id="owner", scopes=("jobs:read", "runs:read", "runs:write", "templates:write")
     )
     async with client_of(str(people[0].base_url), key.text) as owner:
-        steps = [{"id": name, "queue": "q", "needs": []} for name in ("a", "b", "c")]
+        steps: list[dict[str, Any]] = [{"id": name, "queue": "q", "needs": []} for name in ("a", "b", "c")]
         await owner.post("/v1/templates", json={"type": "outside", "steps": steps})
         runs = [(await owner.post("/v1/runs", json={"template": "outside"})).json()["id"] for _ in range(2)]
         await connection.execute("UPDATE task SET available_at = available_at - interval '11 minutes'")

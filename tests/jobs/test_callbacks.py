@@ -142,7 +142,7 @@ async def submitted(client: httpx2.AsyncClient, kind: str, url: str) -> httpx2.R
         return await client.post("/api/v1/jobs", data=form, files={"model": ("m.onnx", b"x")})
     if kind == "generation":
         headers = {"X-Provider-Credential": "id:sesame"}
-        body = {"prompt": "x", "callback_url": url}
+        body: dict[str, Any] = {"prompt": "x", "callback_url": url}
         return await client.post("/v1/images/generations", json=body, headers=headers)
     if kind == "batch":
         body = {"template": "outside", "runs": [{}], "callback_url": url}

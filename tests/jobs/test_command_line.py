@@ -10,8 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from leasehold.cli.main import app
 from leasehold.cli.running import WRONG_USE
@@ -34,7 +33,7 @@ LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
 
 @pytest.fixture
 async def cli(running: Running, rows: Connection) -> Cli:
-    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=TENANT_SCOPES)
+    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=sorted(TENANT_SCOPES))
     environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "300"}
 
     async def call(*arguments: str) -> Result:
@@ -63,7 +62,7 @@ async def test_a_failed_picture_is_found_explained_and_retried(cli: Cli, maker: 
     assert "2 jobs match" in counted.stdout
     assert (await said(cli, "explain", job_id))["reasons"]
     assert (await said(cli, "events", job_id))["events"][0]["kind"] == "submitted"
-    claimed = await maker.claim((await maker.rows.fetchrow("SELECT id FROM job WHERE pipeline = 'media'"))["id"])
+    claimed = await maker.claim(await maker.rows.fetchval("SELECT id FROM job WHERE pipeline = 'media'"))
     assert (await said(cli, "get", job_id))["steps"][0]["worker"] == str(claimed.lease.owner)
 
 
@@ -88,7 +87,7 @@ async def test_a_wrong_filter_is_pointed_at_before_anybody_is_asked(cli: Cli) ->
 
 
 async def test_the_log_of_a_job_is_printed_and_followed(running: Running, maker: Maker, rows: Connection) -> None:
-    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=TENANT_SCOPES)
+    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=sorted(TENANT_SCOPES))
     environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "300"}
 
     async def logs(*arguments: str) -> Result:

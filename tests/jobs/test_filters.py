@@ -202,7 +202,8 @@ async def test_a_text_in_very_many_names_walks_over_all_jobs(
 
 async def search(client: httpx2.AsyncClient, q: str) -> tuple[list[str], int]:
     """What all pages found, and how many there were."""
-    found, cursor, pages = [], {}, 0
+    found, pages = [], 0
+    cursor: dict[str, str] = {}
     while True:
         body = (await client.get("/v1/jobs", params={"q": q} | cursor)).json()
         found += [job["id"] for job in body["jobs"]]

@@ -13,7 +13,6 @@ import pytest
 import time_machine
 
 from leasehold.api.auth import security
-from leasehold.api.jobs import ending
 from leasehold.api.jobs.schemas import EventPage, JobAnswer, JobList
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
@@ -74,7 +73,8 @@ async def test_a_job_has_one_shape(maker: Maker, client: httpx2.AsyncClient, kin
 async def test_the_list_has_all_kinds_newest_first_by_pages(maker: Maker, client: httpx2.AsyncClient) -> None:
     made = [str(await maker.make(kind)) for kind in (*KINDS, *KINDS)]
     assert await ids(client) == made[::-1]
-    pages, cursor = [], {}
+    pages = []
+    cursor: dict[str, Any] = {}
     while True:
         body = (await client.get("/v1/jobs", params={"limit": 3} | cursor)).json()
         pages.append([job["id"] for job in body["jobs"]])
@@ -98,7 +98,8 @@ async def test_events_come_by_pages_and_as_a_stream(maker: Maker, client: httpx2
     await maker.fail(job_id)
     whole = (await client.get(f"/v1/jobs/{job_id}/events")).json()
     EventPage.model_validate(whole)
-    paged, after = [], 0
+    paged: list[Any] = []
+    after: int | None = 0
     while after is not None:
         page = (await client.get(f"/v1/jobs/{job_id}/events", params={"after": after, "limit": 1})).json()
         paged += page["events"]
@@ -223,7 +224,7 @@ async def test_a_delete_is_done_although_the_database_goes_away_after_its_commit
     async def away(*_arguments: object) -> None:
         raise ConnectionResetError
 
-    monkeypatch.setattr(ending.sweeps, "forget_jobs", away)
+    monkeypatch.setattr(sweeps, "forget_jobs", away)
     assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
     problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_deleted")
 

@@ -133,6 +133,7 @@ async def test_a_task_that_no_worker_knows_is_put_off_for_longer_the_older_its_j
     async with working(settings, tmp_path, OLDER_SHOP):
         task = await put_off(rows, job)
     event = await rows.fetchrow("SELECT at FROM history WHERE job_id = $1 ORDER BY seq DESC LIMIT 1", job)
+    assert event is not None
     delay = (task["available_at"] - event["at"]).total_seconds()
     assert seconds - 1 <= delay <= seconds + 30.0
 

@@ -302,7 +302,7 @@ async def test_an_operation_is_aborted_and_paced(
         async with asyncio.timeout(SECONDS):
             while (await read(client, operation))["acted"] < 3:
                 await asyncio.sleep(0.05)
-        began, now = await rows.fetchrow(
+        ((began, now),) = await rows.fetch(
             "SELECT started_at, clock_timestamp() FROM task WHERE job_id = $1", UUID(operation)
         )
         assert (now - began).total_seconds() > 1.9

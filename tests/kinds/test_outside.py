@@ -9,10 +9,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx2
@@ -73,7 +74,7 @@ async def running(environment: dict[str, str], module: str, *arguments: str) -> 
     assert '"level":"error"' not in log.replace(" ", ""), log
 
 
-async def until(asked, said=bool):
+async def until(asked: Callable[[], Awaitable[Any]], said: Callable[[Any], bool] = bool) -> Any:
     """What `asked` answers, once `said` holds of it."""
     async with asyncio.timeout(WITHIN):
         while True:

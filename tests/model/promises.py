@@ -31,7 +31,8 @@ class Known:
 async def assert_promises(rows: Rows, known: Known, max_losses: int) -> None:
     await assert_history(rows, known.id)
     job = await rows.job(known.id)
-    tasks = await rows.connection.fetch("SELECT * FROM task WHERE job_id = $1", known.id)
+    stored = await rows.connection.fetch("SELECT * FROM task WHERE job_id = $1", known.id)
+    tasks = [dict(row) for row in stored]
     events = await rows.events(known.id)
     _the_job_agrees_with_its_tasks(job, tasks)
     _what_has_ended_stays_so(job, known)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GUARDS = ("epoch", "ack", "outbox", "create_only", "confirm", "flush", "whole_batch", "split")
 WORKERS = (0, 1)
@@ -109,7 +109,7 @@ class Protocol:
         yield "the relay publishes, confirmed", s._replace(outbox=s.outbox - 1, broker=s.broker + 1)
         if s.unheard < self.bounds.unheard:
             forgets = 1 if "confirm" in self.off else 0
-            more = {"outbox": s.outbox - forgets, "unheard": s.unheard + 1}
+            more: dict[str, Any] = {"outbox": s.outbox - forgets, "unheard": s.unheard + 1}
             yield "the relay publishes, the confirm is lost", s._replace(broker=s.broker + 1, **more)
             yield "the relay publishes, the broker does not take it", s._replace(**more)
 
@@ -118,7 +118,13 @@ class Protocol:
         if s.row == "running" and not s.lapsed and (abandoned or s.epoch < self.bounds.epochs):
             yield "the lease lapses", s._replace(lapsed=True)
         if s.row == "running" and s.lapsed:
-            more = {"row": "pending", "owner": None, "lapsed": False, "outbox": s.outbox + 1, "unflushed": False}
+            more: dict[str, Any] = {
+                "row": "pending",
+                "owner": None,
+                "lapsed": False,
+                "outbox": s.outbox + 1,
+                "unflushed": False,
+            }
             yield "the sweeper ends the lease", s._replace(**more)
         if s.broker and s.copies < self.bounds.copies:
             yield "the broker doubles a hint", s._replace(broker=s.broker + 1, copies=s.copies + 1)
@@ -127,7 +133,13 @@ class Protocol:
         if s.unflushed:
             yield "PostgreSQL writes the claim to the disk", s._replace(unflushed=False)
             if s.crashes < self.bounds.crashes:
-                before = {"row": "pending", "owner": None, "epoch": s.epoch - 1, "lapsed": False, "unflushed": False}
+                before: dict[str, Any] = {
+                    "row": "pending",
+                    "owner": None,
+                    "epoch": s.epoch - 1,
+                    "lapsed": False,
+                    "unflushed": False,
+                }
                 yield "PostgreSQL crashes, and forgets the claim", s._replace(crashes=s.crashes + 1, **before)
 
     def _worker(self, s: State, w: int) -> Iterator[tuple[str, State]]:

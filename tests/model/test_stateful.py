@@ -468,7 +468,7 @@ async def _carried(settle: Settle, connection: Connection, some: Sequence[Lease]
 def test_no_sequence_of_verbs_leaves_the_diagram_and_every_job_can_end(database_url: str) -> None:
     Verbs.url = database_url
     sys.stdout.write(f"LEASEHOLD_TEST_SEED={seed_of_this_commit()}\n")
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis leaves it without types
+    run_state_machine_as_test(
         seed(seed_of_this_commit())(Verbs),
         settings=settings(
             max_examples=EXAMPLES or 40,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mutants import literals, python, sql
-from mutants.mutant import Mutant, named
+from mutants.mutant import Change, Mutant, named
 from mutants.places import ROOT, mutants
 from mutants.source import Source
 
@@ -107,7 +107,7 @@ def test_each_decision_of_a_function_is_changed_once(tmp_path: Path) -> None:
     )
 
 
-def found(source: Source) -> list[tuple[str, python.Change]]:
+def found(source: Source) -> list[tuple[str, Change]]:
     return [("module", change) for change in python.changes(source)]
 
 

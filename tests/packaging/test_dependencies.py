@@ -67,12 +67,12 @@ def imported(path: Path) -> Iterator[str]:
     for node in [*tree.body]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             tree.body.remove(node)
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            names = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+    for part in ast.walk(tree):
+        names = [alias.name for alias in part.names] if isinstance(part, ast.Import) else []
+        if isinstance(part, ast.ImportFrom) and part.module and not part.level:
+            names = [part.module]
+        if isinstance(part, ast.Call) and ast.unparse(part.func).endswith("import_module"):
+            names = [word.value for word in part.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
         yield from (name for name in names if name.partition(".")[0] not in {*sys.stdlib_module_names, "leasehold"})
 
 

@@ -124,7 +124,7 @@ class Image:
 
     def variables(self, settings: dict[str, str]) -> dict[str, str]:
         """Those of the image, with the settings: nothing of this machine's."""
-        environment = {}
+        environment: dict[str, str] = {}
         for name, rest in instructions(self.stage):
             if name == "ENV":
                 environment |= dict(word.split("=", 1) for word in shlex.split(rest))

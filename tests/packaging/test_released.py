@@ -24,7 +24,7 @@ def test_every_release_of_the_changelog_is_kept_as_it_was_built() -> None:
     assert {path.name for path in WHEELS} == {f"leasehold-{version}-py3-none-any.whl" for version in RELEASED}
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in WHEELS}
     lines = (FIXTURES / "SHA256SUMS").read_text().splitlines()
-    assert dict(reversed(line.split("  ", 1)) for line in lines) == sums
+    assert {name: digest for digest, name in (line.split("  ", 1) for line in lines)} == sums
 
 
 @pytest.mark.parametrize("wheel", WHEELS, ids=lambda path: path.name)

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.db.database import Connection
+from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
@@ -60,7 +61,9 @@ async def test_a_step_without_checkpoints_is_stopped_after_the_grace(
     await assert_history(Rows(rows), UUID(run))
 
 
-async def test_a_cancel_whose_worker_is_lost_ends_all_the_same(client: Client, rows: Connection, runs_settings) -> None:
+async def test_a_cancel_whose_worker_is_lost_ends_all_the_same(
+    client: Client, rows: Connection, runs_settings: Settings
+) -> None:
     async with Worker(runs_settings):
         run = await client.start(payload={"do": "hang"})
         await client.until(run, "running")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from prometheus_client import REGISTRY
 
 from tests.runs.conftest import Client
 from tests.telemetry.page import Page
+
+Declare = Callable[..., Awaitable[str]]
 
 
 def ended(template: str) -> dict[str, float]:
@@ -21,7 +23,7 @@ def ended(template: str) -> dict[str, float]:
 
 
 @pytest.fixture
-def outside(client: Client) -> Callable[..., object]:
+def outside(client: Client) -> Declare:
     async def declare(template: str, **terms: object) -> str:
         steps = [{"id": "only", "queue": template}]
         answer = await client.post("/v1/templates", type=template, steps=steps, **terms)
@@ -36,14 +38,14 @@ async def _take(client: Client, template: str) -> tuple[str, dict[str, object]]:
     return f"/v1/external/tasks/{task['task_id']}", {"worker_id": "w", "epoch": task["epoch"]}
 
 
-async def test_a_run_that_is_cancelled_before_it_starts(client: Client, outside) -> None:
+async def test_a_run_that_is_cancelled_before_it_starts(client: Client, outside: Declare) -> None:
     run = await client.start(await outside("counted-cancel"))
     for _ in range(2):  # the second changes nothing
         await client.post(f"/v1/runs/{run}/cancel")
     assert ended("counted-cancel") == {"cancelled": 1}
 
 
-async def test_runs_that_an_external_worker_ends(client: Client, outside) -> None:
+async def test_runs_that_an_external_worker_ends(client: Client, outside: Declare) -> None:
     template = await outside("counted-outside")
     for verb, body in (
         ("complete", {}),
@@ -59,7 +61,7 @@ async def test_runs_that_an_external_worker_ends(client: Client, outside) -> Non
     assert ended(template) == {"succeeded": 1, "rejected": 1, "cancelled": 1}
 
 
-async def test_a_run_that_another_replaces(client: Client, outside) -> None:
+async def test_a_run_that_another_replaces(client: Client, outside: Declare) -> None:
     template = await outside("counted-replaced", concurrency_policy="replace_same_scope")
     for _ in range(2):
         await client.start(template)

@@ -481,7 +481,7 @@ async def test_whatever_a_handler_gives_its_worker_settles_the_task_and_works_on
     run = await client.start(template)
     async with ExternalWorker(running.url, key.text, queues=["reports"], lease_seconds=5.0) as outside:
         assert await outside.work_once(handle, wait=5)
-    kind, stored = await rows.fetchrow(
+    ((kind, stored),) = await rows.fetch(
         "SELECT kind, data->>'code' FROM history WHERE job_id = $1 AND step = 'outside' ORDER BY seq DESC LIMIT 1",
         UUID(run),
     )

@@ -143,7 +143,7 @@ async def test_an_explanation_counts_few_jobs_of_a_limit_that_has_admitted_many(
     assert (counted["inside"], counted["lately"], counted["ahead"], counted["cut"]) == (5, 5, 3, False)
     (few,) = await job_reads.why_held(rows, "t", last, max_ahead=2, most_admitted=4)
     assert (few["inside"], few["lately"], few["ahead"], few["cut"]) == (4, 4, 2, True)
-    held = {"id": last, "status": "pending", "held": True, "error": None}
+    held: Any = {"id": last, "status": "pending", "held": True, "error": None}
     assert explanation(held, [], [few], [])["reasons"][0]["message"] == (
         "The job waits at the limit template:one, which has admitted at least 10,000 jobs."
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -63,7 +65,7 @@ async def test_another_worker_takes_over_without_waiting_for_the_lease(fleet: Fl
 
 
 async def test_without_presence_the_lease_decides(fleet: Fleet) -> None:
-    terms = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
+    terms: dict[str, Any] = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
     await fleet.api_here()
     victim = await fleet.worker(failpoints="mid_process:kill", **terms)
     accepted = await fleet.send(PICTURE)
@@ -76,7 +78,7 @@ async def test_without_presence_the_lease_decides(fleet: Fleet) -> None:
 async def test_a_zombie_that_wakes_after_its_task_was_finished_elsewhere_changes_nothing(
     fleet: Fleet, s3: Bucket
 ) -> None:
-    terms = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
+    terms: dict[str, Any] = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
     await fleet.api_here()
     zombie = await fleet.worker(failpoints="after_upload:stop", **terms)
     accepted = await fleet.send(PICTURE)
@@ -125,6 +127,7 @@ async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Flee
         assert row is not None
         if row["status"] != "succeeded":
             break
+    assert row is not None
     assert tuple(row) == ("pending", 0)  # and the attempt does not count
     await fleet.worker()
     await fleet.finished(accepted["media_id"])
@@ -134,7 +137,12 @@ async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Flee
 async def test_workers_that_come_and_go_under_load_cost_no_task_an_attempt(fleet: Fleet) -> None:
     """What an autoscaler and every upgrade do: some of the work ends in time, and the rest is given back."""
     chance = random.Random(5)
-    few = {"worker_concurrency": 6, "worker_reserve": 0, "drain_seconds": 0.4, "worker_queues": "default"}
+    few: dict[str, Any] = {
+        "worker_concurrency": 6,
+        "worker_reserve": 0,
+        "drain_seconds": 0.4,
+        "worker_queues": "default",
+    }
     rows = fleet.rows.connection
 
     async def load() -> None:
@@ -195,7 +203,7 @@ async def test_an_api_that_dies_after_it_committed_loses_no_job(fleet: Fleet) ->
 
 
 async def test_work_is_accepted_and_done_while_the_broker_is_down_and_fast_again_when_it_is_back(
-    rabbitmq_node: BrokerNode, database_url: str, s3: Bucket, tmp_path
+    rabbitmq_node: BrokerNode, database_url: str, s3: Bucket, tmp_path: Path
 ) -> None:
     settings = Settings(
         database_url=database_url, amqp_url=rabbitmq_node.url, s3_endpoint=s3.endpoint, s3_bucket=s3.bucket,

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,7 +18,7 @@ from tests.failover.work import napping
 from tests.scenarios.fleet import Fleet, Process
 
 LEASE, SWEEP, NAP = 3.0, 0.5, 2.0
-TERMS = {
+TERMS: dict[str, Any] = {
     "pipelines": "tests.failover.work:pipelines",
     "lease_seconds": LEASE,
     "renew_seconds": 1,

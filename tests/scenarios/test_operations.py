@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,7 +22,7 @@ from tests.scenarios.fleet import Fleet, Process
 
 JOBS = 30
 #: The first poll claims the operation. Later polls would add commits, more of them the slower the machine is.
-TERMS = {"worker_queues": "operations", "poll_seconds": 30.0}
+TERMS: dict[str, Any] = {"worker_queues": "operations", "poll_seconds": 30.0}
 #: A worker with this failpoint stands still in its third batch.
 HELD = "mid_batch:stop:3"
 #: The kind of event that each action writes for a job.

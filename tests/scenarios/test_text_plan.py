@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import aio_pika
@@ -33,7 +34,7 @@ from tests.support.broker_room import BROKER_ROOM
 
 #: Workers that practically never poll: so a lost hint is not replaced by a poll. A worker that left a busy RabbitMQ
 #: would poll when it is back, and a hint without a confirm would be sent again.
-HINTS_ONLY = {"poll_seconds": 3600, **BROKER_ROOM}
+HINTS_ONLY: dict[str, Any] = {"poll_seconds": 3600, **BROKER_ROOM}
 #: Seconds between two checks of RabbitMQ for deliveries older than the consumer timeout. Its default is a minute.
 CHECK_SECONDS = 1
 CONSUMER_TIMEOUT = 10

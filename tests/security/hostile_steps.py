@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,8 @@ def shared(work: Work) -> dict[str, str]:
     """Where processes of one machine meet."""
     names = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/", str(Path.home()))  # noqa: S108 - they are attacked
     places = [Path(name) for name in names]
-    writing = {f"write {place}": (place / "left-behind").touch for place in places}
-    listing = {f"list {place}": (lambda place=place: _listed(place)) for place in places[:3]}
+    writing: dict[str, Callable[[], object]] = {f"write {place}": (place / "left-behind").touch for place in places}
+    listing = {f"list {place}": partial(_listed, place) for place in places[:3]}
     return _tried(writing | listing)
 
 
@@ -207,7 +208,7 @@ def find(work: Work) -> dict[str, Any]:
 
 def calls(work: Work, numbers: list[int]) -> dict[str, str]:
     """System calls by number, with nothing sensible to do."""
-    return _tried({str(number): (lambda number=number: _call(number, -1, 0, 0, 0, 0, 0)) for number in numbers})
+    return _tried({str(number): partial(_call, number, -1, 0, 0, 0, 0, 0) for number in numbers})
 
 
 def copies(work: Work) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import asyncpg
 import httpx2
@@ -38,7 +39,7 @@ PATIENCE = 60.0
 FLOOD = 12
 
 
-Ask = Callable[[], Awaitable[httpx2.Response]]
+Ask = Callable[[], Coroutine[Any, Any, httpx2.Response]]
 
 
 async def batch(acme: World) -> Ask:
@@ -310,7 +311,7 @@ def test_a_hint_finds_a_place_however_many_of_a_flood_wait(floods: int) -> None:
 
 async def test_a_poll_finds_a_newcomer_s_task_whose_hint_stands_behind_a_flood_s(rows: Connection) -> None:
     """While it leaves the flood's tasks to their hints."""
-    made = Rows(rows)  # type: ignore[arg-type]  # a connection is one
+    made = Rows(rows)
     await made.submit(tenant="flood", count=20)
     await made.submit(tenant="newcomer", count=1)
     shares = {"flood": (5, None)}

@@ -84,7 +84,7 @@ async def worker(quick: Settings) -> AsyncIterator[Worker]:
 
 async def schedule(rows: Connection, **columns: Any) -> UUID:
     """A schedule that is due, as no door would write it. No further tick of its comes due while a test runs."""
-    row = {
+    row: dict[str, Any] = {
         "id": new_id(), "tenant_id": "acme", "template": "scripted", "cron": SELDOM, "timezone": "UTC",
         "payload_template": {}, "scope": "tenant", "scope_id": "", "priority": 1, "overlap": "allow_all",
         "catch_up": "one", "catch_up_seconds": 3600, "next_run_at": datetime.now(UTC) - timedelta(seconds=1),
@@ -350,7 +350,10 @@ async def test_a_run_that_webhooks_cannot_be_told_of_keeps_back_no_other(verbs: 
         uuid4(),
         ["run.cancelled"],
     )
-    ids = [(await schedules.fire_due(rows, TEMPLATES, KEEP))[0].id for _ in range(2) if await schedule(rows)]
+    ids = []
+    for _ in range(2):
+        await schedule(rows)
+        ids.append((await schedules.fire_due(rows, TEMPLATES, KEEP))[0].id)
     await jobs.request_cancel(rows, ids, "acme", reason="", by="test")
     assert await rows.fetchval("SELECT count(*) FROM job WHERE notify") == 2
     await poison(rows, "job", f"{{row}}.id = '{ids[0]}'")

@@ -87,7 +87,8 @@ def test_whatever_this_python_calls_private_is_not_public() -> None:
     """Its tables are another reading of the registries: what either refuses is refused."""
     first = [ipaddress.IPv4Address(number << 16) for number in range(1 << 16)]
     second = [ipaddress.IPv6Address(number << 112) for number in range(1 << 16)]
-    wrong = [one for one in (*first, *second) if is_public(one) and not one.is_global]
+    every: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = [*first, *second]
+    wrong = [one for one in every if is_public(one) and not one.is_global]
     assert [str(one) for one in wrong] == []
 
 

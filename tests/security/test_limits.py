@@ -33,6 +33,7 @@ from tests.api.conftest import Running, client_of, serving
 from tests.api.driver import TERMS
 from tests.api.media_api import JPEG, MediaApi, Ticket, problem
 from tests.factories import SELDOM
+from tests.support.routes import methods_of
 
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and isinstance(value, str))
 TENANT = "acme"
@@ -411,7 +412,7 @@ def changing(settings: Settings) -> set[str]:
     """All operations of the API that are not only read. The console's acts are these, behind forms."""
     routes = [route for router in _routers(settings, SHIPPED) for route in router.routes if isinstance(route, APIRoute)]
     of_api = [route for route in routes if not route.path.startswith(f"{settings.console_path}/")]
-    return {str(route.operation_id) for route in of_api if route.methods - {"GET", "HEAD"}}
+    return {str(route.operation_id) for route in of_api if methods_of(route) - {"GET", "HEAD"}}
 
 
 def test_of_every_operation_it_is_known_whether_it_submits(settings: Settings) -> None:

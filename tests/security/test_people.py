@@ -213,7 +213,7 @@ async def test_people_are_listed_in_pages(api: Running, admin: Any, rows: Connec
         found: list[str] = []
         cursor = None
         while True:
-            params = {"limit": 2, "text": "some"} | ({} if cursor is None else {"cursor": cursor})
+            params: dict[str, Any] = {"limit": 2, "text": "some"} | ({} if cursor is None else {"cursor": cursor})
             page = (await http.get("/v1/people", params=params)).json()
             found += [one["login"] for one in page["people"]]
             if (cursor := page["next_cursor"]) is None:

@@ -309,7 +309,11 @@ async def test_undoing_is_bounded_so_that_nobody_else_begins_meanwhile(
             async with stage.tenant("acme") as acme:
                 path = await acme.convert(b"new")
                 await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
-                service.on_delete = lambda _path: go_on.wait(120) and None
+
+                def wait(_path: str) -> None:
+                    go_on.wait(120)
+
+                service.on_delete = wait
                 if by == "worker":
                     pool = running.services.pool
                     undone = undo_dead(stage.settings, pool.acquire, running.services.store)
@@ -388,7 +392,11 @@ async def test_what_a_stranger_laid_during_the_call_stays_though_postgresql_fail
             async with stage.tenant("acme") as acme:
                 path = await acme.convert(b"new")
                 monkeypatch.setattr(ownership, "record_undone", fails_at_first)
-                service.on_put = lambda path: service.files.setdefault(path, b"a stranger's") and None
+
+                def be_first(path: str) -> None:
+                    service.files.setdefault(path, b"a stranger's")
+
+                service.on_put = be_first
                 assert code(await acme.promote(path, ONE)) == (409, "target_exists")
                 await rows.execute("UPDATE promoted_object SET until = clock_timestamp() - interval '1 s'")
                 services = running.services

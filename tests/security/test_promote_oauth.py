@@ -109,9 +109,9 @@ async def test_a_token_that_was_revoked_is_replaced_once(
     answers = {"token_type": "bearer", "expires_in": 3600}
     original = _Handler.do_POST
 
-    def do_post(handler: _Handler) -> None:
+    def do_post(self: _Handler) -> None:
         endpoint.answer = (200, answers | {"access_token": next(tokens)})
-        original(handler)
+        original(self)
 
     _Handler.do_POST = do_post  # type: ignore[method-assign]  # a token a request
     try:

@@ -29,6 +29,7 @@ from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.media_api import problem
+from tests.support.routes import methods_of
 
 
 def flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
@@ -49,7 +50,7 @@ GUARDED = sorted(
     (method, re.sub(r"\{[^}]*\}", "x", route.path))
     for route in flat(make_app(Settings(_env_file=None)).routes)
     if isinstance(route, APIRoute) and route.path not in KNOWN
-    for method in route.methods
+    for method in methods_of(route)
 )
 
 

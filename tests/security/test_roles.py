@@ -23,7 +23,8 @@ from leasehold.db import audit, history
 from leasehold.db.database import connect
 from leasehold.db.tables import metadata
 from leasehold.domain.errors import Invalid
-from leasehold.embedded.postgres import Postgres, find_postgres
+from leasehold.embedded.postgres import Postgres
+from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import unprivileged
 from leasehold.pipelines import SHIPPED
 from leasehold.selfcheck import check_database

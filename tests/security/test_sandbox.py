@@ -210,7 +210,7 @@ async def test_through_a_worker_one_tenants_run_finds_nothing_of_anothers(settin
         Worker(settings.model_copy(update=changes), pipelines()) as worker,
         worker.parts.pool.acquire() as connection,
     ):
-        rows = Rows(connection)  # type: ignore[arg-type]  # a pool's connection does what is asked of it here
+        rows = Rows(connection)
         found = []
         for tenant, attack in (("a", "leave"), ("b", "find"), ("a", "find"), ("b", "find")):
             args = {"mark": tenant} if attack == "leave" else {}

@@ -101,7 +101,7 @@ async def fingerprint(rows: Connection, tenant: str) -> dict[str, str]:
         " WHERE tenant_id = $1"
         for table in tables
     )
-    return dict(await rows.fetch(of_each, tenant))
+    return {row[0]: row[1] for row in await rows.fetch(of_each, tenant)}
 
 
 async def names_of(rows: Connection, tenant: str) -> set[str]:

@@ -14,12 +14,13 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from leasehold.broker import Hint, make_broker
+from leasehold.broker import Delivery, Hint, make_broker
 from leasehold.cli.doctor import examine
 from leasehold.db.database import connect, make_pool, migrate
 from leasehold.domain.errors import BadSetting, StoreUnavailable
 from leasehold.domain.ids import new_id
-from leasehold.embedded.postgres import Postgres, find_postgres_with_tls
+from leasehold.embedded.postgres import Postgres
+from leasehold.embedded.postgres_programs import find_postgres_with_tls
 from leasehold.embedded.process import EmbeddedError
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
@@ -145,8 +146,12 @@ async def test_hints_go_over_amqps_and_over_a_database_with_tls(encrypted: Setti
     for kind in ("amqp", "postgres"):
         broker = make_broker(encrypted.model_copy(update={"broker": kind}))
         heard = asyncio.Event()
+
+        def hear(_delivery: Delivery, heard: asyncio.Event = heard) -> None:
+            heard.set()
+
         await broker.open()
-        await broker.consume({"media": 1}, lambda _delivery, heard=heard: heard.set(), lambda _queue: None)
+        await broker.consume({"media": 1}, hear, lambda _queue: None)
         async with asyncio.timeout(60):
             while not broker.connected or not all(await broker.publish([Hint(new_id(), "media", 1)])):
                 await asyncio.sleep(0.05)

@@ -184,8 +184,12 @@ def test_a_store_may_refuse_by_code_or_by_status(code: str, status: int, kind: t
 def test_an_answer_that_is_cut_counts_as_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[str] = []
     observed = SimpleNamespace(observe=lambda _seconds: None)
-    requests = SimpleNamespace(labels=lambda _operation, outcome: outcomes.append(outcome) or observed)
-    monkeypatch.setattr(s3, "REQUESTS", requests)
+
+    def labels(_operation: str, outcome: str) -> SimpleNamespace:
+        outcomes.append(outcome)
+        return observed
+
+    monkeypatch.setattr(s3, "REQUESTS", SimpleNamespace(labels=labels))
     for error in (StoreUnavailable("cut"), ValueError("the caller's own")):
         with pytest.raises(type(error)), request("get", "k"):
             raise error

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
@@ -116,7 +117,12 @@ def main() -> None:
     )
     MemoryBackend.do_query = _find_all
     paths: list[str] = []
-    app.before_request(lambda: paths.append("") and None)
+    verbs: dict[str, Callable[..., None]] = {"client": client, "person": person}
+
+    def count() -> None:
+        paths.append("")
+
+    app.before_request(count)
     server = make_server("127.0.0.1", port, app, threaded=True, request_handler=_Quiet, fd=listening.fileno())
     Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     answer(f"http://{address}")
@@ -126,7 +132,7 @@ def main() -> None:
             if verb == "new_key":
                 app.config["CANAILLE_OIDC"]["ACTIVE_JWKS"] = [key()]
             elif verb != "requests":
-                {"client": client, "person": person}[verb](*arguments)
+                verbs[verb](*arguments)
         answer(len(paths))
 
 

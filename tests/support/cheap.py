@@ -7,7 +7,7 @@ import os
 import sys
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httpcore2
 import structlog
@@ -26,7 +26,7 @@ def make_repetitions_cheap() -> None:
     less often.
     """
     httpcore2.default_ssl_context = _authorities
-    registry.entry_points = _installed
+    vars(registry)["entry_points"] = _installed  # a name that it imports
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback  # Rich's takes 0.1 s
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, *gc.get_threshold()[1:])
 
@@ -52,4 +52,4 @@ def _installed(**wanted: Any) -> EntryPoints:
 
 @cache
 def _read(_path: tuple[str, ...], **wanted: Any) -> EntryPoints:
-    return entry_points(**wanted)
+    return cast("EntryPoints", entry_points(**wanted))

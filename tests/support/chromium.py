@@ -85,7 +85,7 @@ async def browsing() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=chromium.program,
-            env=os.environ | chromium.environment,
+            env={**os.environ, **chromium.environment},
             timeout=120_000,  # milliseconds: a browser starts slowly on a busy machine
         )
         yield browser

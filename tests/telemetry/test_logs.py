@@ -43,7 +43,7 @@ async def test_every_line_of_an_attempt_says_whose_it_is_and_leads_to_its_reques
 
 
 async def test_what_the_heartbeat_says_of_a_lost_lease_names_the_worker_and_the_job(fleet: Fleet) -> None:
-    terms = {"lease_seconds": 30, "renew_seconds": 0.5, "trust_margin_seconds": 1}
+    terms: dict[str, Any] = {"lease_seconds": 30, "renew_seconds": 0.5, "trust_margin_seconds": 1}
     worker = await fleet.worker(pipelines="tests.telemetry.stack:pipelines", worker_queues="default", **terms)
     job = NewJob(scripted, "t", params={"act": "hang"}, inputs={"input": "none"})
     await submit(fleet.rows.connection, [job])

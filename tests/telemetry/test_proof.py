@@ -60,7 +60,9 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield f"{path.stem}: mark {mark['name']}", mark["expr"]
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
-                metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()
+                named = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"])
+                assert named is not None, variable["query"]
+                metric, label = named.groups()
                 yield f"{path.stem}: choice {variable['name']}", f"group by ({label}) ({metric})"
 
 
@@ -109,7 +111,7 @@ def _settings(database_url: str, amqp_url: str, bucket: Bucket) -> Settings:
 
 async def _under_load(fleet: Fleet, prometheus: Prometheus, simulator: Simulator) -> Stack:
     rules = files()[HERE / "prometheus/rules/leasehold.yaml"]
-    common = {"pipelines": "tests.telemetry.stack:pipelines", "lease_seconds": 3, "renew_seconds": 1}
+    common: dict[str, Any] = {"pipelines": "tests.telemetry.stack:pipelines", "lease_seconds": 3, "renew_seconds": 1}
     common |= {"trust_margin_seconds": 1}
     api = await fleet.api(metrics_port=0)
     common |= buying(simulator) | {"worker_queues": "default,media,generation", "metrics_port": 0}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 import httpx2
 import pytest
@@ -89,7 +90,7 @@ async def test_one_trace_leads_from_the_request_over_the_broker_to_every_step(
     fleet: Fleet, collector: Collector
 ) -> None:
     await fleet.rows.connection.execute(_RELAYS_LATER)
-    room = {"amqp_silence_seconds": 30, "amqp_publish_timeout": 30}
+    room: dict[str, Any] = {"amqp_silence_seconds": 30, "amqp_publish_timeout": 30}
     await fleet.worker(traces="true", poll_seconds=30, **room)  # so that only the broker leads to the first step
     api = await fleet.api(traces="true", metrics_port=0, **room)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -32,7 +32,7 @@ from leasehold.transitions.workflows.records import Call
 from tests.factories import DIAMOND, Rows, assert_history, stale, terms
 from tests.transitions.conftest import Open, waits_for_a_lock
 
-Settle = Callable[[Any, Lease], Awaitable[Settled]]
+Settle = Callable[[Any, Lease], Coroutine[Any, Any, Settled]]
 OUTPUT = Output("o.bin", "k/o.bin", 1, "00", "application/octet-stream")
 
 

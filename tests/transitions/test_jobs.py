@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from leasehold.broker import outbox
+from leasehold.broker.outbox import Announcement
 from leasehold.db import history
 from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline, SkipIf, Step
@@ -28,15 +29,16 @@ async def complete(rows: Rows, *claimed: claims.Claimed) -> settlements.Settled:
 
 
 async def test_steps_run_one_after_the_other_and_the_last_one_ends_the_job(rows: Rows) -> None:
-    (hint,) = await rows.submit(THREE)
-    job_id = (await rows.task(hint.hint.task_id))["job_id"]
+    (first,) = await rows.submit(THREE)
+    job_id = (await rows.task(first.hint.task_id))["job_id"]
     assert await rows.statuses(job_id) == {"a": "pending", "b": "blocked", "c": "blocked"}
     seen = []
+    hint: Announcement | None = first
     while hint is not None:
         (claimed,) = await claims.claim(rows.connection, rows.terms, [hint.hint.task_id])
         seen.append(claimed.step)
         settled = await complete(rows, claimed)
-        hint = settled.announcements[0] if settled.announcements else None  # type: ignore[assignment]  # ends the loop
+        hint = settled.announcements[0] if settled.announcements else None
     assert seen == ["a", "b", "c"]
     job = await rows.job(job_id)
     assert (job["status"], job["steps_left"]) == ("succeeded", 0)
@@ -225,11 +227,12 @@ async def test_a_claim_says_whether_another_step_needs_the_task(rows: Rows) -> N
     await rows.submit()
     (polled,) = await rows.claim_all()
     assert polled.is_last
-    step, seen = await rows.leased(THREE), []
+    step: claims.Claimed | None = await rows.leased(THREE)
+    seen = []
     while step is not None:
         seen.append((step.step, step.is_last))
         settled = await settlements.complete(rows.connection, [Completion(step.lease, claim_next=True)], rows.terms)
-        step = settled.nexts.get(step.lease.task_id)  # type: ignore[assignment]  # ends the loop
+        step = settled.nexts.get(step.lease.task_id)
     assert seen == [("a", False), ("b", False), ("c", True)]
 
 

@@ -48,7 +48,7 @@ async def _return_workflow(rows: Rows, task: UUID, dead: Sequence[UUID]) -> bool
     """A workflow that undoes its work, because its job is being cancelled."""
     await rows.connection.execute("UPDATE task SET journaled = true WHERE id = $1", task)
     await _end_cancel(rows, task, dead)
-    return (await rows.task(task))["status"] == "pending"
+    return bool((await rows.task(task))["status"] == "pending")
 
 
 #: Whether another worker takes the task. `dead`: who counted as dead a moment ago.

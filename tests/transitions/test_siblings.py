@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -44,7 +44,7 @@ async def _cancel(connection: Connection, lease: Lease) -> None:
 
 @pytest.mark.parametrize("end", [_fail, _cancel])
 async def test_the_parts_of_a_step_that_spreads_while_its_sibling_ends_the_job_end_with_it(
-    rows: Rows, another: Open, end: Callable[[Connection, Lease], Awaitable[Any]]
+    rows: Rows, another: Open, end: Callable[[Connection, Lease], Coroutine[Any, Any, None]]
 ) -> None:
     left, right = await _siblings(rows)
     other = (await another()).connection

@@ -150,7 +150,7 @@ async def test_a_suspension_claims_a_step_that_it_starts(rows: Rows) -> None:
     await assert_history(rows, workflow.job_id)
     await settlements.release(rows.connection, [claimed.lease])
     again = {one.lease.task_id: one for one in await children(rows)}[claimed.lease.task_id]
-    of_claim = {"lease": again.lease, "waited": 0.0}
+    of_claim: dict[str, Any] = {"lease": again.lease, "waited": 0.0}
     assert replace(claimed, **of_claim) == replace(again, **of_claim)
 
 

@@ -174,12 +174,14 @@ def test_lines_of_structlog_are_recorded_with_their_fields_and_tracebacks(
     handlers, level = root.handlers[:], root.level
     own = recorder()
 
+    no_fields: dict[str, str] = {}
+
     def attempt() -> None:
         attempt_logs.record_in(own)
         log = structlog.get_logger("shop")
         log.info("sold", hat=1, job_id="hidden")
         try:
-            {}["gone"]
+            no_fields["gone"]
         except KeyError:
             log.exception("not sold")
         log.debug("below the level")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from datetime import timedelta
 from types import SimpleNamespace
@@ -215,8 +216,8 @@ async def test_waits_grow_although_each_attempt_takes_long_and_begin_anew_after_
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(connection.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(connection.asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(connection, "delay_after", lambda failures, _ladder: timedelta(seconds=failures))
     ladder = connection.Ladder()
 

@@ -12,9 +12,9 @@ from leasehold.domain.ids import new_id
 
 
 def message_of(step: dict[str, Any] | None = None, limit: dict[str, Any] | None = None) -> str:
-    job = {"id": new_id(), "status": "pending", "held": limit is not None, "error": None}
-    steps = [] if step is None else [step]
-    limits = [] if limit is None else [limit]
+    job: Any = {"id": new_id(), "status": "pending", "held": limit is not None, "error": None}
+    steps: list[Any] = [] if step is None else [step]
+    limits: list[Any] = [] if limit is None else [limit]
     (reason,) = explanation(job, steps, limits, [])["reasons"]
     return str(reason["message"])
 

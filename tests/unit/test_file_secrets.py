@@ -108,7 +108,7 @@ def test_each_secret_of_a_mapping_follows_the_file(tmp_path: Path, monkeypatch: 
 
     def credentials() -> tuple[str | None, ...]:
         found = (catalogue.credential(name) for name in ("ark", "fal"))
-        return tuple(secret and secret.get_secret_value() for secret in found)
+        return tuple(None if secret is None else secret.get_secret_value() for secret in found)
 
     assert credentials() == ("first", "same")
     replace(path, '{"ark": "second", "fal": "same"}')

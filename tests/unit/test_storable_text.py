@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ def test_an_error_of_a_call_is_stored_in_the_journal(error: Exception) -> None:
 
 
 def test_a_retry_whose_delays_have_no_end_is_refused() -> None:
-    for terms in ({"longest": timedelta.max}, {"delay": timedelta.max, "longest": timedelta.max}):
+    endless: list[dict[str, Any]] = [{"longest": timedelta.max}, {"delay": timedelta.max, "longest": timedelta.max}]
+    for terms in endless:
         with pytest.raises(DeclarationError, match="at most 36500 days"):
             Retry(**terms)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -150,7 +151,7 @@ def first(work: Work) -> Done:
         log.warning("it dies")
         os.kill(os.getpid(), signal.SIGKILL)
     (work.directory / "a.txt").write_text("a")
-    return Done(files={"a.txt": File("a.txt", "text/plain")})
+    return Done(files={"a.txt": File(Path("a.txt"), "text/plain")})
 
 
 @apart.handles("second")
@@ -158,4 +159,4 @@ def second(work: Work) -> Done:
     log.info("another child works")
     work.emit(["from another"])
     (work.directory / "b.txt").write_text("b")
-    return Done(files={"b.txt": File("b.txt", "text/plain")})
+    return Done(files={"b.txt": File(Path("b.txt"), "text/plain")})

@@ -14,6 +14,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker.worker import Worker
 from tests.factories import Rows, assert_history
+from tests.support.now import now
 from tests.worker.conftest import SECONDS, end_of
 from tests.worker.inline_steps import OPENED, hanging, pipelines, scripted, writing
 
@@ -67,7 +68,7 @@ async def test_what_a_pipeline_opens_is_open_once_for_a_worker_and_closed_when_i
         job = await ended(rows, "share")
         await ended(rows, "share")
         assert OPENED[-1].users == 2
-        assert not OPENED[-1].closed
+        assert not now(OPENED[-1].closed)
     assert OPENED[-1].closed
     assert job["status"] == "succeeded"
 

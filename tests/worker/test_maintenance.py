@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.broker import outbox
+from leasehold.broker import Hint, outbox
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Pool, make_pool
@@ -239,7 +239,15 @@ async def test_only_the_leader_takes_over_and_it_announces_what_it_frees(
 def duties(settings: Settings, pool: Pool, announcer: Announcer) -> Duties:
     store = ObjectStore.from_settings(settings)
     return Duties(
-        settings, Registration(new_id(), ["default"]), pool, store, announcer, Templates(of_runs()), None, (), [].extend
+        settings,
+        Registration(new_id(), ["default"]),
+        pool,
+        store,
+        announcer,
+        Templates(of_runs()),
+        None,
+        (),
+        list[Hint]().extend,
     )
 
 

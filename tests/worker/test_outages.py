@@ -18,6 +18,7 @@ from leasehold.telemetry import outages
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.support.broker_node import BrokerNode
+from tests.support.now import now
 
 AWAY = 3.0
 SECONDS = 60.0
@@ -42,7 +43,7 @@ async def test_a_restart_of_the_database_is_one_line_when_it_goes_and_one_when_i
     async with serving(changed) as running, client_of(running.url, "lh_none_none") as http, Worker(changed) as worker:
         await worker.complete.wait()
         async with asyncio.timeout(SECONDS):
-            while outages.DATABASE.lasts:  # an outage of another test ends with the first answers
+            while now(outages.DATABASE.lasts):  # an outage of another test ends with the first answers
                 await asyncio.sleep(0.05)
         with capture_logs() as lines:
             await server.stop("fast")
@@ -54,7 +55,7 @@ async def test_a_restart_of_the_database_is_one_line_when_it_goes_and_one_when_i
                 ):
                     await http.get("/readyz")
                     await asyncio.sleep(0.1)
-            assert outages.DATABASE.lasts
+            assert now(outages.DATABASE.lasts)
             await server.start()
             async with asyncio.timeout(SECONDS):
                 while outages.DATABASE.lasts:
@@ -80,13 +81,13 @@ async def test_a_restart_of_the_broker_is_one_line_when_it_goes_and_one_when_it_
     async with Worker(changed) as worker:
         async with asyncio.timeout(SECONDS):
             await worker.complete.wait()
-            while outages.BROKER.lasts or not worker.parts.broker.connected:
+            while now(outages.BROKER.lasts) or not now(worker.parts.broker.connected):
                 await asyncio.sleep(0.05)
         with capture_logs() as lines:
             await rabbitmq_node.kill()
             await asyncio.sleep(AWAY)
             async with asyncio.timeout(SECONDS):
-                while not outages.BROKER.lasts:
+                while not now(outages.BROKER.lasts):
                     await asyncio.sleep(0.05)
             await rabbitmq_node.start()
             async with asyncio.timeout(SECONDS):

@@ -53,7 +53,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(
         settlement_batcher, "count_ended_jobs", lambda ends: found.extend((job.pipeline, job.outcome) for job in ends)
     )
-    assert counted.count_ended_jobs is not settlement_batcher.count_ended_jobs
+    assert counted.count_ended_jobs is not vars(settlement_batcher)["count_ended_jobs"]
     return found
 
 

@@ -196,7 +196,8 @@ async def test_idle_children_run_all_that_reads_nothing_else(
     assert [(tmp_path / row["step"]).read_text() for row in stored] == [
         "made by the first", "made by the first, and by the second", "made by the first, and by the third",
     ]  # fmt: skip
-    tasks = dict(await rows.connection.fetch("SELECT step, id FROM task WHERE job_id = $1", new.id))
+    found = await rows.connection.fetch("SELECT step, id FROM task WHERE job_id = $1", new.id)
+    tasks = {row["step"]: row["id"] for row in found}
     assert {step: one.owner_task for step, one in ahead.items()} == {step: tasks[step] for step in ("second", "third")}
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
@@ -276,8 +277,10 @@ async def test_an_attempt_that_ends_leaves_alone_what_another_attempt_has_taken(
     kept = Speculation(first.lease.task_id, {"n": 1}, Path("/nowhere"), {}, {})
     beside = Speculation(first.lease.task_id, {"n": 1}, Path("/nowhere"), {}, {})
     directories = SimpleNamespace(adopt=lambda *_: None)
+    unused: Any = None
     attempts = IsolatedAttempts(
-        store=Any, pool=Any, children=Any, reporter=Any, directories=cast("Any", directories), settings=Any
+        store=unused, pool=unused, children=unused, reporter=unused, directories=cast("Any", directories),
+        settings=unused,
     )  # fmt: skip
     attempts._speculations = {(second.job_id, "second"): kept, (second.job_id, "third"): beside}
     for speculation in (kept, beside):

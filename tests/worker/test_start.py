@@ -18,9 +18,11 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker import parts
+from leasehold.worker.leases import registration
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
+from tests.support.now import now
 from tests.worker import late_handlers
 from tests.worker.conftest import end_of
 
@@ -47,10 +49,10 @@ async def test_inline_queues_are_served_while_the_handlers_of_isolated_ones_load
         assert (await end_of(rows, inline.id))["status"] == "succeeded"
         assert worker.queues == {"late-inline", "operations"}
         assert (await rows.job(isolated.id))["started_at"] is None
-        assert not worker.health.is_ready  # a rollout waits for the isolated queues, too
+        assert not now(worker.health.is_ready)  # a rollout waits for the isolated queues, too
         (tmp_path / late_handlers.MAY_LOAD).touch()
         await worker.complete.wait()
-        assert worker.health.is_ready
+        assert now(worker.health.is_ready)
         assert worker.queues == {"late-inline", "late-isolated", "operations"}
         assert await registered(rows, worker.id) == worker.queues
         assert (await end_of(rows, isolated.id))["status"] == "succeeded"
@@ -88,7 +90,7 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
 ) -> None:
     """After the worker has chosen the queues that it serves at once, and before it asks whether others come later."""
     loaded = asyncio.Event()
-    warm, registering = parts._servable_queues, parts.registered
+    warm, registering = parts._servable_queues, registration.registered
 
     async def warm_and_say(*arguments: Any) -> Any:
         try:
@@ -99,8 +101,8 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
     @asynccontextmanager
     async def registered_late(*arguments: Any) -> AsyncIterator[Registration]:
         await loaded.wait()
-        async with registering(*arguments) as registration:
-            yield registration
+        async with registering(*arguments) as made:
+            yield made
 
     monkeypatch.setattr(parts, "_servable_queues", warm_and_say)
     monkeypatch.setattr(parts, "registered", registered_late)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
 from leasehold.db import run_reads
@@ -77,6 +78,7 @@ async def test_the_heartbeat_writes_the_starts_with_its_renewal(settings: Settin
     await registration.write(rows.connection)
     assert await rates(rows) == {"default": 0, "mail": 0}
     heartbeat = Heartbeat(settings, registration, starts, lambda _error: None, lambda: None)
+    assert isinstance(rows.connection, asyncpg.Connection)
     heartbeat._connection = rows.connection
     for queue in ("mail", "mail", "default"):
         starts.count(queue)

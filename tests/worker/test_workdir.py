@@ -18,7 +18,8 @@ def test_a_worker_that_starts_leaves_the_directory_of_one_that_is_just_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = uuid4(), uuid4()
-    really, threads = fcntl.flock, []
+    really = fcntl.flock
+    threads: list[threading.Thread] = []
     started = threading.Event()
 
     def start_second() -> None:

@@ -131,7 +131,9 @@ async def doubles(ctx: Context, count: int) -> int:
 
 @app.workflow
 async def partly(ctx: Context) -> list[str]:
-    results = await ctx.gather(ctx.run(double, 1), ctx.run(refuse, "a"), ctx.run(refuse, "b"), return_exceptions=True)
+    results: list[Any] = await ctx.gather(
+        ctx.run(double, 1), ctx.run(refuse, "a"), ctx.run(refuse, "b"), return_exceptions=True
+    )
     try:
         await ctx.gather(ctx.run(refuse, "c"), ctx.run(double, 2), ctx.run(refuse, "d"))
     except TaskFailed as failed:
@@ -259,8 +261,8 @@ def _value_of(text: str) -> Callable[[], Awaitable[Any]]:
 
 @app.workflow
 async def starts_both(ctx: Context) -> None:
-    await ctx.start(approved)
-    await ctx.detached.start(approved)
+    await ctx.start(approved, None)
+    await ctx.detached.start(approved, None)
     await ctx.wait_for("never")
 
 

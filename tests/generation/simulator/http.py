@@ -64,8 +64,8 @@ class HttpServer:
         self._open.add(writer)
         try:
             with suppress(HangUp, ConnectionError, asyncio.IncompleteReadError):
-                while request := await _read(reader):
-                    await _write(writer, await self._handler(request))
+                while True:
+                    await _write(writer, await self._handler(await _read(reader)))
         finally:
             self._open.discard(writer)
             writer.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.generation.simulator import protocols
 from tests.generation.simulator.http import HttpServer, Reply, Request
@@ -48,7 +48,7 @@ class Simulator:
         """How often that was bought."""
         return sum(one.prompt == prompt for one in self.studio.bought.values())
 
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """What Settings says, for everybody to find every provider here."""
         return {
             "egress_allow": "127.0.0.0/8",

@@ -34,7 +34,7 @@ class Script:
     """
 
     def __init__(self, prompt: str) -> None:
-        self._words = dict(_WORD.findall(prompt))
+        self._words: dict[str, str] = dict(_WORD.findall(prompt))
 
     def has(self, word: str) -> bool:
         return word in self._words

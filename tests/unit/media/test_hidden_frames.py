@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 from PIL import Image
+from PIL.GifImagePlugin import GifImageFile
 
 from leasehold.domain.errors import Permanent
 from leasehold.pipelines.media.decode import Picture
@@ -47,6 +48,7 @@ def test_frames_behind_an_empty_block_count(refusal_of: RefusalOf, extension: by
     data = gif_of(extension, swallowed(frame(SIDE, SIDE) * 2), frame())
     header = gif.read(data)
     with Image.open(BytesIO(data)) as image:
+        assert isinstance(image, GifImageFile)
         assert image.n_frames == header.frames == 3
     assert (header.width, header.height) == (SIDE, SIDE)
     assert refusal_of(data, limits={"max_pixels": SIDE * SIDE - 1}) == "too_many_pixels"
@@ -69,6 +71,7 @@ def test_no_extension_hides_a_frame(label: bytes, first: bytes, others: bytes, f
     data = gif_of(frame() * frames_before, label, first, others, swallowed(frame(9, 8) * 2), frame(3, 2))
     header = gif.read(data)
     with Image.open(BytesIO(data)) as image:
+        assert isinstance(image, GifImageFile)
         assert header.frames == image.n_frames
         sizes = []
         for number in range(image.n_frames):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PIL import Image
+from PIL import _imaging as core
 
 from leasehold.pipelines.media import pixels
 from leasehold.pipelines.media.shared_pixels import BYTES_PER_PIXEL, pixels_of
@@ -32,14 +33,14 @@ def test_other_modes_are_not_shared(mode: str) -> None:
 
 def test_a_picture_in_pieces_is_not_shared_and_shrunk_all_the_same() -> None:
     whole = pictures.corners(*SIZE)
-    Image.core.set_use_block_allocator(0)
-    block = Image.core.get_block_size()
-    Image.core.set_block_size(64 * 1024)
+    core.set_use_block_allocator(0)
+    block = core.get_block_size()
+    core.set_block_size(64 * 1024)
     try:
         pieces = whole.copy()
     finally:
-        Image.core.set_block_size(block)
-        Image.core.set_use_block_allocator(1)
+        core.set_block_size(block)
+        core.set_use_block_allocator(1)
     assert pixels_of(pieces) is None
     assert pixels.shrink(pieces, SMALL).tobytes() == pixels.shrink(whole, SMALL).tobytes()
 
