@@ -79,12 +79,13 @@ async def test_a_change_that_breaks_the_module_is_reported_in_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(_shop(tmp_path, "import sys\nsys.stderr.write('noise of mine')\n1/0"))
-    problem = await reloading._problem("shop:app")
+    code = {"LEASEHOLD_PIPELINES": "shop:app"}
+    problem = await reloading._problem(code)
     assert problem is not None
     sentence, *trace = problem.splitlines()
     assert sentence == f"shop:app cannot be loaded: ZeroDivisionError at {tmp_path / 'parts' / 'inner.py'}:3"
     assert (trace[0], trace[-1]) == ("Traceback (most recent call last):", "ZeroDivisionError: division by zero")
     (tmp_path / "shop.py").write_text("from leasehold import App\napp = App('shop')\n@app.task\ndef f(x): ...\n")
-    assert "shop.py:3" in (await reloading._problem("shop:app") or "").splitlines()[0]
+    assert "shop.py:3" in (await reloading._problem(code) or "").splitlines()[0]
     (tmp_path / "shop.py").write_text("from leasehold import App\napp = App('shop')\n")
-    assert await reloading._problem("shop:app") is None
+    assert await reloading._problem(code) is None
