@@ -22,9 +22,9 @@ from leasehold.api.http.problems import Problem
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: A number with fewer digits fits into 64 bits.
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
-#: The digits of a long integer. What stands before them shows whether they are only the end of a number.
-_LONG_INTEGER = re.compile(rb"(-?[0-9]{19,}+)(?![0-9.eE])")
-_PART_OF_NUMBER = frozenset(b"0123456789.eE+-")
+#: A long integer. If a point, an `e` or a sign stands before the digits, they belong to a fraction or an exponent. With
+#: a digit before them they are the rest of a number: without this condition the search would begin again at each digit.
+_LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}+(?![.eE])")
 _OPENS, _CLOSES = b"[{", b"]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 #: Turns an opening bracket into the byte 1, and a closing bracket into the byte -1.
@@ -33,10 +33,13 @@ _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 #: An integer with more digits is certainly beyond 64 bits. It is not converted, because that takes quadratic time.
 _MAX_DIGITS = 20
-#: Every body that is not strict JSON, but that Python's parser accepts, contains one of these: a name such as NaN, an
-#: escaped surrogate, a large exponent, many digits, or the NUL bytes of UTF-16. A strict body may contain them, too.
-#: Only a strict parser can tell, so such a body is parsed.
-_MAYBE_NOT_STRICT = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{300}|\x00")
+#: Every body that is not strict JSON, but that Python's parser accepts, contains one of these: a name such as NaN, a
+#: surrogate (escaped, or as bytes), a large exponent, many digits (before an exponent of two digits, 211 are too many),
+#: or the NUL bytes of UTF-16. A strict body may contain them, too. Only a strict parser can tell, so such a body is
+#: parsed.
+_MAYBE_NOT_STRICT = re.compile(
+    rb"NaN|Infinity|\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|[eE]\+?[0-9]{3}|(?<![0-9])[0-9]{200}|\x00"
+)
 
 
 def refusal(body: bytes, max_depth: int) -> Problem | None:
@@ -80,9 +83,7 @@ def _depth(without_strings: bytes) -> int:
 
 
 def _has_huge_integer(without_strings: bytes) -> bool:
-    for match in _LONG_INTEGER.finditer(without_strings):
-        if match.start() and without_strings[match.start() - 1] in _PART_OF_NUMBER:
-            continue  # these digits are part of a fraction or of an exponent
-        if len(match[1].lstrip(b"-")) > _MAX_DIGITS or not _MIN_INTEGER <= int(match[1]) <= _MAX_INTEGER:
-            return True
-    return False
+    return any(
+        len(match[0].lstrip(b"-")) > _MAX_DIGITS or not _MIN_INTEGER <= int(match[0]) <= _MAX_INTEGER
+        for match in _LONG_INTEGER.finditer(without_strings)
+    )

@@ -31,7 +31,8 @@ STEP = {"id": "only", "worker_type": "external", "queue": "q"}
 DEEP = b"[" * 150 + b"]" * 150
 HUGE = b"1" + b"0" * 25
 #: Values that Python's parser reads and that are no strict JSON, or that no column can hold.
-LAX = [b"NaN", b"-Infinity", b"1e999", b"-1E+400", b"1" * 400 + b".0", b'"\\ud800"', b'{"\\udc00": 1}', b'"a\\uD83D"']
+LAX = [b"NaN", b"-Infinity", b"1e999", b"-1E+400", b"1" * 400 + b".0", b'"\\ud800"', b'{"\\udc00": 1}', b'"a\\uD83D"',
+       b"1" * 250 + b"e99", b"[" + b"1" * 211 + b"E+99]", b'"\xed\xa0\x80"', b'{"\xed\xbf\xbf": 1}']  # fmt: skip
 #: The doors that take JSON of any form, with a body around it.
 DOORS = [
     ("POST", "/v1/runs", b'{"template": "scripted", "payload": {"a": %s}}'),
@@ -88,16 +89,20 @@ async def test_a_queue_name_that_no_index_could_hold_is_no_queue(client: Client)
     assert (await client.post(f"/v1/queues/{'q' * 200}/pause")).status_code == 200
 
 
+@pytest.mark.parametrize(("before", "after"), [(b'"', b""), (b"[", b".5]"), (b"[1.", b"e1]")])
 @pytest.mark.parametrize(
     "piece",
-    [b'"', b'\\"', b"[", b"[]", b'["a[","b"],', b"1234567890123456789,", b'"\\', b"NaN,", b"1e999,", b"\\ud83d\\ude00"],
-)
-def test_looking_at_a_body_costs_its_length_and_not_its_square(piece: bytes) -> None:
+    [
+        b'"', b'\\"', b"[", b"[]", b'["a[","b"],', b"1234567890123456789,", b'"\\', b"NaN,", b"1e999,",
+        b"\\ud83d\\ude00", b"1", b"-1", b"1" * 199 + b",", b"1e1", b"\xed\xa0",
+    ],
+)  # fmt: skip
+def test_looking_at_a_body_costs_its_length_and_not_its_square(piece: bytes, before: bytes, after: bytes) -> None:
     def seconds(size: int) -> float:
-        body = b'"' + piece * (size // len(piece))
-        before = time.thread_time()
+        body = before + piece * (size // len(piece)) + after
+        began = time.thread_time()
         refusal(body, 100)
-        return time.thread_time() - before
+        return time.thread_time() - began
 
     assert min(seconds(512 * 1024) for _ in range(3)) < 40 * max(min(seconds(32 * 1024) for _ in range(3)), 0.0005)
 
