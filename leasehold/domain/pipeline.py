@@ -89,7 +89,8 @@ class Step:
 
     `needs`: steps that must have succeeded before this step runs.
     `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
-    `writes`: the primary output. The worker stores it last: if it is there, the other outputs are there, too.
+    `writes`: the primary output. The worker stores it last: if it is there, the other outputs are there, too. The steps
+    of a job, except parts, share the names of outputs: a step replaces an output of another step with the same name.
     `version`: raise it when the code gives other output bytes for the same input.
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
@@ -236,6 +237,9 @@ class Pipeline:
         by_name = {step.name: step for step in steps}
         if len(by_name) != len(steps):
             raise DeclarationError(f"pipeline {self.name} declares a step twice")
+        written = [step.writes for step in steps if step.writes is not None and not step.part]
+        if len(set(written)) != len(written):
+            raise DeclarationError(f"pipeline {self.name} has two steps that write the same output")
         self._check_needs(steps, by_name)
         try:
             order = list(graphlib.TopologicalSorter({s.name: s.needs for s in steps}).static_order())
@@ -265,6 +269,12 @@ class Pipeline:
         if unreadable := [read for read in step.reads if read not in self.inputs and read not in ancestors]:
             raise DeclarationError(
                 f"{self.name}.{step.name} reads {unreadable}: neither an input nor a step that it needs"
+            )
+
+        names = [read if read in self.inputs else by_name[read].writes for read in step.reads]
+        if twice := sorted({name for name in names if name is not None and names.count(name) > 1}):
+            raise DeclarationError(
+                f"{self.name}.{step.name} reads {twice} twice: inputs and outputs need names of their own"
             )
 
     def handles(self, step: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

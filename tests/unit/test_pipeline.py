@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from leasehold import App, Kind
-from leasehold.domain.errors import DeclarationError
+from leasehold.domain.errors import DeclarationError, Permanent
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
+from leasehold.worker.attempts.inputs import Source, _refuse_equal_names
 
 WRONG: dict[str, Any] = {
     "no steps": lambda: Pipeline("p", module="m", steps=[]),
@@ -19,6 +21,12 @@ WRONG: dict[str, Any] = {
     "a cycle": lambda: Pipeline("p", module="m", steps=[Step("a", needs=("b",)), Step("b", needs=("a",))]),
     "reading what it does not need": lambda: Pipeline("p", module="m", steps=[Step("a"), Step("b", reads=("a",))]),
     "reading an undeclared input": lambda: Pipeline("p", module="m", steps=[Step("a", reads=("original",))]),
+    "two steps that write the same output": lambda: Pipeline(
+        "p", module="m", steps=[Step("a", writes="x"), Step("b", writes="x")]
+    ),
+    "reading an input and an output of one name": lambda: Pipeline(
+        "p", module="m", inputs=("x",), steps=[Step("a", writes="x"), Step("b", needs=("a",), reads=("x", "a"))]
+    ),
     "a bad name": lambda: Pipeline("P!", module="m", steps=[Step("a")]),
     "a bad step name": lambda: Step("a b"),
     "a bad queue": lambda: Step("a", queue="Queue.1"),
@@ -42,6 +50,27 @@ def test_a_wrong_declaration_is_refused(wrong: str) -> None:
 def test_steps_are_put_in_an_order_that_respects_their_needs() -> None:
     declared = [Step("c", needs=("b",)), Step("a"), Step("b", needs=("a",))]
     assert [step.name for step in Pipeline("p", module="m", steps=declared).steps] == ["a", "b", "c"]
+
+
+def test_parts_may_write_the_same_output_as_another_step_because_each_has_a_prefix_of_its_own() -> None:
+    steps = [Step("a", writes="x"), Step("b", part=True, writes="x"), Step("c", part=True, writes="x")]
+    assert len(Pipeline("p", module="m", steps=steps).steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [
+        (Source("a", "x", "1", "s"), Source("b", "y", "2", "s"), False),
+        (Source("a", "x", "1", "s"), Source("b", "x", "1", "s"), False),  # equal bytes
+        (Source("a", "x", "1", "s"), Source("b", "x", "1", "t"), True),
+        (Source("x", "x", "1", None), Source("b", "x", "2", "s"), True),
+    ],
+)
+def test_a_step_does_not_get_one_of_two_objects_of_the_same_name(
+    first: Source, second: Source, *, is_refused: bool
+) -> None:
+    with pytest.raises(Permanent, match="two objects named 'x', from") if is_refused else nullcontext():
+        _refuse_equal_names(Step("c"), [first, second])
 
 
 def test_a_step_may_read_what_a_step_before_its_needs_wrote() -> None:

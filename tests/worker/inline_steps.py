@@ -89,7 +89,9 @@ async def whole(attempt: Attempt) -> Any:
 
 @writing.handles("part")
 async def part(attempt: Attempt) -> Done:
-    return Done(value={"item": await attempt.item()})
+    item = await attempt.item()
+    await attempt.write("page.txt", f"page {item}".encode(), "text/plain")
+    return Done(value={"item": item})
 
 
 @writing.handles("reader")

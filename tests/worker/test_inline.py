@@ -99,8 +99,25 @@ async def test_what_a_step_wrote_before_it_snoozed_or_fanned_out_is_its_output(
     job = await end_of(rows, new.id)
     assert job["status"] == "succeeded", job["error"]
     assert await value_of(rows, job, "reader") == {"again.txt": "three", "kept.txt": "kept"}
-    sizes = await rows.connection.fetch("SELECT name, size, step, tenant_id FROM output WHERE job_id = $1", new.id)
+    sizes = await rows.connection.fetch(
+        "SELECT name, size, step, tenant_id FROM output WHERE job_id = $1 AND step = 'whole'", new.id
+    )
     assert {tuple(row) for row in sizes} == {("again.txt", 5, "whole", "t"), ("kept.txt", 4, "whole", "t")}
+
+
+async def test_each_part_of_a_fan_out_keeps_what_it_writes_under_the_name_that_all_use(
+    worker: Worker, rows: Rows
+) -> None:
+    new = jobs.NewJob(writing, "t", params={"does": "fan_out"})
+    await jobs.submit(rows.connection, [new])
+    assert (await end_of(rows, new.id))["status"] == "succeeded"
+    outputs = await rows.connection.fetch(
+        "SELECT step, key, sha256 FROM output WHERE job_id = $1 AND name = 'page.txt' ORDER BY step", new.id
+    )
+    assert [row["step"] for row in outputs] == ["part.0", "part.1"]
+    store = worker.parts.store
+    pages = [await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=99) for row in outputs]
+    assert pages == [b"page 1", b"page 2"]
 
 
 async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_the_next_step(

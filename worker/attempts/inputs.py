@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ class Source:
 
 
 async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
-    """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input."""
+    """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input, or when two different
+    objects have the same name, because the handler finds them by their names.
+    """
     sources = []
     for name in step.reads:
         if name in pipeline.inputs:
@@ -48,7 +50,18 @@ async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claime
         async with pool.acquire() as connection:
             artifacts = await artifacts_of(connection, claimed.job_id, steps)
         sources += [Source(artifact.step, artifact.name, artifact.key, artifact.sha256) for artifact in artifacts]
+    _refuse_equal_names(step, sources)
     return sources
+
+
+def _refuse_equal_names(step: Step, sources: Sequence[Source]) -> None:
+    """Raises Permanent `input_ambiguous`. Equal bytes under one name do no harm."""
+    by_name: dict[str, Source] = {}
+    for source in sources:
+        other = by_name.setdefault(source.name, source)
+        if (other.key, other.sha256) != (source.key, source.sha256):
+            sentence = f"step {step.name} reads two objects named {source.name!r}, from {other.read} and {source.read}"
+            raise Permanent("input_ambiguous", sentence)
 
 
 async def item_of(pool: Pool, claimed: Claimed) -> Any:

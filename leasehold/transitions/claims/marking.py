@@ -37,9 +37,11 @@ def _columns(names: Sequence[str], alias: str, replacements: Mapping[str, str]) 
 
 
 #: A step that a workflow started (`contained`) has an argument and an output prefix of its own. Its name has a `#`,
-#: which would need quoting in a URL.
+#: which would need quoting in a URL. A part of a fan-out, whose name ends in a point and its number, has a prefix of
+#: its own, too: else the parts would overwrite the outputs of one another, because one handler names them.
 _PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END"""
-_OUTPUT_PREFIX = """CASE WHEN t.contained THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
+_OUTPUT_PREFIX = """CASE WHEN t.contained OR strpos(t.step, '.') > 0
+                     THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE job_tasks.output_prefix END"""
 
 

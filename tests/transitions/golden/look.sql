@@ -103,7 +103,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
               t.timeout_seconds, t.unblocks = '{}' AS is_last, job_tasks.was,
               t.epoch = 1 AND t.claim_seq IS NOT NULL AS has_derived_event,
               extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
-              job_tasks.event_seq, job_tasks.tenant_id, job_tasks.pipeline, job_tasks.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END AS params, job_tasks.inputs, CASE WHEN t.contained THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
+              job_tasks.event_seq, job_tasks.tenant_id, job_tasks.pipeline, job_tasks.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END AS params, job_tasks.inputs, CASE WHEN t.contained OR strpos(t.step, '.') > 0
+                     THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE job_tasks.output_prefix END AS output_prefix, job_tasks.trace, job_tasks.gated, job_tasks.grace_seconds, job_tasks.cancelling
 ), numbered_tasks AS MATERIALIZED (
     -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of these
