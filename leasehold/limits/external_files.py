@@ -195,7 +195,7 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
 
     A worker may repeat the call because the answer to the first call was lost. Then the attempt has ended, and its
     files are outputs already: `settlements.complete` recognises the repetition. Raises Invalid `file_not_announced` if
-    another completion of the attempt was faster.
+    a file that `Files.check` has found is not announced any more.
     """
     lease, outputs = completion.lease, completion.outputs
     if outputs and await _prefix_of(connection, tenant_id, lease) is not None:

@@ -82,6 +82,14 @@ UPDATE upload SET
     look_at = CASE WHEN $2 THEN forget_at ELSE clock_timestamp() + make_interval(secs => $4) END
 WHERE key = $1 AND look_at < clock_timestamp()
 """
+# The row of a file that an external worker has announced stays until the attempt has ended: then the attempt takes the
+# row, or `give_up` closes it (external_files.py). Until then nothing changes at the key.
+_FORGET_OVER = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL)"
+_KEEP_OVER = """
+-- upload_kept
+UPDATE upload SET bytes = $3, look_at = clock_timestamp() + interval '1 day'
+WHERE key = $1 AND tenant_id = $2 AND open AND task_id IS NOT NULL
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +177,8 @@ Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 
 async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_large: OnTooLarge) -> None:
-    """Read the size of the object that a client may have sent, and delete an object that is too large.
+    """Read the size of the object that a client may have sent, and delete an object that is too large. The row goes
+    once no transfer can arrive any more, and no attempt of an external worker waits for the object.
 
     No connection is held while the store is called.
     """
@@ -188,7 +197,8 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
         size = 0
     async with connections() as connection:
         if upload.over:
-            await forget(connection, upload.tenant_id, upload.key)
+            await connection.execute(_KEEP_OVER, upload.key, upload.tenant_id, size)
+            await connection.execute(_FORGET_OVER, upload.key, upload.tenant_id)
         else:
             await connection.execute(_INSPECTED, upload.key, upload.dead, size, INSPECTION_SECONDS)
 

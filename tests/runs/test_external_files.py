@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -151,6 +152,30 @@ async def test_a_transfer_that_began_in_time_counts_however_late_it_ends(
     assert await send(ticket) == 200
     assert (await settle(client, task, "complete", files=[named()])).status_code == 200
     assert run
+
+
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_a_file_waits_for_its_attempt_however_many_days_the_attempt_goes_on(
+    client: Client, running: Running, rows: Connection, s3: Bucket, run: str, how: str
+) -> None:
+    task = await claim(client)
+    await hand_in(client, task)
+    for _ in range(2):
+        await rows.execute(
+            "UPDATE upload SET writable_until = clock_timestamp() - interval '3 days',"
+            " forget_at = clock_timestamp() - interval '2 days', look_at = clock_timestamp()"
+        )
+        await keep_house(running)
+    due_in = await rows.fetchval("SELECT look_at - clock_timestamp() FROM upload")
+    assert timedelta(hours=1) < due_in <= timedelta(days=1), "it is not read again and again"
+    if how == "complete":
+        assert (await settle(client, task, "complete", files=[named()])).status_code == 200
+        assert len((await client.look(run))["outputs"]) == 1
+    else:
+        await settle(client, task, "fail", code="no_luck")
+        await keep_house(running)
+        assert await s3.keys() == []
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
 
 
 async def test_files_whose_urls_have_ended_count_for_the_bound_of_the_attempt(
