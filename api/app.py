@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -56,8 +57,11 @@ from leasehold.settings import Settings
 #: public paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
+_PARAMETER = re.compile(r"\{[^}]*\}")
+
 #: FastAPI tries routes in order: first the busiest routes, then the routes of the shipped kinds of work (such as
-#: media), then the rest. The routes of other kinds come last, so that they cannot hide a route of the platform.
+#: media), then the rest. After them come the routes of other kinds, which can use no path of the platform, and last
+#: those of the console.
 _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
@@ -126,7 +130,7 @@ def make_app(settings: Settings) -> FastAPI:
     for router in routers:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], public)
-        # `include_router` would make each route anew, at the first request: add the routes themselves.
+        # Not `include_router`: it would copy the routes at the first request, and the checks here are of these routes.
         app.router.routes.extend(router.routes)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
@@ -150,20 +154,29 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
         return [health.router, *monitoring, *consoles]
     shipped_routers = [load(name) for kind in kinds if kind in SHIPPED for name in kind.routers]
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
-    used_paths = {route.path for router in platform_routers for route in router.routes if isinstance(route, APIRoute)}
+    used_paths = _paths_of(platform_routers)
+    # The console comes last, because its last route takes each path below its own. So another route could hide it.
+    console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:
         if kind in SHIPPED:
             continue
         routers: list[APIRouter] = [load(name) for name in kind.routers]
-        paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
-        if paths & used_paths:
-            raise DeclarationError(
-                f"the kind {kind.name} uses paths that are already used: {sorted(paths & used_paths)}"
-            )
+        paths = _paths_of(routers)
+        hidden_paths = {path for path in console_paths if any(_takes(router, path) for router in routers)}
+        if taken_paths := paths & used_paths | hidden_paths:
+            raise DeclarationError(f"the kind {kind.name} uses paths that are already used: {sorted(taken_paths)}")
         used_paths |= paths
         routers_of_other_kinds += routers
     return platform_routers + routers_of_other_kinds + consoles
+
+
+def _paths_of(routers: Sequence[APIRouter]) -> set[str]:
+    return {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+
+
+def _takes(router: APIRouter, path: str) -> bool:
+    return any(isinstance(route, APIRoute) and route.path_regex.match(path) for route in router.routes)
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
@@ -178,6 +191,7 @@ def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
 async def _answer_problem(request: Request, error: Exception) -> Response:
     """Answer an error that an endpoint raised. FastAPI calls this for each class of expected errors."""
     methods: Methods = request.app.state.methods
-    # `corrected`: a 404 becomes a 405 if the path has other methods, and a 405 gets its `Allow` header.
+    # `corrected`: a 404 becomes a 405 if the path, without parameters, has other methods; a 405 gets its `Allow`
+    # header.
     problem = methods.corrected(problem_of(error), request.url.path)
     return problem.response(identity_of(request).request_id)

@@ -27,8 +27,8 @@ from leasehold.transitions.jobs import EXTERNAL
 #: Counting stops at these numbers: of the tasks of a queue, of the tasks of all queues together, and of dead letters
 #: (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: Counting stops at so many orders, or steps, that only a person can settle (say how they ended); and so many of the
-#: newest orders are searched. An order is what a step asked of a provider.
+#: Counting stops at _MAX_UNSETTLED orders, or steps, whose outcome only a person can say. They are searched among the
+#: _MAX_SEARCHED newest orders. An order is what a step asked of a provider.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of it. This is little, because the page shows only one reason.
@@ -41,7 +41,7 @@ _LONG_WAIT = timedelta(minutes=1)
 #: the same.
 _LONG_SNAPSHOT = timedelta(minutes=1)
 #: Reasons of a job that waits on purpose, or that runs. They are not findings.
-_CHOSEN_REASONS = frozenset(
+_HARMLESS_REASONS = frozenset(
     {"waiting_until", "waiting_for_external_worker", "waiting_for_signal", "waiting_for_steps", "running"}
 )
 
@@ -105,7 +105,7 @@ async def _findings_about_parts(request: Request, caller: Caller) -> list[Findin
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
     results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
-    # A part may have several results. The first one counts, so it is the last to be written here.
+    # A part may have several results. In reversed order the first one overwrites the others.
     meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
@@ -201,10 +201,10 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
     their own.
     """
     findings = []
-    settled_by = to_be_settled_by_people(services, caller, caller.tenant_id)
-    if settled_by:
+    failures_for_people = to_be_settled_by_people(services, caller, caller.tenant_id)
+    if failures_for_people:
         orders, searched_to = await unsettled.orders(
-            connection, caller.tenant_id, settled_by, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
+            connection, caller.tenant_id, failures_for_people, None, _MAX_UNSETTLED, max_searched=_MAX_SEARCHED
         )
         has_more = searched_to is not None
         if_one = f"The outcome of {_at_least('one order', has_more=has_more)} is unknown."
@@ -249,7 +249,7 @@ async def _findings_about_oldest(services: Services, caller: Caller, late_ids: S
     jobs = [rows[job_id] for job_id in late_ids if job_id in rows and _may_read(services, caller, rows[job_id])]
     for job in jobs[:_MAX_EXPLAINED]:
         explanation = await explain(services, caller.tenant_id, job, _DEPTH)
-        reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _CHOSEN_REASONS]
+        reasons = [reason for reason in explanation["reasons"] if reason["code"] not in _HARMLESS_REASONS]
         if reasons:
             due_at = max(job["created_at"], job["scheduled_at"] or job["created_at"])
             waited = datetime.now(UTC) - due_at

@@ -87,7 +87,7 @@ class SignedIn(Require):
         services = services_of(request)
         session = read(services.settings, request.cookies.get(COOKIE, ""))
         if session is None:
-            raise Unauthenticated("missing_api_key", "Sign in with an API key.")
+            raise Unauthenticated("missing_api_key", "Sign in first.")
         caller = with_source(request, await _caller_of(services, session))
         request.state.viewer = Viewer(caller, session, _form_token(services.settings, session))
         return caller

@@ -13,7 +13,7 @@ class FieldError(BaseModel):
     place: Literal["query", "header", "cookie"] | None = Field(
         None, alias="in", description="Where the parameter is, if the error is in a parameter."
     )
-    position: int | None = Field(None, description="The position of the error in the filter, in characters from 1.")
+    position: int | None = Field(None, description="If a filter is wrong: where, in characters from 1.")
     detail: str
 
 

@@ -72,7 +72,7 @@ async def delete(
     Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended.
     """
     job_id, tenant_id = target.id, target.tenant_id
-    # Write the deliveries of webhooks and callbacks about the job's end first: they need the job's row.
+    # If the job has ended, its webhooks and callbacks may not be written yet. They come first: they need the job's row.
     effects.hints += await actions.dispatch(connection, job_id)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:  # the job has not ended

@@ -28,7 +28,7 @@ _TYPE_OF_UNKNOWN = "image/jpeg"
 
 
 class DemoFailed(LeaseholdError):
-    """A picture did not become READY."""
+    """A picture did not become READY, or could not be sent."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     """Send all pictures and report on each. `out`: the folder for the results. `keep`: at the end, print the address of
     the first job's page, and wait for Ctrl-C. `servers`: addresses of servers that run elsewhere, as for Installation.
 
-    Raises DemoFailed if two results would have one name, if an upload is refused, or, at the end, if a picture did not
-    become READY.
+    Raises DemoFailed if two results would have one name, if the API or the store refuses a request or does not answer,
+    or, at the end, if a picture did not become READY.
     """
     paths = pictures or [SHIPPED]
-    _refuse_lost_results(paths, out)
+    _refuse_overwriting(paths, out)
     console = Console()
     started_at = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
@@ -59,17 +59,14 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
         console.print(
             f"up after {monotonic() - started_at:.1f} s at {installation.api_url}; broker: {installation.broker}"
         )
-        # Handlers of untrusted bytes run in child processes, behind the fences (limits) that this kernel has.
+        # Handlers of untrusted bytes run in child processes behind fences. With `best_effort` some may be missing.
         if installation.isolation == "best_effort":
             console.print(f"fences: {installation.fences}")
         sent_pictures = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]
         headers = {"Authorization": f"Bearer {installation.api_key}"}
         async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:
             with Live(_table(sent_pictures), console=console, refresh_per_second=10) as live:
-                await gather_or_cancel(
-                    _send_and_follow(client, picture, out, lambda: live.update(_table(sent_pictures)))
-                    for picture in sent_pictures
-                )
+                await _send_all(client, sent_pictures, out, lambda: live.update(_table(sent_pictures)))
         for picture in sent_pictures:
             _report(console, picture)
         if keep:
@@ -81,7 +78,7 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
         raise DemoFailed(f"not READY: {', '.join(failed_paths)}")
 
 
-def _refuse_lost_results(pictures: Sequence[Path], out: Path) -> None:
+def _refuse_overwriting(pictures: Sequence[Path], out: Path) -> None:
     """Raises DemoFailed if a result would be written over another, or over one of the pictures."""
     result_paths = [_result_path(picture, out) for picture in pictures]
     for picture, path in zip(pictures, result_paths, strict=True):
@@ -103,6 +100,14 @@ async def _wait_for_ctrl_c(console: Console, installation: Installation, first_p
     console.print("\nCtrl-C stops everything. Until then, the job's page:")
     console.print(address or "the console is off", highlight=False, soft_wrap=True)
     await stop_requested.wait()
+
+
+async def _send_all(client: httpx2.AsyncClient, pictures: Sequence[Sent], out: Path, show: Callable[[], None]) -> None:
+    """As _send_and_follow, for all pictures at once. Raises DemoFailed, also if a server does not answer."""
+    try:
+        await gather_or_cancel(_send_and_follow(client, picture, out, show) for picture in pictures)
+    except httpx2.TransportError as error:
+        raise DemoFailed(f"{error.request.url.host} does not answer: {str(error) or type(error).__name__}") from error
 
 
 async def _send_and_follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: Callable[[], None]) -> None:
@@ -135,25 +140,28 @@ async def _upload(client: httpx2.AsyncClient, path: Path) -> dict[str, Any]:
     file = {"content_type": content_type, "file_name": path.name, "content_length": len(picture_bytes)}
     ticket = await _json_of(client.post("/upload-url", json=file))
     async with httpx2.AsyncClient(timeout=60) as store:  # the store needs the signed URL and no API key
-        answer = await store.put(ticket["upload_url"], content=picture_bytes, headers={"Content-Type": content_type})
-        answer.raise_for_status()
+        _check(await store.put(ticket["upload_url"], content=picture_bytes, headers={"Content-Type": content_type}))
     return ticket
 
 
 async def _json_of(request: Awaitable[httpx2.Response]) -> dict[str, Any]:
     answer = await request
-    if answer.is_error:
-        raise DemoFailed(
-            f"{answer.request.method} {answer.request.url.path} answered {answer.status_code}: {answer.text}"
-        )
+    _check(answer)
     body: dict[str, Any] = answer.json()
     return body
+
+
+def _check(answer: httpx2.Response) -> None:
+    """Raises DemoFailed for a refusal. The path has no secret; the query of a signed URL has."""
+    if not answer.is_success:
+        request = answer.request
+        raise DemoFailed(f"{request.method} {request.url.path} answered {answer.status_code}: {answer.text[:500]}")
 
 
 async def _save(picture: Sent, out: Path) -> Path:
     async with httpx2.AsyncClient(timeout=60) as store:
         answer = await store.get(picture.view["final_url"])
-        answer.raise_for_status()
+    _check(answer)
     path = _result_path(picture.path, out)
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
     await asyncio.to_thread(path.write_bytes, answer.content)

@@ -234,7 +234,7 @@ class AsyncClient:
     async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
         """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
         following = Following(feed, self._tries)
-        # Whether the job had ended when this connection began. After such a connection without items no more can come.
+        # Whether the job had ended before this connection began. If this connection then brings no item, none is left.
         has_ended = False
         while True:
             call = following.connect()

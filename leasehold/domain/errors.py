@@ -272,7 +272,7 @@ class NotWhileUndoing(LeaseholdError):
     def __init__(self, call: str) -> None:
         super().__init__(
             f"{call}: the run is being cancelled, and starts no step and no wait any more. Undo its work by ctx.call,"
-            " or by ctx.detached.start, whose run has a queue, retries and time of its own"
+            " or by a run of its own, which is not cancelled, by ctx.detached.start"
         )
         self.call = call
 
@@ -300,9 +300,10 @@ class StepError(LeaseholdError):
     trace: str = ""
 
     def __init__(self, code: str, message: str) -> None:
+        message = str(message)  # a handler may pass an exception, against the annotation
         super().__init__(message)
         self.code = str(code)
-        self.message = str(message)  # a handler may pass an exception, against the annotation
+        self.message = message
 
 
 class Retryable(StepError):

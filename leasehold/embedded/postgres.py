@@ -34,7 +34,7 @@ NOT_DURABLE = DURABLE | {
     "full_page_writes": "off",
     "wal_level": "minimal",
     "max_wal_senders": "0",
-    "max_wal_size": "128MB",  # its directory may lie in memory
+    "max_wal_size": "128MB",  # the data directory may be in memory
 }
 SHUTDOWN_SIGNALS = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
 
@@ -103,7 +103,7 @@ class Postgres:
             env=_environment(),
             cwd=self.directory,
             run_as=self._run_as,
-            last_signal=signal.SIGQUIT,  # the guard sends it if this process dies: the server frees its shared memory
+            last_signal=signal.SIGQUIT,  # for the guard, if this process dies: the server still frees its shared memory
         )
         await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
@@ -154,7 +154,7 @@ class Postgres:
             self._password = password_file.read_text()
             return
         # initdb may be killed after it has written PG_VERSION. So the directory gets the name `data` only when it is
-        # complete.
+        # complete. (An incomplete `data` without PG_VERSION is of an old version.)
         new_data = self.directory / "data.new"
         for leftover in (new_data, self._data):
             shutil.rmtree(leftover, ignore_errors=True)

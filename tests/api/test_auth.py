@@ -10,10 +10,12 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
-from leasehold.api.app import make_app
+from leasehold import Kind
+from leasehold.api.app import _routers, make_app
 from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, refuse_open_routes
 from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError, Invalid, NotFound
+from leasehold.pipelines import SHIPPED
 from leasehold.security.credentials import create_key, find_key, matches, parse_key, revoke_key, rotate_key
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
@@ -212,3 +214,37 @@ async def test_a_route_that_names_no_scope_does_not_start(settings: Settings) ->
     with pytest.raises(DeclarationError, match="/open"):
         refuse_open_routes(FastAPI(), routes, frozenset())
     make_app(settings)
+
+
+async def hide() -> None: ...
+
+
+shadow = APIRouter()
+
+
+@pytest.mark.parametrize(
+    ("path", "hidden"),
+    [
+        ("/v1/runs", "/v1/runs"),
+        ("/console/sign-in", "/console/sign-in"),
+        ("/console/{page}", "/console/sign-in"),
+        ("/{anything:path}", "/console/"),
+    ],
+)
+def test_a_kind_from_outside_hides_no_path_of_the_platform_and_none_of_the_console(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, path: str, hidden: str
+) -> None:
+    monkeypatch.setattr(shadow, "routes", [])
+    shadow.add_api_route(path, hide)
+    kinds = [*SHIPPED, Kind("shadow", routers=(f"{__name__}:shadow",))]
+    with pytest.raises(DeclarationError, match=f"shadow uses paths that are already used.*{hidden}"):
+        _routers(settings.model_copy(update={"console_path": "/console"}), kinds)
+
+
+def test_a_kind_from_outside_may_use_other_paths_beside_the_console(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shadow, "routes", [])
+    shadow.add_api_route("/consoles/{name}", hide)
+    kinds = [*SHIPPED, Kind("shadow", routers=(f"{__name__}:shadow",))]
+    assert shadow in _routers(settings.model_copy(update={"console_path": "/console"}), kinds)

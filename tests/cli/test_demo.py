@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from leasehold.cli import demo
 from leasehold.cli.demo import DemoFailed, run
 
 
@@ -21,3 +25,29 @@ def test_a_result_that_would_replace_another_file_is_refused_before_anything_sta
     with pytest.raises(DemoFailed, match=sentence):
         asyncio.run(run([Path(picture) for picture in pictures], out=Path(out)))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("answer", "sentence"), [(b"HTTP/1.1 403 No", "answered 403"), (b"", "does not answer")])
+async def test_a_store_that_refuses_or_is_silent_ends_the_demo_with_a_sentence_without_the_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, sentence: str
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(picture.stat().st_size)
+        if answer:
+            writer.write(answer + b"\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    picture = tmp_path / "x.jpg"
+    picture.write_bytes(demo.SHIPPED.read_bytes())
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+
+        async def ticket(_request: Awaitable[object]) -> dict[str, str]:
+            return {"upload_url": f"http://127.0.0.1:{port}/bucket/key?X-Amz-Signature=secret", "media_id": "1"}
+
+        monkeypatch.setattr(demo, "_json_of", ticket)
+        client: Any = SimpleNamespace(post=lambda *_arguments, **_options: None)
+        with pytest.raises(DemoFailed, match=sentence) as raised:
+            await demo._send_all(client, [demo.Sent(picture, {})], tmp_path, lambda: None)
+    assert "secret" not in str(raised.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
+from typing import NoReturn
 from uuid import UUID
 
 import httpx2
@@ -91,3 +92,18 @@ def test_a_client_that_tries_for_hours_keeps_to_its_longest_pause() -> None:
     pauses = [tries.after_error(httpx2.ReadError("reset")) for _ in range(1100)]
     assert 0.1 <= pauses[0] <= 0.2
     assert all(5.0 <= pause <= 10.0 for pause in pauses[6:])
+
+
+class _Odd(Exception):
+    """As an exception of a library that no other process can load."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("it stays here")
+
+
+def test_a_failure_that_a_handler_makes_of_another_exception_passes_between_processes() -> None:
+    error = Permanent("bad_input", _Odd("it is broken"))  # type: ignore[arg-type]  # as handlers do
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - of this test
+    assert (type(again), again.code, again.message, str(again)) == (
+        Permanent, "bad_input", "it is broken", "it is broken",
+    )  # fmt: skip

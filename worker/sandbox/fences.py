@@ -8,8 +8,8 @@ forks a child for each run), the child and the worker set them up, in this order
 3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Code that has
    taken the child over cannot loosen these limits.
 
-A zygote that root starts keeps its uid, because `nobody` could not read an interpreter under a private home. Without
-capabilities, uid 0 is an ordinary owner of its files. The filter of system calls denies further processes.
+A zygote that root starts stays root. As `nobody` it could not read a Python that is installed in a private home.
+Without capabilities, root is an ordinary owner of its files. The filter of system calls denies further processes.
 RLIMIT_NPROC is only a second guard against too many threads: it counts per user, and does not bind root.
 """
 

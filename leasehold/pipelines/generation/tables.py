@@ -11,10 +11,10 @@ generation = Table(
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    Column("task_id", Text, nullable=False),  # the client's own id of the order
+    Column("task_id", Text, nullable=False),  # the client's own id of its request
     Column("kind", Text, nullable=False),
     Column("server_id", Text, nullable=False),  # the server whose concurrency limit counts this generation
-    # The hash of the order: another order with the same task_id is a conflict.
+    # The hash of the client's request: another request with the same task_id is a conflict.
     Column("request_hash", LargeBinary, nullable=False),
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client consumed the result: no later request finds it
@@ -22,6 +22,7 @@ generation = Table(
     Index("generation_task_id", "tenant_id", "task_id", unique=True),
 )
 
+# An image that a client has sent with a request. `key`: of the object that has its bytes.
 source_image = Table(
     "source_image",
     metadata,

@@ -16,8 +16,8 @@ class Animation(Image.Image):
     """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it. `plays`: how often
     the animation is shown; 0: for ever.
 
-    Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before
-    the encoding, and reads the entry of a frame after the frame.
+    Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before it
+    is complete. It reads the entry of a frame only after it has sought the frame, so the entry is there by then.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:

@@ -10,10 +10,11 @@ from leasehold.transitions.endings import END_CANCELLED_JOBS
 from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Settled
 
-# The job ends when none of its steps is leased any more.
+# The job ends when none of its steps is leased any more: END_CANCELLED_JOBS reads `stopped_steps`, and gives the jobs
+# in `advanced_jobs`. `settled` is also true if an earlier try, whose answer was lost, has stopped the step.
 ACKNOWLEDGE_CANCEL = f"""-- acknowledge_cancel
 WITH {HELD_IN_CANCELLED_JOB}, stopped_steps AS (
-    -- Writes only tasks that pass the guard (guard.py). END_CANCELLED_JOBS reads this CTE.
+    -- Writes only tasks that pass the guard (guard.py).
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id

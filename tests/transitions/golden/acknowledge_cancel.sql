@@ -28,7 +28,7 @@ WITH lease_batch AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t
 ), stopped_steps AS (
-    -- Writes only tasks that pass the guard (guard.py). END_CANCELLED_JOBS reads this CTE.
+    -- Writes only tasks that pass the guard (guard.py).
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id
