@@ -367,6 +367,41 @@ async def test_an_urgent_task_goes_before_an_older_normal_one(rows: Rows) -> Non
     assert first.lease.task_id == urgent.hint.task_id
 
 
+async def test_of_a_tenant_with_little_room_the_urgent_task_goes_first_too(rows: Rows) -> None:
+    await rows.submit(ONE, count=3)
+    (urgent,) = await rows.submit(ONE, priority=0)
+    polled = await claims.poll(rows.connection, rows.terms, ["default"], 5, other_room=1)
+    assert [one.lease.task_id for one in polled.claimed] == [urgent.hint.task_id]
+    assert polled.held_back
+
+
+async def test_all_urgent_tasks_of_a_tenant_go_before_its_normal_ones_and_tenants_still_take_turns(rows: Rows) -> None:
+    for priority in (2, 1, 0):
+        await rows.submit(ONE, count=3, priority=priority)
+    await rows.submit(ONE, tenant="quiet", priority=2)
+    claimed = await claims.claim_due(rows.connection, rows.terms, ["default"], 4)
+    found = await rows.connection.fetch(
+        "SELECT tenant_id, priority FROM task WHERE id = ANY($1) ORDER BY priority",
+        [one.lease.task_id for one in claimed],
+    )
+    assert [tuple(row) for row in found] == [("t", 0), ("t", 0), ("t", 0), ("quiet", 2)]
+
+
+async def test_a_poll_does_not_claim_a_task_that_is_put_off_while_the_poll_runs(rows: Rows, another: Open) -> None:
+    """Another worker claims it meanwhile, and it fails or snoozes: it is due again later."""
+    (task,) = await rows.submit(ONE)
+    other = await another()
+    async with other.connection.transaction():
+        await other.connection.execute(
+            "UPDATE task SET available_at = clock_timestamp() + interval '1 hour' WHERE id = $1", task.hint.task_id
+        )
+        polling = asyncio.create_task(claims.claim_due(rows.connection, rows.terms, ["default"], 5))
+        while not await other.connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            await asyncio.sleep(0.01)
+    assert await polling == []
+    assert (await rows.task(task.hint.task_id))["epoch"] == 0
+
+
 async def test_a_worker_whose_session_ended_is_known_to_be_gone(rows: Rows, another: Open) -> None:
     other = await another()
     worker = other.terms.owner

@@ -14,22 +14,21 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
-#: SQL: the task `t` is due within the poll window ($6). A `pending` task has a hint, to which it is left for
-#: `share.overdue`.
+#: SQL: the task `t` is due within the poll window ($6). A `pending` task has a hint: the poll leaves it alone until it
+#: has been due for `share.overdue`.
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
 
-#: SQL: the task `t` of `job_tasks` is still due. In a job that is being cancelled, only a workflow (`journaled`)
-#: starts, because its code must see the cancel. The task is found by its id: `unindexed` keeps the planner from
-#: reading a partial index of the status instead.
-_IS_STILL_DUE = (
-    f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")} AND (t.journaled OR NOT job_tasks.cancelling)"""
-)
+#: SQL: the task `t` of `job_tasks` is still due: another worker may have claimed it since the statement began, and put
+#: it off. In a job that is being cancelled, only a workflow (`journaled`) starts, because its code must see the cancel.
+#: The task is found by its id: `unindexed` keeps the planner from reading a partial index of the status instead.
+_IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
+      AND t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)"""
 
-# The tenants take turns: the statement takes the oldest due tasks of each queue, priority and tenant. The first task of
-# each tenant comes before the second task of any tenant. A tenant with many running tasks comes later, so a flood of
-# tasks delays only its own tenant. After thirty seconds a task counts as one of the next higher priority.
+# The tenants take turns: the first task of each tenant comes before the second task of any tenant. The tasks of a
+# tenant come by priority, then by the time since which they are due; after thirty seconds a task counts as one of the
+# next higher priority. A tenant with many running tasks comes later, so a flood of tasks delays only its own tenant.
 #
 # $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
 # $6 the poll window: the statement does not see tasks that have been due for a longer time than this.
@@ -41,7 +40,7 @@ _IS_STILL_DUE = (
 # The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
 # returns at least one row, with the age of the oldest due task, the counts, and whether tenants were held back.
 # The CTEs of `mark_claimed` take the tasks of `job_tasks` and claim those that are still due. The last one,
-# `numbered_tasks`, has a row for each claimed task. `nth` numbers the tasks of one queue, priority and tenant.
+# `numbered_tasks`, has a row for each claimed task. The first line is the statement's name, as statistics show it.
 POLL = f"""
 -- look
 WITH RECURSIVE served_queues AS MATERIALIZED (
@@ -86,33 +85,32 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS worker_share(tenant_id, n, room)
         ON worker_share.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
-    -- The oldest due tasks of each tenant. Of a tenant without room, only the oldest is read, for its age.
-    SELECT head.*, share.band, share.tenant_id, share.running_here, share.room
+    -- The oldest due tasks of each queue, priority and tenant. Of a tenant without room, only the oldest is read, for
+    -- its age. `since`: when the task became due, half a minute later for each lower priority.
+    SELECT head.*, head.available_at + share.band * interval '30 seconds' AS since,
+           share.tenant_id, share.running_here, share.room
     FROM shares share
     CROSS JOIN LATERAL (
-        SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
-        FROM (
-            (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
-             WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
-               AND {_IS_DUE} AND share.room IS DISTINCT FROM 0
-             ORDER BY t.available_at LIMIT 4 * $4)
-            UNION ALL
-            (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
-             WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
-               AND {_IS_DUE} AND share.room = 0
-             ORDER BY t.available_at LIMIT 1)
-        ) AS t
+        (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
+         WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
+           AND {_IS_DUE} AND share.room IS DISTINCT FROM 0
+         ORDER BY t.available_at LIMIT 4 * $4)
+        UNION ALL
+        (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
+         WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
+           AND {_IS_DUE} AND share.room = 0
+         ORDER BY t.available_at LIMIT 1)
     ) AS head
+), numbered_heads AS MATERIALIZED (
+    -- `nth` numbers the tasks of each tenant, in all queues and priorities together.
+    SELECT h.*, row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.since) AS nth FROM heads h
 ), room_of_heads AS MATERIALIZED (
-    -- Whether each task is within the room of its tenant, which is for all queues and priorities together.
-    SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
-                AS has_room
-    FROM heads h
+    -- Whether each task is within the room of its tenant.
+    SELECT h.*, coalesce(h.nth <= h.room, true) AS has_room FROM numbered_heads h
 ), candidates AS MATERIALIZED (
     -- The tasks in the order in which tenants take turns. `turn`: the task's number within its tenant, after the
-    -- running tasks. `since`: when the task became due, half a minute later for each lower priority.
-    SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn,
-           h.available_at + h.band * interval '30 seconds' AS since
+    -- running tasks.
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn, h.since
     FROM room_of_heads h LEFT JOIN running_counts ON running_counts.tenant_id = h.tenant_id
     WHERE h.has_room
     ORDER BY turn, since
@@ -177,8 +175,8 @@ async def poll(
     `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it
     (None: any number).
     `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
-    `other_overdue`: `overdue` for a tenant that is not in `shares`; a value above `overdue` has no effect. None: it is
-    `overdue`.
+    `other_overdue`: for how many seconds a `pending` task of a tenant that is not in `shares` is left to its hint: at
+    most `overdue`, which is also the default.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

@@ -41,37 +41,36 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS worker_share(tenant_id, n, room)
         ON worker_share.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
-    -- The oldest due tasks of each tenant. Of a tenant without room, only the oldest is read, for its age.
-    SELECT head.*, share.band, share.tenant_id, share.running_here, share.room
+    -- The oldest due tasks of each queue, priority and tenant. Of a tenant without room, only the oldest is read, for
+    -- its age. `since`: when the task became due, half a minute later for each lower priority.
+    SELECT head.*, head.available_at + share.band * interval '30 seconds' AS since,
+           share.tenant_id, share.running_here, share.room
     FROM shares share
     CROSS JOIN LATERAL (
-        SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
-        FROM (
-            (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
-             WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
-               AND t.status IN ('pending', 'retry', 'waiting')
+        (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
+         WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
+           AND t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue) AND share.room IS DISTINCT FROM 0
-             ORDER BY t.available_at LIMIT 4 * $4)
-            UNION ALL
-            (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
-             WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
-               AND t.status IN ('pending', 'retry', 'waiting')
+         ORDER BY t.available_at LIMIT 4 * $4)
+        UNION ALL
+        (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
+         WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
+           AND t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue) AND share.room = 0
-             ORDER BY t.available_at LIMIT 1)
-        ) AS t
+         ORDER BY t.available_at LIMIT 1)
     ) AS head
+), numbered_heads AS MATERIALIZED (
+    -- `nth` numbers the tasks of each tenant, in all queues and priorities together.
+    SELECT h.*, row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.since) AS nth FROM heads h
 ), room_of_heads AS MATERIALIZED (
-    -- Whether each task is within the room of its tenant, which is for all queues and priorities together.
-    SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
-                AS has_room
-    FROM heads h
+    -- Whether each task is within the room of its tenant.
+    SELECT h.*, coalesce(h.nth <= h.room, true) AS has_room FROM numbered_heads h
 ), candidates AS MATERIALIZED (
     -- The tasks in the order in which tenants take turns. `turn`: the task's number within its tenant, after the
-    -- running tasks. `since`: when the task became due, half a minute later for each lower priority.
-    SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn,
-           h.available_at + h.band * interval '30 seconds' AS since
+    -- running tasks.
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(running_counts.n, h.running_here, 0) AS turn, h.since
     FROM room_of_heads h LEFT JOIN running_counts ON running_counts.tenant_id = h.tenant_id
     WHERE h.has_room
     ORDER BY turn, since
@@ -98,7 +97,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
                          ELSE t.claim_seq END
     FROM job_tasks
     WHERE t.id = job_tasks.id AND (t.status = 'running') = (job_tasks.was = 'running')
-      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END AND (t.journaled OR NOT job_tasks.cancelling)
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END
+      AND t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, t.unblocks = '{}' AS is_last, job_tasks.was,
               t.epoch = 1 AND t.claim_seq IS NOT NULL AS has_derived_event,
