@@ -1,17 +1,17 @@
 """Computes the cost of a JSON Schema: how many nodes an evaluation would visit, called the expanded size.
 
 A node is a subschema, or a value in `enum` and `const`, or a character of a pattern. A `$ref` counts as much as its
-target, so two references in each of 27 definitions count 2^27. Recursion through the payload (a tree's children) counts
-once: the payload's own size and the evaluator's time limit bound it.
+target: if each of 27 definitions refers twice to the next one, they count 2^27. Recursion through the payload (a tree's
+children) counts once: the payload's own size and the evaluator's time limit bound it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urldefrag
+from urllib.parse import unquote, urldefrag, urljoin
 
 from leasehold.domain.json_pointer import value_at
 
@@ -31,7 +31,8 @@ _PART_SINGLE = (
 _PART_LIST = ("prefixItems",)
 _PART_MAP = ("properties", "patternProperties")
 _REFS = ("$ref", "$dynamicRef")
-#: A schema with one of these keywords evaluates its other subschemas twice, to learn which parts they have evaluated.
+#: A schema with one of these keywords evaluates its subschemas for the same value twice, to learn which parts of the
+#: value they have evaluated.
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 
 #: The cost of a reference that leads out of the document, for example to a metaschema. Its target is not counted.
@@ -49,16 +50,14 @@ class InPlaceCycle(Exception):
 @dataclass(eq=False, slots=True)
 class _Node:
     """A subschema. `own_cost`: the cost of its keywords. `same`: the subschemas that apply to the same value. `parts`:
-    the subschemas that apply to parts of the value. `is_doubled`: `same` counts twice. `total`: `own_cost` and the
-    costs of `same` and `parts`; None: not computed yet. `group`: the number of the node's strongly connected component;
-    -1: not known yet.
+    the subschemas that apply to parts of the value. `is_doubled`: `same` counts twice. `group`: the number of the
+    node's strongly connected component (nodes that reach each other); -1: not known yet.
     """
 
     own_cost: int
     is_doubled: bool = False
     same: list[_Node] = field(default_factory=list)
     parts: list[_Node] = field(default_factory=list)
-    total: int | None = None
     group: int = -1
 
 
@@ -68,8 +67,7 @@ def expanded_size(schema: Any) -> int:
     Follows chains of references by recursion: the interpreter's recursion limit must be high.
     """
     root = _Document(schema).node(schema)
-    _number_groups(root)
-    return _cost_of(root, set())
+    return _Costs(_recursions(root)).of(root)
 
 
 class _Document:
@@ -87,11 +85,9 @@ class _Document:
     def _index(self, value: Any, base: str) -> None:
         """Record the names of all subschemas within `value`. `base`: the URI against which their names are resolved."""
         if isinstance(value, dict):
-            if isinstance(own_id := value.get("$id"), str):
-                uri = urldefrag(own_id)[0]
-                # The base of the whole document stays "": then its `$id` names it, and "" does, too.
-                base = "" if value is self._schema else uri
-                self._by_uri[uri] = self._by_uri[base] = value
+            if isinstance(own_id := value.get("$id"), str) and (own_uri := urldefrag(own_id)[0]):
+                base = urljoin(base, own_uri)
+                self._by_uri[base] = value
             self._base_of[id(value)] = base
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(name := value.get(keyword), str):
@@ -126,7 +122,7 @@ class _Document:
         fragment = unquote(fragment)
         if dynamic and (targets := self._dynamic_anchors.get(fragment)):
             return list(targets)
-        base = uri or self._base_of.get(id(schema), "")
+        base = urljoin(self._base_of.get(id(schema), ""), uri)
         if fragment and not fragment.startswith("/"):
             return [self._anchors.get((base, fragment))]
         return [value_at(self._by_uri.get(base), fragment)]
@@ -176,8 +172,23 @@ def _pattern_cost(pattern: str) -> int:
     return size
 
 
-def _number_groups(root: _Node) -> None:
-    """Number the strongly connected components: groups of nodes that reach each other (Tarjan's algorithm)."""
+def _recursions(root: _Node) -> dict[int, list[_Node]]:
+    """Number the groups of all nodes. Returns group -> its recursive parts: nodes of the group that apply to a part of
+    the value of another one of its nodes.
+    """
+    nodes = _number_groups(root)
+    recursions: dict[int, list[_Node]] = {}
+    for node in nodes:
+        for part in node.parts:
+            if part.group == node.group and part not in (found := recursions.setdefault(node.group, [])):
+                found.append(part)
+    return recursions
+
+
+def _number_groups(root: _Node) -> list[_Node]:
+    """Number the strongly connected components: groups of nodes that reach each other (Tarjan's algorithm). Returns all
+    nodes.
+    """
     order: dict[_Node, int] = {}  # the number of the node's visit
     low: dict[_Node, int] = {}  # the number of the earliest node on the stack that the node reaches
     stack: list[_Node] = []
@@ -196,20 +207,36 @@ def _number_groups(root: _Node) -> None:
                 stack.pop().group = order[node]
 
     visit(root)
+    return list(order)
 
 
-def _cost_of(node: _Node, visiting: set[_Node]) -> int:
-    """The node's total cost. `visiting`: the nodes whose costs are being computed. Raises InPlaceCycle."""
-    if node.total is not None:
-        return node.total
-    if node in visiting:
-        raise InPlaceCycle
-    visiting.add(node)
-    same = sum(_cost_of(other, visiting) for other in node.same)
-    if node.is_doubled:
-        same *= 2
-    # A part of the same group is a recursion. It ends with the payload, so it counts once.
-    parts = sum(1 if other.group == node.group else _cost_of(other, visiting) for other in node.parts)
-    visiting.discard(node)
-    node.total = min(_MAX_COST, node.own_cost + same + parts)
-    return node.total
+class _Costs:
+    """The costs of nodes. `recursions`: group -> its recursive parts. A recursive part counts 1 where it stands, and
+    once for each way into its group: its recursion ends with the payload.
+    """
+
+    def __init__(self, recursions: Mapping[int, Sequence[_Node]]) -> None:
+        self._recursions = recursions
+        self._once: dict[_Node, int] = {}
+        self._of_recursions: dict[int, int] = {}  # by group
+        self._visiting: set[_Node] = set()
+
+    def of(self, node: _Node) -> int:
+        """The cost of the node for a reader from outside its group. Raises InPlaceCycle."""
+        if node.group not in self._of_recursions:
+            parts = self._recursions.get(node.group, ())
+            self._of_recursions[node.group] = min(_MAX_COST, sum(map(self._cost_once, parts)))
+        return min(_MAX_COST, self._cost_once(node) + self._of_recursions[node.group])
+
+    def _cost_once(self, node: _Node) -> int:
+        """The cost of the node, in which each recursive part of its group counts 1. Raises InPlaceCycle."""
+        if node in self._once:
+            return self._once[node]
+        if node in self._visiting:
+            raise InPlaceCycle
+        self._visiting.add(node)
+        same = sum(self._cost_once(other) if other.group == node.group else self.of(other) for other in node.same)
+        parts = sum(1 if other.group == node.group else self.of(other) for other in node.parts)
+        self._visiting.discard(node)
+        self._once[node] = min(_MAX_COST, node.own_cost + same * (2 if node.is_doubled else 1) + parts)
+        return self._once[node]
