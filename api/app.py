@@ -193,5 +193,5 @@ async def _answer_problem(request: Request, error: Exception) -> Response:
     methods: Methods = request.app.state.methods
     # `corrected`: a 404 becomes a 405 if the path, without parameters, has other methods; a 405 gets its `Allow`
     # header.
-    problem = methods.corrected(problem_of(error), request.url.path)
+    problem = methods.corrected(problem_of(error), request.method, request.url.path)
     return problem.response(identity_of(request).request_id)

@@ -41,9 +41,12 @@ class Methods:
                 allowed_methods |= methods
         return allowed_methods
 
-    def corrected(self, problem: Problem, path: str) -> Problem:
-        """The problem with the right `Allow` header. A 404 becomes a 405 if a route has this literal path."""
-        if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and path in self._by_literal_path:
+    def corrected(self, problem: Problem, method: str, path: str) -> Problem:
+        """The problem with the right `Allow` header. If a route has this literal path, but not this method, a 404
+        becomes a 405: then another route, with a pattern, has answered.
+        """
+        has_other_methods = path in self._by_literal_path and method not in self._by_literal_path[path]
+        if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and has_other_methods:
             problem = problem_of_status(HTTPStatus.METHOD_NOT_ALLOWED)
         if problem.status is not HTTPStatus.METHOD_NOT_ALLOWED:
             return problem

@@ -74,12 +74,13 @@ async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) ->
     }
     if not places:
         return _UNKNOWN_SERVING
-    served_by_place = await handler_reads.served(connection, places, await workers.dead(connection))
+    dead = await workers.dead(connection)
+    served_by_place = await handler_reads.served(connection, places, dead)
     nearest: dict[Place, Sequence[str]] = {}
     for place, served in served_by_place.items():
         if served.workers and not served.able:  # no worker has the handler
             queue, handler = place
-            names = await handler_reads.handlers_of_queue(connection, queue)
+            names = await handler_reads.handlers_of_queue(connection, queue, dead)
             nearest[place] = get_close_matches(handler, names, _MAX_NEAREST, 0.8)
             break  # for one place only, because comparing all names is slow
     return Serving(served_by_place, nearest)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 from leasehold.app.retry import MAX_TIMES
@@ -56,8 +57,8 @@ SETTINGS = {
 }  # fmt: skip
 #: Settings of the serializer, with the values that are accepted.
 _JSON_SETTINGS = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_content": (["json"], ("json",))}
-#: A rate such as `10/m`: a number, and `s`, `m` or `h` for second, minute or hour.
-_RATE = re.compile(r"(\d+)/([smh])")
+#: A rate such as `10/m`: a number, and `s`, `m` or `h` for second, minute or hour. Without a letter it is a second.
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/([smh]))?")
 
 
 def not_supported(name: str) -> NotSupported:
@@ -114,17 +115,22 @@ def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOp
     )
     if unread_options.get("serializer") == "json":
         del unread_options["serializer"]
-    for name in unread_options:  # no line above has read it: the first one is enough for the error
-        raise not_supported(name)
+    if unread_options:
+        raise not_supported(next(iter(unread_options)))
     return options
 
 
 def _limit_of(rate: str | float | None) -> Limit | None:
-    """The Limit for a `rate_limit`. Celery applies it to each worker; Leasehold, to the whole installation."""
+    """The Limit for a `rate_limit`; None: there is none, as for 0. Celery applies it to each worker; Leasehold, to the
+    whole installation.
+    """
     if rate is None:
         return None
-    match = _RATE.fullmatch(rate if isinstance(rate, str) else f"{rate}/s")
-    per_minute = round(int(match[1]) * {"s": 60, "m": 1, "h": 1 / 60}[match[2]]) if match is not None else 0
-    if per_minute < 1:
-        raise NotSupported(f"leasehold.celery has no rate_limit {rate!r}: at least one a minute, such as '10/m'")
-    return Limit(per_minute=per_minute)
+    match = _RATE.fullmatch(str(rate))
+    per_minute = Decimal(match[1]) * {"h": 1, "m": 60, "s": 3600}[match[2] or "s"] / 60 if match is not None else None
+    if per_minute == 0:
+        return None
+    if per_minute is None or per_minute != int(per_minute):
+        reason = "it must be a whole number a minute, such as '10/m' or '120/h'"
+        raise NotSupported(f"leasehold.celery has no rate_limit {rate!r}: {reason}")
+    return Limit(per_minute=int(per_minute))

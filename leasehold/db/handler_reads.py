@@ -39,8 +39,8 @@ class Served:
 
 
 # $1 the queues and $2 the handlers of the places, $3 the dead workers. `candidate` has a row for each place and worker:
-# whether the worker lives, serves the queue, and has the handler (NULL: the worker has not reported its handlers). The
-# table `known_handler` keeps when each handler was last seen, after its workers are gone.
+# whether the worker lives, serves the queue, and has the handler (NULL: the worker has not reported its handlers). When
+# no row of its workers is left, the table `known_handler` still says when each handler was last seen.
 _SERVED = """
 -- served
 SELECT place.queue, place.handler,
@@ -75,11 +75,14 @@ async def served(connection: Connection, places: Collection[Place], dead: Sequen
 
 _NAMES = """
 -- handler_names
-SELECT DISTINCT h.name FROM worker w CROSS JOIN unnest(w.handlers) AS h(name) WHERE $1 = ANY(w.queues)
+SELECT DISTINCT h.name FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)
+WHERE $1 = ANY(w.queues) AND NOT w.draining AND w.id <> ALL($3::uuid[])
 ORDER BY 1 LIMIT $2
 """
 
 
-async def handlers_of_queue(connection: Connection, queue: str) -> list[str]:
-    """The handlers (`pipeline.step`) of the workers that serve the queue, at most _MAX_NAMES."""
-    return [row["name"] for row in await connection.fetch(_NAMES, queue, _MAX_NAMES)]
+async def handlers_of_queue(connection: Connection, queue: str, dead: Sequence[UUID]) -> list[str]:
+    """The handlers (`pipeline.step`) of the living workers that serve the queue, at most _MAX_NAMES. Draining workers
+    are left out. `dead`: as for `served`.
+    """
+    return [row["name"] for row in await connection.fetch(_NAMES, queue, _MAX_NAMES, list(dead))]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
-#: How often `put` tries: again whenever another writer was faster.
+#: How many times `put` tries. It tries again when another writer has changed the object meanwhile.
 _MAX_PUTS = 4
 _UNKNOWN_TYPE = "application/octet-stream"
 _PROBE_PREFIX = "probe/"
@@ -190,8 +190,12 @@ class ObjectStore:
         existing = None if self.conditional else await self.head(key)
         for _ in range(_MAX_PUTS):
             if existing is not None:
-                if await self._has_bytes(existing, sha256, size):
-                    return existing
+                try:
+                    if await self._has_bytes(existing, sha256, size):
+                        return existing
+                except ObjectMissing:  # another writer has deleted it meanwhile
+                    existing = await self.head(key)
+                    continue
                 if not may_replace(existing):
                     raise ObjectExists(key)
             precondition = self._unchanged_since(existing)
@@ -226,7 +230,9 @@ class ObjectStore:
         `only_new`: if the store honours `If-None-Match`, `finish` raises PutRefused when the key exists.
         """
         attributes = {"ContentType": content_type, "Metadata": dict(metadata or {})}
-        return Upload(self._client, self._bucket, key, attributes, self._timeout_for, only_new=only_new)
+        return Upload(
+            self._client, self._bucket, key, attributes, self._timeout_for, only_new=only_new and self.conditional
+        )
 
     async def _put_once(
         self, key: str, data: bytes, content_type: str, metadata: Mapping[str, str], **precondition: Any

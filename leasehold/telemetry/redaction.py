@@ -81,10 +81,14 @@ def _secret_settings(settings: Settings) -> Iterator[SecretStr]:
 
 def _words_of(secret: str) -> Iterator[str]:
     """The secret parts of a setting. In a URL only the passwords are secret: the user's, and those among the query's
-    parameters. RabbitMQ's setting may have several URLs.
+    parameters. RabbitMQ's setting may have several URLs. Other settings may have several secrets: divided by commas, or
+    as the values of a JSON object.
     """
     if "://" not in secret:
         yield secret
+        yield from (part.strip() for part in secret.split(","))
+        if secret.lstrip().startswith("{"):
+            yield from re.findall(r'"([^"\\]+)"', secret)
         return
     for url in _NEXT_URL.split(secret):
         yield from _passwords_of(url)

@@ -25,6 +25,7 @@ from leasehold.app.local import LocalAttempt
 from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
 from leasehold.celery.apps import made_apps
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
+from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.domain.errors import LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
 from tests.app.celery_program import SECONDS, first_steps
@@ -386,12 +387,34 @@ def test_an_id_that_no_run_has_is_pending() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rate", "per_minute"),
+    [
+        ("10/m", 10),
+        ("2/s", 120),
+        ("120/h", 2),
+        (2, 120),
+        (0.5, 30),
+        ("0.5/s", 30),
+        ("10", 600),
+        (0, None),
+        (None, None),
+    ],
+)
+def test_a_rate_limit_means_what_celery_means(rate: str | float | None, per_minute: int | None) -> None:
+    limit = options_of({"rate_limit": rate}, "default").limit
+    assert (None if limit is None else limit.per_minute) == per_minute
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"base": object}, "base: write a function"),
         ({"soft_time_limit": 3}, "soft_time_limit: use time_limit"),
         ({"serializer": "pickle"}, "serializer: arguments and results are JSON"),
-        ({"rate_limit": "3/h"}, "at least one a minute"),
+        ({"rate_limit": "3/h"}, "a whole number a minute"),
+        ({"rate_limit": "90/h"}, "a whole number a minute"),
+        ({"rate_limit": "0.01/s"}, "a whole number a minute"),
+        ({"rate_limit": "often"}, "a whole number a minute"),
         ({"unheard_of": 1}, "from-celery"),
     ],
 )

@@ -5,6 +5,7 @@ The store honours conditional puts here: `test_store.py` has what holds on any s
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -202,3 +203,36 @@ def test_credentials_that_the_store_refuses_are_no_outage(status: int) -> None:
     with pytest.raises(StoreError) as told, request("put", "k"):
         raise ClientError(answer, "PutObject")
     assert type(told.value) is StoreError
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+async def test_an_upload_sends_the_condition_only_to_a_store_that_knows_it(
+    refusing: ObjectStore, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
+) -> None:
+    """Others answer an error to the header."""
+    monkeypatch.setattr(refusing, "conditional", conditional)
+    upload = refusing.upload("k", only_new=True)
+    assert bool(upload._condition) is conditional
+
+
+async def test_a_leftover_that_goes_while_its_bytes_are_compared_is_no_error(
+    refusing: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store keeps no metadata, so the bytes are read. Else the step would fail for good, with `input_missing`."""
+    await refusing.put("k", b"left", **TEXT)
+    head, pieces = refusing.head, refusing._pieces
+
+    async def bare_head(key: str) -> Stored | None:
+        found = await head(key)
+        return None if found is None else dataclasses.replace(found, sha256="", metadata={})
+
+    async def gone(*arguments: Any, **options: Any) -> Any:
+        await refusing.delete("k")
+        async for piece in pieces(*arguments, **options):
+            yield piece
+
+    monkeypatch.setattr(refusing, "head", bare_head)
+    monkeypatch.setattr(refusing, "_pieces", gone)
+    await refusing.put("k", b"mine", **TEXT)
+    monkeypatch.undo()
+    assert await refusing.read_head("k", 10) == b"mine"

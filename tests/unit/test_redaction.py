@@ -22,6 +22,8 @@ def learnt() -> Iterator[None]:
             _env_file=None,
             database_url=SecretStr("postgresql://someone:pass%2Fword-db@db.example:5432/x"),
             s3_secret_key=SecretStr(SECRET),
+            sealing_keys=SecretStr("newest-sealing-key=, older-sealing-key="),
+            cells_keys=SecretStr('{"a": "a-key-of-a-cell"}'),
         )
     )
     yield
@@ -34,6 +36,9 @@ def learnt() -> Iterator[None]:
         "the password is pass/word-db",
         "postgresql://someone:pass%2Fword-db@db.example:5432/x",
         f"key {SECRET}",
+        "the key newest-sealing-key= opens nothing",
+        "nor does older-sealing-key=",
+        "refused: a-key-of-a-cell",
         json.dumps({"error": SECRET}),
         json.dumps({"error": SECRET}, ensure_ascii=False),
         f"https://s3/x?secret={quote(SECRET, safe='')}",
@@ -42,7 +47,7 @@ def learnt() -> Iterator[None]:
 def test_a_secret_of_the_settings_is_taken_out_in_every_form(said: str) -> None:
     redacted = redaction.redact(said)
     assert redaction.REDACTED in redacted
-    assert not any(part in redacted for part in ("pass/word", "pass%2F", "qu", "sla"))
+    assert not any(part in redacted for part in ("pass/word", "pass%2F", "quote", "sla+", "sealing-key", "of-a-cell"))
 
 
 @pytest.mark.parametrize(
