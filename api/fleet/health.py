@@ -35,11 +35,11 @@ from leasehold.telemetry import database
 from leasehold.telemetry.outages import DATABASE, STORE
 
 log = structlog.get_logger(__name__)
-# The route class checks no key here: no endpoint requires one (`readyz` checks the key of `?verbose` itself).
+# Every router has this route class. Here it has nothing to check: `readyz` checks the key of `?verbose` itself.
 router = APIRouter(include_in_schema=False, route_class=AuthenticatedFirst)
 _require_operator = Require(OPERATE)
 
-#: What a shared run returns: the checks, or the findings of the self-check.
+#: The result of a _SharedRun: the checks, or the findings of the self-check.
 _Result = TypeVar("_Result")
 
 #: Seconds for which all probes share one run of the checks, because anybody may call the probes, and one check writes.

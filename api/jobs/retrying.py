@@ -25,7 +25,8 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     if body.payload is not None:
         if not access.row["is_run"]:
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
-        await refuse_early(services, caller, {})  # before the payload is checked, which costs more; {}: no queues
+        # Before the payload is checked, because the check costs more. {}: the queues are not known yet.
+        await refuse_early(services, caller, {})
     async with services.pool.acquire() as connection:
         template_version = await template_of(services.actions, connection, access.target)
     if body.payload is not None:

@@ -120,7 +120,7 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
 
 
 def task_of(module: str, name: str) -> Task[..., Any]:
-    """The task at the top level of a module. Raises Permanent: this process cannot import it."""
+    """The task at the top level of a module. Raises Permanent if the module cannot be imported, or lacks the task."""
     try:
         values = vars(importlib.import_module(module)).values()
     except ImportError as error:

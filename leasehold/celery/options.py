@@ -19,8 +19,8 @@ from leasehold.celery.exceptions import NotSupported
 IGNORED = {
     "acks_late": "a run is always acknowledged after its commit",
     "reject_on_worker_lost": "another worker always runs the task of a lost worker",
-    "acks_on_failure_or_timeout": "a failed run is a row",
-    "ignore_result": "results are rows of the run, and end with it",
+    "acks_on_failure_or_timeout": "a failed run stays in the database: no message waits for its acknowledgement",
+    "ignore_result": "a result is always stored with its run, and deleted with it",
     "store_errors_even_if_ignored": "errors are always kept",
     "track_started": "the run's status always shows it",
     "send_events": "events are always kept",

@@ -24,7 +24,7 @@ from leasehold.embedded.process import RunAs, Server
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import find_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import cancel_and_wait, gather_or_cancel
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.worker.sandbox import isolation
@@ -88,12 +88,17 @@ class Installation:
     async def __aenter__(self) -> Self:
         require_free(int(self._port))
         async with AsyncExitStack() as exit_stack:
-            upgrade_task = asyncio.create_task(asyncio.to_thread(_load_upgrade))
+            loading_upgrade = asyncio.create_task(asyncio.to_thread(_load_upgrade))
             await exit_stack.enter_async_context(self._stack)
             rabbitmq = self._configured_late_rabbitmq()
             self.environment = self._environment_of_processes(rabbitmq)
-            await asyncio.gather(
-                self._start(exit_stack, "api"), self._start(exit_stack, "worker"), self._prepare_database(upgrade_task)
+            # The API and the worker import their modules while the schema is made, and wait for it.
+            await gather_or_cancel(
+                (
+                    self._start(exit_stack, "api"),
+                    self._start(exit_stack, "worker"),
+                    self._prepare_database(loading_upgrade),
+                )
             )
             await self._until_ready()
             if rabbitmq is not None:
@@ -202,12 +207,12 @@ class Installation:
         cleanup.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
         self._processes.append(server)
 
-    async def _prepare_database(self, upgrade_task: asyncio.Task[Upgrade]) -> None:
+    async def _prepare_database(self, loading_upgrade: asyncio.Task[Upgrade]) -> None:
         """Bring the schema up to date, and make the API key."""
         url = self.environment["LEASEHOLD_DATABASE_URL"]
         pipelines = self.environment["LEASEHOLD_PIPELINES"]
         settings = Settings(database_url=SecretStr(url), pipelines=pipelines, database_app_role=None)
-        upgrade = await upgrade_task
+        upgrade = await loading_upgrade
         await upgrade(settings, "head")
         connection = await connect(settings, "setup")
         try:

@@ -106,14 +106,16 @@ def _become(module: str) -> None:
 @app.command()
 def doctor(
     reconcile: Annotated[
-        bool, typer.Option("--reconcile", help="Compare the rows with the store's objects, as after a restore.")
+        bool, typer.Option("--reconcile", help="Compare the rows with the store's objects. Use it after a restore.")
     ] = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Delete the objects without rows. Without it, only list them.")
     ] = False,
     even_so: Annotated[
         bool,
-        typer.Option("--even-so", help="Delete them even if they are most objects, or in a cell."),
+        typer.Option(
+            "--even-so", help="With --apply: delete them even if most objects have no row, or if this is a cell."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

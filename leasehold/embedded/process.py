@@ -23,8 +23,8 @@ LOG_LINES_SHOWN = 15
 
 
 class EmbeddedError(LeaseholdError):
-    """A private server could not be installed, started or used. After a start, the message ends with the last lines of
-    the server's log.
+    """An embedded server could not be installed, started or used. If it was started, the message ends with the last
+    lines of its log.
     """
 
 

@@ -29,8 +29,8 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed: after all errors of TRY_AGAIN except one. For a value that asyncpg cannot
-    encode, asyncpg raises an InterfaceError that is also a ValueError.
+    """Whether a repetition may succeed. It may after each error of TRY_AGAIN, except an InterfaceError that is also a
+    ValueError: asyncpg raises it for a value that it cannot encode.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 

@@ -20,7 +20,7 @@ class HeldLease:
     renew_until: float
     #: Before this monotonic time no other worker can have the lease.
     trusted_until: float = field(init=False)
-    #: The attempt's context: so the heartbeat's log lines about the lease name the job.
+    #: The attempt's context variables. With them the heartbeat's log lines about this lease contain the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
     #: The worker has sent the settlement (how the attempt ended). If PostgreSQL has committed the settlement, another

@@ -31,7 +31,15 @@ MODES = (
 #: What a statement does with a table, from the least to the most.
 _WORK = ("", "scan", "rewrite")
 #: Functions whose value differs from row to row: a column with such a default makes PostgreSQL rewrite the table.
-_VOLATILE = ("clock_timestamp", "gen_random_uuid", "random", "timeofday", "nextval", "txid_current", "uuid_generate")
+_VOLATILE = (
+    "clock_timestamp",
+    "gen_random_uuid",
+    "random",
+    "timeofday",
+    "nextval",
+    "uuid_generate_v1",
+    "uuid_generate_v4",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +75,8 @@ class Effect:
 
 @dataclass
 class SchemaTables:
-    """The tables of the database, as the statements of the revisions change them: call `apply` with each statement, in
-    their order.
+    """What is known of the tables of the database. Call `apply` with each statement of the revisions, in their order:
+    it returns the effect of the statement, and updates this.
 
     `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `new_tables`: the
     tables that this revision has made, which nobody else uses yet. `new_columns`: the columns that this revision has

@@ -13,8 +13,9 @@ from leasehold.domain.lease import Lease
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A row of the journal: a new one, or an open one that gets its result. `branch` and `number`: its place: which of
-    the coroutines that run at the same time makes the call, and which of its calls this is.
+    """A row of the journal: a new one, or an open one that gets its result. `branch` and `number` are its place.
+    `branch`: which of the coroutines that run at the same time makes the call. `number` counts the calls of that
+    coroutine.
 
     `kind`: run (starts a step of this run) | start (starts a run of its own) | result (waits for that run) | sleep |
     signal | call (a plain function) | patch (which way through changed code the workflow takes).
