@@ -81,17 +81,27 @@ def _secret_settings(settings: Settings) -> Iterator[SecretStr]:
 
 def _words_of(secret: str) -> Iterator[str]:
     """The secret parts of a setting. In a URL only the passwords are secret: the user's, and those among the query's
-    parameters. RabbitMQ's setting may have several URLs. Other settings may have several secrets: divided by commas, or
-    as the values of a JSON object.
+    parameters. RabbitMQ's setting may have several URLs. Other settings may have several secrets: divided by commas (as
+    sealing keys) or colons (as an id and its secret), or as the values of a JSON object (as the keys of cells).
     """
     if "://" not in secret:
         yield secret
-        yield from (part.strip() for part in secret.split(","))
         if secret.lstrip().startswith("{"):
-            yield from re.findall(r'"([^"\\]+)"', secret)
+            yield from _values_of(secret)
+        else:
+            yield from (part.strip() for part in re.split("[,:]", secret))
         return
     for url in _NEXT_URL.split(secret):
         yield from _passwords_of(url)
+
+
+def _values_of(text: str) -> Iterator[str]:
+    """The texts in a JSON object; none if it is not JSON."""
+    try:
+        values = json.loads(text).values()
+    except (ValueError, AttributeError):
+        return
+    yield from (value for value in values if isinstance(value, str))
 
 
 def _passwords_of(url: str) -> Iterator[str]:

@@ -23,7 +23,8 @@ def learnt() -> Iterator[None]:
             database_url=SecretStr("postgresql://someone:pass%2Fword-db@db.example:5432/x"),
             s3_secret_key=SecretStr(SECRET),
             sealing_keys=SecretStr("newest-sealing-key=, older-sealing-key="),
-            cells_keys=SecretStr('{"a": "a-key-of-a-cell"}'),
+            cells_keys=SecretStr('{"production": "a-key-of-a-cell"}'),
+            generation_credentials={"jimeng": SecretStr("an-access-id:its-secret-part")},
         )
     )
     yield
@@ -39,6 +40,7 @@ def learnt() -> Iterator[None]:
         "the key newest-sealing-key= opens nothing",
         "nor does older-sealing-key=",
         "refused: a-key-of-a-cell",
+        "signed with its-secret-part",
         json.dumps({"error": SECRET}),
         json.dumps({"error": SECRET}, ensure_ascii=False),
         f"https://s3/x?secret={quote(SECRET, safe='')}",
@@ -47,7 +49,14 @@ def learnt() -> Iterator[None]:
 def test_a_secret_of_the_settings_is_taken_out_in_every_form(said: str) -> None:
     redacted = redaction.redact(said)
     assert redaction.REDACTED in redacted
-    assert not any(part in redacted for part in ("pass/word", "pass%2F", "quote", "sla+", "sealing-key", "of-a-cell"))
+    assert not any(
+        part in redacted
+        for part in ("pass/word", "pass%2F", "quote", "sla+", "sealing-key", "of-a-cell", "secret-part")
+    )
+
+
+def test_the_name_of_a_cell_is_no_secret() -> None:
+    assert redaction.redact("the cell production is silent") == "the cell production is silent"
 
 
 @pytest.mark.parametrize(
