@@ -60,16 +60,21 @@ def test_processes_that_live_at_once_never_choose_the_same_port() -> None:
 
 
 def test_a_fork_does_not_go_on_with_the_block_of_its_parent() -> None:
+    """The parent may reserve its next block meanwhile. Once the child is dead, its block is free again."""
     taken = free_port()
-    read, write = os.pipe()
+    (read, write), (read_end, write_end) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
+        os.close(write_end)
         os.write(write, b"%d" % free_port())
+        os.read(read_end, 1)  # until the parent has chosen
         os._exit(0)
+    port_of_child = int(os.read(read, 10))
+    ports = {free_port() for _ in range(BLOCK_SIZE)}
+    for descriptor in (read, write, read_end, write_end):
+        os.close(descriptor)
     os.waitpid(child, 0)
-    assert int(os.read(read, 10)) not in (taken, free_port())
-    os.close(read)
-    os.close(write)
+    assert port_of_child not in {taken, *ports}
 
 
 def test_a_block_is_taken_by_one_and_free_again_when_its_process_is_dead() -> None:
