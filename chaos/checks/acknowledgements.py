@@ -23,8 +23,11 @@ _RUNNABLE = ("pending", "retry", "waiting")
 def i9(history: History) -> Iterator[Observation]:
     """The ACK of a hint is later than the commit that made the hint unnecessary.
 
-    Exception: after a failover, a process that has a session with the old primary may ask it as long as it serves. It
-    knows neither new tasks nor new claims.
+    Two exceptions:
+    - After a failover, a process that has a session with the old primary may ask it as long as it serves. It knows
+      neither new tasks nor new claims.
+    - A jump of the database's clock may end the lease of a living worker. Until that worker learns of it, a hint of the
+      task seems a duplicate to it. The task then waits for the next poll.
     """
     if not history.has_broker:
         raise NotApplicable("the run has no broker")
@@ -41,6 +44,7 @@ def i9(history: History) -> Iterator[Observation]:
             " the time",
             good=is_beside_old
             or closed <= record.at + _CLOCK_DIFFERENCE
+            or _believes_in_lease(history, changes, record)
             or not _was_claimable_throughout(history, changes, record),
         )
 
@@ -55,6 +59,28 @@ def _had_old_session(history: History, record: HintRecord, failover: Failover) -
         session.since < until and session.until > since
         for session in history.sessions
         if (session.process, session.port) == (record.process, failover.old_port)
+    )
+
+
+def _believes_in_lease(history: History, changes: list[Change], record: HintRecord) -> bool:
+    """Whether the process could still trust a lease of the task that a jump of the database's clock has ended."""
+    terms = history.terms
+    trusted_seconds = terms.lease_seconds - terms.trust_margin_seconds
+    return any(
+        change.at <= record.at <= change.at + trusted_seconds
+        and _ended_a_lease_of(history, change, record.process)
+        and any(change.at - terms.lease_seconds <= jumped_at <= change.at for jumped_at, _ in history.jumps)
+        for change in changes
+    )
+
+
+def _ended_a_lease_of(history: History, change: Change, process: str) -> bool:
+    """Whether the change took the task from the process, and charged the task a loss."""
+    before, after = change.before, change.after
+    if not before or not after or before["status"] != "running" or after["losses"] <= before["losses"]:
+        return False
+    return any(
+        (claim.epoch, claim.process) == (before["epoch"], process) for claim in history.claims.get(before["id"], ())
     )
 
 

@@ -15,7 +15,7 @@ from chaos.amqp_tap import HintEvent
 from chaos.faults.clock import JUMP_SECONDS, ClockFaults
 from chaos.history import History
 from chaos.plan import Fault
-from tests.chaos.histories import ME, T0, at, sound
+from tests.chaos.histories import ME, OTHER, T0, at, sound
 from tests.chaos.test_checker import DONE_FIRST, a_lease_taken_from_the_living, an_ack_before_the_claim, found
 
 
@@ -46,6 +46,38 @@ def test_a_jump_excuses_no_ack_of_what_was_due_all_the_time() -> None:
     an_ack_before_the_claim(history)
     history.jumps = [(T0 - 10, 60.0)]
     assert "I9" in found(history)
+
+
+BACK_AGAIN = [(T0 + 0.5, -20.0), (T0 + 1.9, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("process", "acked", "jumps", "excused"),
+    [
+        (ME, 2.3, BACK_AGAIN, True),
+        (ME, 2.9, BACK_AGAIN, True),
+        (ME, 3.1, BACK_AGAIN, False),  # its trust has ended
+        (OTHER, 2.3, BACK_AGAIN, False),
+        (ME, 2.3, [], False),
+        (ME, 2.3, [(T0 - 9, -20.0), (T0 - 3, 0.0)], False),  # no lease of that time is left
+        (ME, 2.3, [(T0 + 2.05, -20.0), (T0 + 2.08, 0.0)], False),  # after the lease was ended
+    ],
+)
+def test_who_held_a_lease_that_a_jump_has_ended_may_believe_in_it_as_long_as_a_lease_is_trusted(
+    process: str, acked: float, jumps: list[tuple[float, float]], excused: bool
+) -> None:
+    """A hint of the task then is a duplicate for the former holder. The task waits for the next poll."""
+    history = sound()
+    history.terms = replace(history.terms, lease_seconds=4.0, trust_margin_seconds=3.0)
+    a_lease_taken_from_the_living(history)
+    history.hint_records = [
+        replace(record, process=process, since=T0 + 2.1, at=T0 + acked)
+        if record.task == "task-first" and record.event is HintEvent.ACKED
+        else record
+        for record in history.hint_records
+    ]
+    history.jumps = jumps
+    assert ("I9" not in found(history)) is excused
 
 
 @pytest.mark.parametrize("ahead", [60.0, -60.0])
