@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import subprocess
@@ -18,8 +19,8 @@ from mutants.judge import Judgement
 from mutants.mutant import Mutant
 from mutants.places import ROOT
 
-#: The recorded judgements, by the path of the mutated file. `source`: the digest of the file when they were made.
-#: `killed`: the mutants that each test noticed. `timed out`, `invalid`: mutants. `killed before`: as `killed`, of
+#: The recorded judgements, by the path of the mutated file. `source`: the digest of the file's code when they were
+#: made. `killed`: the mutants that each test noticed. `timed out`, `invalid`: mutants. `killed before`: as `killed`, of
 #: mutants that were not judged since the file changed.
 RECORD = Path(__file__).with_name("judged.json")
 
@@ -90,7 +91,15 @@ class State:
 
 @cache
 def _digest_of(path: str) -> str:
-    return hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16]
+    """A digest of the file's code. Comments, docstrings and the layout change nothing that a test could notice."""
+    tree = _WithoutDocstrings().visit(ast.parse((ROOT / path).read_text()))
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
 
 
 def recorded(file: Path = RECORD) -> Iterator[tuple[str, Judgement]]:

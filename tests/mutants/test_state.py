@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,19 @@ from mutants.judge import Judgement
 from mutants.mutant import Change, Edit, Mutant
 
 MUTANTS = [Mutant(name, "one.py", "", (1, 1), Change("", "", (Edit(0, 0, ""),))) for name in "abcd"]
+CODE = """
+def first() -> str:
+    \"\"\"Says what it is.\"\"\"
+    return "first"  # a comment
+"""
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`one.py` lies beside it."""
-    (tmp_path / "one.py").write_text("first")
-
-    def digest_of(path: str) -> str:
-        return hashlib.sha256((tmp_path / path).read_bytes()).hexdigest()
-
-    monkeypatch.setattr(state, "_digest_of", digest_of)
+    (tmp_path / "one.py").write_text(CODE)
+    monkeypatch.setattr(state, "ROOT", tmp_path)
+    monkeypatch.setattr(state, "_digest_of", state._digest_of.__wrapped__)  # without its cache: the file changes
     kept = state.State("one", MUTANTS, tmp_path / "judged.jsonl", tmp_path / "judged.json")
     for mutant, verdict in zip("abcd", ("killed", "survived", "timed out", "invalid"), strict=True):
         kept.add(Judgement(mutant, verdict, by="a::test" if verdict == "killed" else ""))
@@ -46,9 +47,20 @@ def test_at_a_later_commit_survivors_are_judged_again(file: Path) -> None:
     assert verdicts("two", file) == {"a": "killed", "c": "timed out", "d": "invalid"}
 
 
-def test_at_a_later_commit_the_mutants_of_a_changed_file_are_judged_again(file: Path) -> None:
-    file.with_name("one.py").write_text("second")
+@pytest.mark.parametrize(("before", "after"), [('"first"', '"second"'), ("-> str", "-> object"), ("first()", "one()")])
+def test_at_a_later_commit_the_mutants_of_a_changed_file_are_judged_again(file: Path, before: str, after: str) -> None:
+    file.with_name("one.py").write_text(CODE.replace(before, after))
     assert verdicts("two", file) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("# a comment", "# another"), ("Says what it is.", "What it is."), ("\ndef", "\n\n\ndef")]
+)
+def test_what_was_noticed_counts_when_only_comments_docstrings_or_the_layout_change(
+    file: Path, before: str, after: str
+) -> None:
+    file.with_name("one.py").write_text(CODE.replace(before, after))
+    assert verdicts("two", file) == {"a": "killed", "c": "timed out", "d": "invalid"}
 
 
 def test_the_latest_judgement_counts(file: Path) -> None:
@@ -78,7 +90,7 @@ def test_another_machine_goes_on_from_the_record(file: Path, record: Path) -> No
 def test_of_a_changed_file_the_record_keeps_only_which_test_to_try_first(
     file: Path, record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file.with_name("one.py").write_text("second")
+    file.with_name("one.py").write_text("SECOND = 2")
     assert verdicts("two", file) == {}
     state.record({}, MUTANTS, record)
     assert state.killers(record) == {"a": "a::test"}
