@@ -70,7 +70,9 @@ class Check:
 
 
 class _SharedRun(Generic[_Result]):
-    """Runs `run` at most once in `seconds`. Requests that arrive meanwhile share the result."""
+    """Runs `run` at most once in `seconds`. Requests that arrive meanwhile share the result. Those that wait when the
+    run fails share its error, and the next request runs it again.
+    """
 
     def __init__(self, run: Callable[[], Coroutine[Any, Any, _Result]], seconds: float) -> None:
         self._run = run
@@ -79,11 +81,18 @@ class _SharedRun(Generic[_Result]):
         self._started_at = 0.0
 
     async def result(self) -> _Result:
-        if self._task is None or (self._task.done() and monotonic() - self._started_at > self._seconds):
+        if self._task is None or (self._task.done() and (self._is_old() or self._failed(self._task))):
             self._started_at = monotonic()
             with on_primary():  # the request that starts the run may read from a standby, but the run must not
                 self._task = asyncio.create_task(self._run())
         return await asyncio.shield(self._task)
+
+    def _is_old(self) -> bool:
+        return monotonic() - self._started_at > self._seconds
+
+    @staticmethod
+    def _failed(ended: asyncio.Task[_Result]) -> bool:
+        return ended.cancelled() or ended.exception() is not None
 
 
 class Readiness:

@@ -168,20 +168,18 @@ def _is_handler_missing(row: Row, serving: Serving) -> bool:
 
 def _reasons_of_lapsed_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
     """The lease has expired. Nobody takes over a step of a paused queue, or of a job that is being cancelled."""
-    step, place = row["step"], (row["queue"], row["handler"])
+    step = row["step"]
+    lapsed = f"The lease on {step} has expired."
     if is_cancelling:
-        message = f"The lease on {step} has expired. A worker's sweeper ends {step}."
-        return [_reason("lease_lapsed", message, step=step)]
+        return [_reason("lease_lapsed", f"{lapsed} A worker's sweeper ends {step}.", step=step)]
+    served = serving.places.get((row["queue"], row["handler"]))
     if row["paused_because"] is not None:
-        return [_reason("lease_lapsed", f"The lease on {step} has expired.", step=step), _reason_of_paused_queue(row)]
-    served = serving.places.get(place)
-    if served is not None and not (served.workers and served.able):
-        return [
-            _reason("lease_lapsed", f"The lease on {step} has expired.", step=step),
-            _reason_of_runnable_step(row, serving),
-        ]
-    message = f"The lease on {step} has expired. Another worker takes {step} over."
-    return [_reason("lease_lapsed", message, step=step)]
+        obstacle = _reason_of_paused_queue(row)
+    elif served is not None and not (served.workers and served.able):
+        obstacle = _reason_of_runnable_step(row, serving)
+    else:
+        return [_reason("lease_lapsed", f"{lapsed} Another worker takes {step} over.", step=step)]
+    return [_reason("lease_lapsed", lapsed, step=step), obstacle]
 
 
 def _reason_of_paused_queue(row: Row) -> dict[str, Any]:

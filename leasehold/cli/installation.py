@@ -16,11 +16,13 @@ from urllib.parse import urlencode
 import httpx2
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
+from rich.console import Console
 
 from leasehold.api.console import tickets
+from leasehold.cli.terminal import print_line
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port, require_free
-from leasehold.embedded.process import RunAs, Server
+from leasehold.embedded.process import EmbeddedError, RunAs, Server
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import find_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
@@ -274,9 +276,15 @@ def default_isolation() -> str:
 
 
 async def _start_late(rabbitmq: RabbitMQ) -> None:
-    """Start RabbitMQ after the other parts. Its start takes 8 s on all cores, and would delay them."""
+    """Start RabbitMQ after the other parts. Its start takes 8 s on all cores, and would delay them. If it does not
+    start, the work goes on without it.
+    """
     await asyncio.sleep(_HEAD_START_SECONDS)
-    await rabbitmq.start()
+    try:
+        await rabbitmq.start()
+    except EmbeddedError as error:
+        message = f"leasehold: {error}; the work goes on without RabbitMQ: the worker polls PostgreSQL"
+        print_line(message, to=Console(stderr=True))
 
 
 async def _abandon(rabbitmq: RabbitMQ, start_task: asyncio.Task[None]) -> None:
