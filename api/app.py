@@ -129,10 +129,10 @@ def make_app(settings: Settings) -> FastAPI:
     routers = _routers(settings, kinds)
     for router in routers:
         refuse_open_bodies(app, router)
-        refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], public)
+        refuse_open_routes(app, _api_routes([router]), public)
         # Not `include_router`: it would copy the routes at the first request, and the checks here are of these routes.
         app.router.routes.extend(router.routes)
-    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    routes = _api_routes(routers)
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
     app.state.contract = Contract(app)  # the OpenAPI document, built at the first request for it
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
@@ -171,20 +171,24 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     return platform_routers + routers_of_other_kinds + consoles
 
 
+def _api_routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
+    return [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+
+
 def _paths_of(routers: Sequence[APIRouter]) -> set[str]:
-    return {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+    return {route.path for route in _api_routes(routers)}
 
 
 def _takes(router: APIRouter, path: str) -> bool:
-    return any(isinstance(route, APIRoute) and route.path_regex.match(path) for route in router.routes)
+    return any(route.path_regex.match(path) for route in _api_routes([router]))
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
     """Raises DeclarationError for a route that would read a request's body before it has checked the key. The route
     class AuthenticatedFirst checks the key first.
     """
-    for route in router.routes:
-        if isinstance(route, APIRoute) and route.body_field is not None and not isinstance(route, AuthenticatedFirst):
+    for route in _api_routes([router]):
+        if route.body_field is not None and not isinstance(route, AuthenticatedFirst):
             raise DeclarationError(f"{app.title}: {route.path} would read its body before it knows its caller")
 
 

@@ -28,6 +28,7 @@ from tests.console.test_roles import furnished
 from tests.jobs.conftest import Maker
 from tests.jobs.test_job_logs import emit, write
 from tests.support.chromium import browsing
+from tests.support.lock_waits import until_waiting
 from tests.support.not_here import not_here
 
 AXE = (Path(__file__).parent / "vendor/axe-4.14.1.min.js").read_text()
@@ -198,8 +199,7 @@ async def test_a_double_click_acts_once(visit: Visit, maker: Maker, rows: Connec
     async with rows.transaction():  # the API is still at the first click when the second comes
         await rows.execute("SELECT 1 FROM job WHERE status = 'failed' FOR UPDATE")
         await page.mouse.click(*place)
-        while not await rows.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-            await asyncio.sleep(0.01)
+        await until_waiting(rows)
         await page.mouse.click(*place)
     await expect(page.get_by_role("status").first).to_contain_text("as a trial of its group")
     await page.goto(f"{visit.running.url}/console/jobs?q=status:failed")

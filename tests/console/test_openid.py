@@ -25,6 +25,7 @@ from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, make_key, serving
 from tests.api.media_api import problem
 from tests.console.conftest import HTML
+from tests.support.lock_waits import until_waiting
 from tests.support.openid_provider import CLIENT_ID, CLIENT_SECRET, Provider, providing, query_of, sign_in_at
 
 __all__ = ["make_key"]
@@ -338,11 +339,6 @@ async def test_two_sign_ins_of_a_person_at_once_whose_groups_change_meanwhile_bo
     await people.record_sign_in(rows, ann, {"a": ["role:viewer"], "b": ["role:viewer"]}, 9)
     opened = [await connect(settings, "test") for _ in range(2)]
 
-    async def are_waiting(n: int) -> None:
-        async with asyncio.timeout(60):
-            while await rows.fetchval("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted") < n:
-                await asyncio.sleep(0.01)
-
     signing: list[asyncio.Task[Any]] = []
     try:
         async with rows.transaction():
@@ -350,7 +346,7 @@ async def test_two_sign_ins_of_a_person_at_once_whose_groups_change_meanwhile_bo
             for number, (connection, tenant) in enumerate(zip(opened, "ba", strict=True), 1):
                 given = {tenant: ["role:viewer"]}
                 signing.append(asyncio.create_task(people.record_sign_in(connection, ann, given, 9)))
-                await are_waiting(number)
+                await until_waiting(rows, number)
         await asyncio.gather(*signing)
     finally:
         for connection in opened:

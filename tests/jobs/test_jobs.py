@@ -23,7 +23,7 @@ from tests.api.driver import finish_all
 from tests.api.media_api import TO_THE_SECOND, MediaApi, problem
 from tests.factories import Rows, assert_history
 from tests.jobs.conftest import KINDS, SCOPES, TENANT_SCOPES, MakeClient, Maker
-from tests.transitions.conftest import waits_for_a_lock
+from tests.support.lock_waits import until_waiting
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 #: What a request names a job by; the body that it needs.
@@ -300,7 +300,7 @@ async def test_who_retries_beside_another_hears_what_the_other_has_made_of_the_j
         async with rows.transaction():
             await rows.execute(act, job_id)
             second = asyncio.create_task(client.post(f"/v1/jobs/{job_id}/retry"))
-            await waits_for_a_lock(rows)
+            await until_waiting(rows)
         answer = await second
     assert (answer.status_code, answer.json()["detail"].startswith(sentence)) == (status, True), answer.text
 

@@ -17,6 +17,7 @@ from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import SCOPES, Client
+from tests.support.lock_waits import until_waiting
 
 
 @pytest.fixture
@@ -142,9 +143,7 @@ async def test_webhooks_are_told_of_an_end_though_another_held_the_run_for_a_mom
                 change = asyncio.create_task(client.post(f"/v1/runs/{run}/retry"))
             else:
                 change = asyncio.create_task(http.delete(f"/v1/jobs/{run}"))
-            while not await rows.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-                assert not change.done(), (await change).text
-                await asyncio.sleep(0.02)
+            await until_waiting(rows)
         assert (await change).status_code in (200, 202, 204)
     assert await told(rows, run) == ["run.failed"]
 

@@ -15,20 +15,10 @@ from leasehold.limits.bounds import lock_additions
 from leasehold.pipelines import RESERVED_NAMES
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
-from tests.runs.conftest import SECONDS, Client
+from tests.runs.conftest import Client
+from tests.support.lock_waits import until_waiting
 
 STEP = {"id": "only", "worker_type": "external", "queue": "q"}
-
-
-async def waits_for_lock(rows: Connection) -> None:
-    """Wait until somebody waits for an advisory lock of this database."""
-    waiting = (
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    async with asyncio.timeout(SECONDS):
-        while not await rows.fetchval(waiting):
-            await asyncio.sleep(0.02)
 
 
 async def test_a_version_is_written_once_read_and_disabled(client: Client, stranger: Client) -> None:
@@ -269,7 +259,7 @@ async def test_a_version_that_is_written_while_it_is_deleted_waits_and_does_not_
     await lock_additions(rows, "template", tenant)
     await Templates(Pipelines()).delete(rows, tenant, "mine", 1)
     writing = asyncio.create_task(client.post("/v1/templates", **body))
-    await waits_for_lock(rows)
+    await until_waiting(rows, kind="advisory")
     await (transaction.commit() if commits else transaction.rollback())
     problem(await writing, 409, "template_version_used" if commits else "template_exists")
 
@@ -284,7 +274,7 @@ async def test_a_schedule_that_is_made_while_its_version_is_deleted_finds_none(
     await lock_additions(rows, "schedule", tenant)
     await Templates(Pipelines()).delete(rows, tenant, "mine", 1)
     making = asyncio.create_task(client.post("/v1/schedules", template="mine", cron="0 0 1 1 *", version=1))
-    await waits_for_lock(rows)
+    await until_waiting(rows, kind="advisory")
     await transaction.commit()
     problem(await making, 404, "template_not_found")
 
@@ -301,6 +291,6 @@ async def test_a_deletion_waits_for_what_is_written_beside_it(client: Client, ro
     await lock_additions(rows, thing, tenant)
     await rows.execute("UPDATE schedule SET version = 1 WHERE id = $1", UUID(schedule))
     deleting = asyncio.create_task(client.http.delete("/v1/templates/mine/1"))
-    await waits_for_lock(rows)
+    await until_waiting(rows, kind="advisory")
     await transaction.commit()
     problem(await deleting, 409, "template_in_use")

@@ -31,6 +31,7 @@ from tests.api.conftest import client_of
 from tests.api.media_api import problem
 from tests.factories import ONE, Rows
 from tests.security.test_limits import SCOPES, TENANT, World, _past, world
+from tests.support.lock_waits import until_waiting
 
 #: Small enough to be counted exactly, under a lock of the tenant: whoever holds that lock stops the tenant's writing.
 BOUND = 5000
@@ -95,7 +96,7 @@ async def test_requests_of_a_tenant_that_hang_in_the_database_leave_connections_
         ask = await WAYS[way](acme)
         async with client_of(str(acme.http.base_url), key.text) as http, stopped(settings):
             flood = [asyncio.create_task(ask()) for _ in range(FLOOD)]
-            await until_waiting(rows)
+            await until_waiting(rows, kind="advisory")
             async with asyncio.timeout(PATIENCE):
                 assert (await http.get("/v1/runs")).status_code == 200
                 mine = {"type": "mine", "steps": [{"id": "a", "queue": "q"}]}
@@ -103,13 +104,6 @@ async def test_requests_of_a_tenant_that_hang_in_the_database_leave_connections_
                 assert (await http.post("/v1/runs", json={"template": "mine"})).status_code == 202
                 assert (await http.post("/v1/runs/batch", json={"template": "mine", "runs": [{}]})).status_code == 202
         assert {answer.status_code for answer in await asyncio.gather(*flood)} <= {202, 409, 429, 503}
-
-
-async def until_waiting(rows: Connection) -> None:
-    """Until somebody waits for the tenant's lock."""
-    async with asyncio.timeout(PATIENCE):
-        while not await rows.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
-            await asyncio.sleep(0.02)
 
 
 async def test_more_bulk_writes_of_a_tenant_than_may_wait_are_told_to_come_again(
@@ -122,7 +116,7 @@ async def test_more_bulk_writes_of_a_tenant_than_may_wait_are_told_to_come_again
         ask = await batch(acme)
         async with stopped(settings):
             first = asyncio.create_task(ask())
-            await until_waiting(rows)
+            await until_waiting(rows, kind="advisory")
             others = [asyncio.create_task(ask()) for _ in range(3)]  # whichever comes first waits, the two others go
             async with asyncio.timeout(PATIENCE):
                 while sum(one.done() for one in others) < 2:

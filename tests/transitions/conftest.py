@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import connect
 from leasehold.settings import Settings
 from tests.factories import Rows, terms
 
@@ -35,12 +34,3 @@ async def another(database_settings: Settings) -> AsyncIterator[Open]:
 @pytest.fixture
 async def rows(another: Open) -> Rows:
     return await another()
-
-
-async def waits_for_a_lock(connection: Connection) -> None:
-    """Until another connection waits for what this one holds."""
-    async with asyncio.timeout(30):
-        while not await connection.fetchval(
-            "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
-        ):
-            await asyncio.sleep(0)

@@ -16,7 +16,8 @@ from leasehold.transitions import claims, concurrency, jobs, settlements
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Snoozing, Suspending
 from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history
-from tests.transitions.conftest import Open, waits_for_a_lock
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
 from tests.transitions.test_bystanders import state_of
 from tests.transitions.test_workflows import step, suspended, wait
 
@@ -253,7 +254,7 @@ async def test_a_step_that_ends_meanwhile_leaves_no_job_that_waits_for_it(rows: 
     await settling.start()
     await settlements.complete(rows.connection, [Completion(claimed.lease)])
     cancelling = asyncio.create_task(cancel(other, claimed.job_id))
-    await waits_for_a_lock(rows.connection)
+    await until_waiting(rows.connection)
     await settling.commit()
     assert (await cancelling).states == {claimed.job_id: "cancelled"}
     assert await rows.statuses(claimed.job_id) == {"a": "succeeded", "b": "cancelled", "c": "skipped"}

@@ -30,7 +30,8 @@ from leasehold.transitions.settlements import (
 )
 from leasehold.transitions.workflows.records import Call
 from tests.factories import DIAMOND, Rows, assert_history, stale, terms
-from tests.transitions.conftest import Open, waits_for_a_lock
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
 
 Settle = Callable[[Any, Lease], Coroutine[Any, Any, Settled]]
 OUTPUT = Output("o.bin", "k/o.bin", 1, "00", "application/octet-stream")
@@ -147,7 +148,7 @@ async def test_of_two_steps_that_settle_at_the_same_moment_the_second_waits_for_
     async with other.connection.transaction():
         first = await SETTLEMENTS[verb](other.connection, left.lease)
         second = asyncio.create_task(SETTLEMENTS[verb](rows.connection, right.lease))
-        await waits_for_a_lock(other.connection)
+        await until_waiting(other.connection)
     assert first.verdicts == {left.lease.task_id: Verdict.SETTLED}
     failed = verb == "fail"  # the job has another attempt of its step, or none: then it took the other lease
     assert failed or (await second).verdicts == {right.lease.task_id: Verdict.SETTLED}
@@ -175,9 +176,7 @@ async def test_a_note_written_while_the_task_is_taken_over_is_seen_or_refused(ro
         await claims.claim(successor.connection, successor.terms, [claimed.lease.task_id])
         late = asyncio.create_task(notes.remember(rows.connection, claimed.lease, {"n": 1}))
         blocked = await another()
-        async with asyncio.timeout(30):
-            while not await blocked.connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-                await asyncio.sleep(0.01)
+        await until_waiting(blocked.connection)
     with pytest.raises(LeaseLost):
         await late
     assert await note_of(successor.connection, claimed.lease.task_id) == {}
@@ -209,7 +208,7 @@ async def test_a_settlement_that_waits_for_a_takeover_changes_nothing(rows: Rows
     async with successor.connection.transaction():
         (taken,) = await claims.claim(successor.connection, successor.terms, [claimed.lease.task_id])
         late = asyncio.create_task(SETTLEMENTS[verb](rows.connection, claimed.lease))
-        await waits_for_a_lock(successor.connection)
+        await until_waiting(successor.connection)
     assert await late == Settled({claimed.lease.task_id: Verdict.LOST})
     row = await rows.task(claimed.lease.task_id)
     assert (row["status"], row["epoch"], row["lease_owner"]) == ("running", 2, successor.terms.owner)
@@ -226,7 +225,7 @@ async def test_a_completion_waits_for_the_renewal_of_its_task(rows: Rows, anothe
     async with heartbeat.connection.transaction():
         (renewal,) = await claims.renew(heartbeat.connection, rows.terms.owner, [claimed.lease], 60.0)
         completing = asyncio.create_task(settlements.complete(rows.connection, [Completion(claimed.lease)]))
-        await waits_for_a_lock(heartbeat.connection)
+        await until_waiting(heartbeat.connection)
     assert renewal.renewed
     assert (await completing).verdicts == {claimed.lease.task_id: Verdict.SETTLED}
     await assert_history(rows, claimed.job_id)

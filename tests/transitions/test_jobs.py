@@ -21,6 +21,7 @@ from leasehold.transitions import claims, jobs, settlements, sweeps, workers
 from leasehold.transitions.progress import Progress, report
 from leasehold.transitions.settlements import Completion, Failure, Output, Snoozing, Verdict
 from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history
+from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
 
 
@@ -396,8 +397,7 @@ async def test_a_poll_does_not_claim_a_task_that_is_put_off_while_the_poll_runs(
             "UPDATE task SET available_at = clock_timestamp() + interval '1 hour' WHERE id = $1", task.hint.task_id
         )
         polling = asyncio.create_task(claims.claim_due(rows.connection, rows.terms, ["default"], 5))
-        while not await other.connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-            await asyncio.sleep(0.01)
+        await until_waiting(other.connection)
     assert await polling == []
     assert (await rows.task(task.hint.task_id))["epoch"] == 0
 

@@ -16,7 +16,8 @@ from leasehold.transitions import claims, settlements, sweeps
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Completion
 from tests.factories import THREE, Rows, assert_history, terms
-from tests.transitions.conftest import Open, waits_for_a_lock
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
 
 TTL, MARGIN = 33.0, 7.0
 #: How long a statement takes, by the worker's clock.
@@ -157,7 +158,7 @@ async def test_a_takeover_that_waits_for_a_renewal_takes_nothing(rows: Rows, ano
     async with heartbeat.connection.transaction():
         await claims.renew(heartbeat.connection, rows.terms.owner, [lease], TTL)
         taking = asyncio.create_task(claims.claim(rows.connection, terms(), [lease.task_id]))
-        await waits_for_a_lock(heartbeat.connection)
+        await until_waiting(heartbeat.connection)
     assert await taking == []
     task = await rows.task(lease.task_id)
     assert (task["lease_owner"], task["epoch"], task["losses"]) == (lease.owner, lease.epoch, 0)
@@ -180,7 +181,7 @@ async def test_a_claim_that_waits_for_another_takes_nothing(rows: Rows, another:
         claiming = asyncio.create_task(
             claims.claim(rows.connection, rows.terms, [task_id]) if way == "by hint" else rows.claim_all()
         )
-        await waits_for_a_lock(other.connection)
+        await until_waiting(other.connection)
     assert await claiming == []
     assert (await rows.task(task_id))["lease_owner"] == other.terms.owner
 
@@ -195,7 +196,7 @@ async def test_a_takeover_that_waits_while_the_lease_is_ended_charges_nothing(ro
     async with sweeper.connection.transaction():
         _, hints, _ = await sweeps.expire_leases(sweeper.connection, [], 5)
         taking = asyncio.create_task(claims.claim(rows.connection, terms(), [lease.task_id]))
-        await waits_for_a_lock(sweeper.connection)
+        await until_waiting(sweeper.connection)
     assert await taking == []
     task = await rows.task(lease.task_id)
     assert (task["status"], task["epoch"], task["losses"]) == ("pending", 1, 1)

@@ -14,7 +14,8 @@ from leasehold.domain.states import TASK_TERMINAL
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part
 from tests.factories import DIAMOND, Rows, assert_history
-from tests.transitions.conftest import Open, waits_for_a_lock
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
 
 MAX_LOSSES = 1
 
@@ -52,7 +53,7 @@ async def test_the_parts_of_a_step_that_spreads_while_its_sibling_ends_the_job_e
     await spreading.start()
     await settlements.fan_out(other, [FanningOut(left, [Part("part", "default", 1, "one.only", 1)])])
     ending = asyncio.create_task(end(rows.connection, right))
-    await waits_for_a_lock(other)
+    await until_waiting(other)
     await spreading.commit()
     await ending
     await _assert_all_ended(rows, left)

@@ -19,7 +19,8 @@ from leasehold.transitions.workflows import children as started_runs
 from leasehold.transitions.workflows import reading, recording, signals
 from leasehold.transitions.workflows.records import Call, Recorded, Recording
 from tests.factories import Rows, assert_history, stale
-from tests.transitions.conftest import Open, waits_for_a_lock
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
 
 
 def step(number: int, *, attempts: int = 1) -> Call:
@@ -120,7 +121,7 @@ async def test_a_step_that_ends_while_the_workflow_suspends_is_not_missed(rows: 
     async with other.transaction():
         await settlements.suspend(other, [Suspending(again.lease, (), seen, 1)])
         ending = asyncio.create_task(settlements.complete(rows.connection, [Completion(second.lease)]))
-        await waits_for_a_lock(other)
+        await until_waiting(other)
     await ending
     assert await is_due(rows, workflow)
 
@@ -204,7 +205,7 @@ async def test_a_signal_that_comes_while_the_workflow_suspends_wakes_it(rows: Ro
     async with other.transaction():
         await settlements.suspend(other, [Suspending(workflow.lease, (wait(1),), 0)])
         sending = asyncio.create_task(_send(rows, workflow))
-        await waits_for_a_lock(other)
+        await until_waiting(other)
     assert [hint.hint.task_id for hint in await sending] == [workflow.lease.task_id]
     assert await is_due(rows, workflow)
 

@@ -21,7 +21,7 @@ async def test_requests_share_one_run_while_it_lasts_and_its_result_afterwards()
         return runs
 
     shared = _SharedRun(run, LONG)
-    assert await asyncio.gather(shared.result(), shared.result()) == [1, 1]
+    assert list(await asyncio.gather(shared.result(), shared.result())) == [1, 1]
     assert await shared.result() == 1
 
 
