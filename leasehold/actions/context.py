@@ -1,4 +1,4 @@
-"""The parts of the process that actions on jobs need (cancel, retry, delete, ...), and the job that they act on."""
+"""What every action on a job (cancel, retry, delete, ...) needs: the parts of the process, and the job itself."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ class Actions:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job to act on. `row`: its id, tenant_id, pipeline, status, params, priority and exclusive_key, and if it
-    is a run the columns of `run`. `queue`: the queue of its first step.
+    """A job to act on. `row`: the job's id, tenant_id, pipeline, status, params, priority, exclusive_key, dedupe_key
+    and is_run, and a run's template, version, scope and scope_id. The rows of bulk operations also have `gated` and
+    `notify`, which only the functions for several jobs (`..._together`) read. `queue`: the queue of the job's first
+    step.
     """
 
     row: Row

@@ -35,9 +35,9 @@ async def cancel(
     forced: bool = False,
     operation_id: UUID | None = None,
 ) -> Effects:
-    """Request the cancel of jobs of one tenant. A job that `states` leaves out did not change: it had ended, was being
-    cancelled already, or (unless `forced`) does not support cancelling. The jobs' histories show `reason`, `by` (who
-    cancels) and `operation_id` (the bulk operation that cancels).
+    """Request the cancel of jobs of one tenant. A job without a state in the result did not change: it had ended, was
+    being cancelled already, or (unless `forced`) does not support cancelling. The jobs' histories show `reason`, `by`
+    (who cancels) and `operation_id` (the bulk operation that cancels).
     """
     cancellation = await jobs.request_cancel(
         connection,
@@ -64,7 +64,8 @@ async def delete(
     effects: Effects,
     operation_id: UUID | None = None,
 ) -> str | None:
-    """Delete the job. If the job has not ended, cancel it first. Adds to `effects`. `operation_id`: as in `cancel`.
+    """Delete the job. If the job has not ended, cancel it first. `effects` gets what the cancel changed, and the hints
+    of webhook deliveries. `operation_id`: as in `cancel`.
 
     Returns the prefix of the job's objects. Readers no longer find the job: a tombstone says that it was deleted. After
     the commit, the caller deletes the objects, and then the rows; retention deletes what remains.
@@ -72,7 +73,8 @@ async def delete(
     Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended.
     """
     job_id, tenant_id = target.id, target.tenant_id
-    # If the job has ended, its webhooks and callbacks may not be written yet. They come first: they need the job's row.
+    # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
+    # from the job's row, so write them before the job is deleted.
     effects.hints += await actions.dispatch(connection, job_id)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:  # the job has not ended

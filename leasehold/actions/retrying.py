@@ -1,6 +1,6 @@
-"""Makes a failed job run again. The job waits as a new job does: at the concurrency limits of its kind, and at those
-that are declared for its tenant. A run also waits for other runs of its scope, if its template
-lets only one of these run at once.
+"""Makes a failed job run again. The job is admitted as a new job is: it may wait at the concurrency limits of its kind,
+and at those that are declared for its tenant. For a run, the template's concurrency policy decides about other
+unfinished runs of its scope: the run waits for them, replaces them, or is refused.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def _revive_job_without_template(
     all_limits = [*retry_terms.limits, *await limits.declared(connection, tenant_id, pipeline, params)]
     terms = AdmissionTerms(all_limits, row["exclusive_key"])
     try:
-        async with connection.transaction():  # a savepoint
+        async with connection.transaction():  # a savepoint: the caller's transaction survives a refusal
             hints = await jobs.replay(
                 connection, target.id, tenant_id, retry_terms.params, from_step, terms, cause=cause
             )

@@ -31,7 +31,7 @@ _REQUEST_SECONDS = 60.0
 
 
 def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """A method that sends the call of the function `make`, and returns the result."""
+    """Make a method with the parameters of `make`: it sends the call that `make` builds, and returns the result."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.send(make(*args, **kwargs))
@@ -40,7 +40,7 @@ def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], 
 
 
 def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """A method that yields all items of the listing of the function `make`, page after page."""
+    """Make a method with the parameters of `make`: it yields the items of the listing, page after page."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         listing, cursor = make(*args, **kwargs), None
@@ -55,7 +55,7 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P
 
 
 def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """A method that yields the items of the feed of the function `make` as they come."""
+    """Make a method with the parameters of `make`: it yields the items of the feed as they come."""
 
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         return self._follow(make(*args, **kwargs))
@@ -232,9 +232,9 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
-        """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
+        """Yield the items until the job ends. If a connection is lost, the next one resumes after the last item."""
         following = Following(feed, self._tries)
-        # Whether the job had ended before this connection began. If this connection then brings no item, none is left.
+        # Whether the job had ended before this connection began. If so, a connection without items is the last.
         has_ended = False
         while True:
             call = following.connect()
@@ -251,7 +251,7 @@ class AsyncClient:
                 pause = following.after_error(error)
             if pause is not None:
                 await asyncio.sleep(pause)
-            elif not following.advanced:  # a connection without items: they may all have been read
+            elif not following.advanced:  # this connection brought no item: perhaps none is left
                 if has_ended:
                     return
                 has_ended = (await self.send(calls.get_job(following.job_id))).ended

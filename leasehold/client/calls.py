@@ -214,7 +214,7 @@ def get_job(job_id: Id, *, wait: float = 0) -> Call[models.Job]:
 
 
 def jobs(q: str = "") -> Listing[models.Job]:
-    """All jobs that the filter `q` finds, the newest first: `kind:media status:failed created:<1h`."""
+    """All jobs that the filter `q` finds, the newest first. A filter: `kind:media status:failed created:<1h`."""
     return Listing("/v1/jobs", "jobs", models.Job.model_validate, {"q": q, "limit": 100})
 
 
@@ -307,8 +307,9 @@ def operate(
     reason: str = "",
     key: str | None = None,
 ) -> Call[models.Operation]:
-    """Act on all jobs that the filter `q` finds, as a job of its own. `canary`: the number of jobs that go first; the
-    operation stops if one of them is refused. `rate`: jobs a second at most. Abort it with `cancel`.
+    """Start a bulk operation: a job that acts on all jobs that the filter `q` finds. `canary`: the number of jobs that
+    go first; the operation stops if one of them is refused. `rate`: jobs a second at most. `cancel` aborts the
+    operation.
     """
     body = _without_none(action=action, filter=q, canary=canary, rate=rate, reason=reason)
     return Call("POST", "/v1/operations", models.Operation.model_validate, body=body, keyed=True, key=key)
@@ -392,7 +393,7 @@ def workers() -> Call[list[models.WorkerInfo]]:
 
 
 def content_type_of(path: Path) -> str:
-    """The media type that the ending of the file's name means."""
+    """The media type by the ending of the file's name; application/octet-stream if the ending is unknown."""
     return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 

@@ -30,7 +30,7 @@ _REQUEST_SECONDS = 60.0
 
 
 def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """A method that sends the call of the function `make`, and returns the result."""
+    """Make a method with the parameters of `make`: it sends the call that `make` builds, and returns the result."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.send(make(*args, **kwargs))
@@ -39,7 +39,7 @@ def _sends(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
 
 
 def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """A method that yields all items of the listing of the function `make`, page after page."""
+    """Make a method with the parameters of `make`: it yields the items of the listing, page after page."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         listing, cursor = make(*args, **kwargs), None
@@ -53,7 +53,7 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[Client, P], It
 
 
 def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """A method that yields the items of the feed of the function `make` as they come."""
+    """Make a method with the parameters of `make`: it yields the items of the feed as they come."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._follow(make(*args, **kwargs))
@@ -234,9 +234,9 @@ class Client:
             time.sleep(pause)
 
     def _follow(self, feed: Feed[T]) -> Iterator[T]:
-        """Yield the items until the job ends. If a connection ends before, the next one goes on after the last item."""
+        """Yield the items until the job ends. If a connection is lost, the next one resumes after the last item."""
         following = Following(feed, self._tries)
-        # Whether the job had ended when this connection began. After such a connection without items no more can come.
+        # Whether the job had ended before this connection began. If so, a connection without items is the last.
         has_ended = False
         while True:
             call = following.connect()
@@ -252,7 +252,7 @@ class Client:
                 pause = following.after_error(error)
             if pause is not None:
                 time.sleep(pause)
-            elif not following.advanced:  # a connection without items: they may all have been read
+            elif not following.advanced:  # this connection brought no item: perhaps none is left
                 if has_ended:
                     return
                 has_ended = self.send(calls.get_job(following.job_id)).ended

@@ -14,8 +14,9 @@ class ClientError(LeaseholdError):
 
 
 class ApiError(ClientError):
-    """The API refused the request. `status`: the HTTP status. `code`: stable, for programs. `errors`: what is
-    wrong at which place of the request, if the API names places. `key`: the request's idempotency key, if it had one.
+    """The API refused the request. `status`: the HTTP status. `code`: stable, for programs. `errors`: the
+    wrong values of the request, each with its place and the reason; empty if the API names none. `key`: the request's
+    idempotency key, if it had one.
     """
 
     def __init__(self, status: int, problem: Mapping[str, Any], key: str | None = None) -> None:

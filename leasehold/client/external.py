@@ -125,8 +125,8 @@ class Task:
         file = {"name": name, "size": len(data), "content_type": content_type}
         (ticket,) = (await self.post("files", files=[file]))["files"]
         answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
-        # The file exists already if the function has written it before, or the store's answer was lost. The API
-        # verifies the bytes when the task is completed.
+        # The file exists already if this attempt has written it before, for example when the store's answer was lost
+        # and the handler tried again. The API verifies the bytes when the task is completed.
         if answer.status_code != _EXISTS_ALREADY:
             answer.raise_for_status()
         self.sent[name] = hashlib.sha256(data).hexdigest()

@@ -25,7 +25,7 @@ class Following(Generic[T]):
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
         self._feed = feed
         self._make_tries = make_tries
-        self._tries: Tries | None = None  # the tries since the API last answered; None: no request is under way
+        self._tries: Tries | None = None  # of a request that has no answer yet; None: there is no such request
         self._last_number = str(feed.after)  # of the last item
         self._number_at_connect = self._last_number  # the last number when this connection began
         self._parser = Parser()

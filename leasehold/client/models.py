@@ -142,7 +142,7 @@ class Job(Answer):
 
 
 class Operation(Answer):
-    """A bulk operation. `acted` and `refused`: the numbers of jobs so far on which it acted, and could not act."""
+    """A bulk operation. `acted`: the jobs on which it has acted so far. `refused`: those on which it could not act."""
 
     id: UUID
     action: str

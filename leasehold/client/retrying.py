@@ -24,7 +24,8 @@ _WRONG_CELL = 421
 _IN_FLIGHT = "idempotency_key_in_flight"
 #: Seconds: the bounds of the pause, which doubles with each try.
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
-#: After so many doublings the pause has passed its bound. 2.0 ** 1024 would be too large for a float.
+#: After so many doublings the pause has reached its upper bound, so the exponent stops there. Without this limit, many
+#: tries would end in an error: 2.0 ** 1024 is too large for a float.
 _MAX_DOUBLINGS = 10
 #: These errors mean that the request has not been sent.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -58,8 +59,8 @@ class Tries:
         if not answer.is_error:
             return None
         if answer.status_code == _WRONG_CELL and self._call.files and not self._has_changed_cell:
-            # KeyAuth (the `auth` of both clients) keeps the address in this answer. It repeats a request without files
-            # itself. A form with files is sent to that address by the next try.
+            # KeyAuth (the `auth` of both clients) has read the right cell's address from this answer. KeyAuth itself
+            # repeats a request without files. A form with files goes to that address with the next try.
             self._has_changed_cell = True
             return 0.0
         problem = problem_of(answer)
@@ -79,8 +80,8 @@ class Tries:
         raise api_error
 
     def _pause_before_next_try(self, least_seconds: float | None) -> float | None:
-        """Seconds until the next try: `least_seconds`, and a part that doubles each time, with jitter. None: the
-        deadline would pass.
+        """Seconds until the next try: `least_seconds` (the API's Retry-After), plus a random part whose bound doubles
+        with each failure. None: the next try would come after the deadline.
         """
         self._failures += 1
         longest_pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures - 1, _MAX_DOUBLINGS))

@@ -2,7 +2,7 @@
 (A run is one start of the servers, by `leasehold dev` or by the tests.)
 
 The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks it. A later
-run removes directories without a lock, because their processes have died.
+run removes each directory that is no longer locked, because its process has died.
 """
 
 from __future__ import annotations

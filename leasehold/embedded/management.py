@@ -1,4 +1,4 @@
-"""A client of RabbitMQ's management API. By it each test makes a virtual host of its own within milliseconds."""
+"""A client of RabbitMQ's management API. With it, each test makes its own virtual host within milliseconds."""
 
 from __future__ import annotations
 

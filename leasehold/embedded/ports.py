@@ -54,7 +54,7 @@ class Ports:
             self._block_ports = list(self._reserve_block())
 
     def close(self) -> None:
-        """Release the blocks. Other processes may choose their ports from now on."""
+        """Release the blocks: from now on, other processes may reserve them."""
         self._block_ports = []
         while self._reservations:
             os.close(self._reservations.pop())

@@ -44,8 +44,8 @@ class Postgres:
 
     Args:
         directory: the directory of the data; the first start fills it
-        durable: False turns fsync off, for tests: a crash of the machine may then lose data, but a crash of the server
-            loses none
+        durable: False turns fsync and synchronous_commit off, for tests: a crash of the machine may then damage the
+            data, and a crash of the server may lose what was committed within the last second
         port: the port to listen on; 0: a free port
         tls: if given, the server accepts only encrypted connections
         programs: the directory of `initdb` and `postgres`; None: `start` finds one
@@ -154,7 +154,7 @@ class Postgres:
             self._password = password_file.read_text()
             return
         # initdb may be killed after it has written PG_VERSION. So the directory gets the name `data` only when it is
-        # complete. (An incomplete `data` without PG_VERSION is of an old version.)
+        # complete. (An old version of this module may have left a `data` without PG_VERSION: it is incomplete.)
         new_data = self.directory / "data.new"
         for leftover in (new_data, self._data):
             shutil.rmtree(leftover, ignore_errors=True)

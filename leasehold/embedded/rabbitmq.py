@@ -271,7 +271,7 @@ class RabbitMQ:
 
     @property
     def _node_name(self) -> str:
-        """The node's name without the host. The data belongs to the name, so a file beside the data keeps it."""
+        """The node's name without the host. A node finds its data by its name, so a file keeps the name."""
         path = self.directory / "node-name"
         if not path.exists():
             self._run_as.write_file(path, f"leasehold-{secrets.token_hex(4)}")

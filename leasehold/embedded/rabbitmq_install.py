@@ -49,8 +49,8 @@ class RabbitServer:
     @classmethod
     def at(cls, root: Path) -> RabbitServer | None:
         """The server below `root` (the system's root or an unpacked release), if there is one."""
-        # Debian's directory comes first. Its usr/sbin, to which the link /sbin leads, has a wrapper of the same name.
-        # It changes to the user `rabbitmq`, so only root and this user can run it.
+        # Debian's own directory comes first. On Debian, /sbin (a link to /usr/sbin) has a wrapper of the same name. The
+        # wrapper changes to the user `rabbitmq`, so only root and this user can run the wrapper.
         places = ("usr/lib/rabbitmq/bin", "sbin", "bin")
         programs = [root / place / "rabbitmq-server" for place in places]
         program = next((program for program in programs if program.exists()), None)

@@ -122,7 +122,7 @@ def _check_names(kind_questions: Sequence[Question]) -> None:
 
 class Exporter(Collector):
     """Asks the questions while `run` runs. A registered exporter adds the latest answers to each scrape. `owner`: the
-    id of this process, as the leader.
+    id under which this process leads.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mappin
     # task has waited longest.
     exported_rows = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
     by_queue = {row["queue"]: row for row in exported_rows}
-    # A queue that is only in `leases_by_queue` has running tasks and no others.
+    # A queue that is only in `leases_by_queue` has running tasks and no others, or is beyond the first MAX_QUEUES.
     names = sorted({*by_queue, *sorted(leases_by_queue)[:MAX_QUEUES]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leases_by_queue[name]["running"] if name in leases_by_queue else 0) for name in names]

@@ -1,8 +1,9 @@
 """The exporter's statements. Each reads small partial indexes or statistics, never a whole table.
 
 A count stops at a cap. So a million waiting tasks cost no more than ten thousand, and both mean the same to an
-operator. A count reads the index in order, because a bitmap would read all entries. The statements use `now()` and not
-`clock_timestamp()`: PostgreSQL can search an index only for a value that is constant during a statement.
+operator. The ORDER BY in most counts makes PostgreSQL read the index in order and stop at the cap: a bitmap scan would
+first read all entries. The statements use `now()` and not `clock_timestamp()`: PostgreSQL can search an index only for
+a value that is constant during a statement.
 """
 
 from __future__ import annotations

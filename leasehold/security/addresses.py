@@ -49,8 +49,9 @@ _CLOUDS_V4 = tuple(
     )
 )
 
-#: All addresses assigned for unicast. Outside of it are loopback, unique local (fd00:ec2::254 of AWS, fd20:ce::254 of
-#: Google Cloud), link-local, site-local, multicast, mapped, discard-only, SRv6 and unassigned addresses.
+#: All addresses assigned for unicast. Outside of this range are loopback, unique local (fd00:ec2::254 of AWS,
+#: fd20:ce::254 of Google Cloud), link-local, site-local, multicast, mapped, discard-only, SRv6 and unassigned
+#: addresses.
 _UNICAST_V6 = IPv6Network("2000::/3")
 _SPECIAL_V6 = tuple(
     IPv6Network(text)

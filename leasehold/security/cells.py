@@ -26,8 +26,8 @@ CELL = re.compile(r"[a-z0-9]{1,11}")
 
 @dataclass(frozen=True, slots=True)
 class CellMap:
-    """`addresses`: cell -> URL of its API. `tenants`: tenant -> its cell; a tenant that is missing here may live in any
-    cell. `homes`: the cells in which `tenants` live.
+    """A map of cells. `addresses`: cell -> URL of its API. `tenants`: tenant -> its cell; a tenant that is missing here
+    may live in any cell. `homes`: the cells in which `tenants` live.
     """
 
     addresses: Mapping[str, str]
@@ -98,8 +98,8 @@ class Cells:
         """Raises WrongCell if the tenant lives in another cell. The map decides; if the tenant is missing in it, the
         cell that the key names decides.
 
-        `tenant_id` is None if the tenant is not known yet. `key_cell` is None if the key names no cell. A cell that the
-        map does not name counts as this one, because cells may be renamed.
+        `tenant_id` is None if the tenant is not known yet. `key_cell` is None if the key names no cell. If the map does
+        not name the key's cell, the key counts as one of this cell, because cells may be renamed.
         """
         current_map = self.map
         cell_of_key = key_cell if key_cell is not None and key_cell in current_map.addresses else self.own
@@ -110,8 +110,8 @@ class Cells:
     def refuse_before_key_is_read(self, key_cell: str | None) -> None:
         """As `refuse_elsewhere`, before the key's row is read, and only if the map places no tenant in this cell.
 
-        Else a key that names another cell may belong to a tenant that has moved here, because such a tenant still uses
-        the keys of its old cell. Only the key's row tells whose key it is.
+        If the map places tenants in this cell, a key that names another cell may belong to one of them: a tenant that
+        has moved here still uses the keys of its old cell. Only the key's row tells whose key it is.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)

@@ -209,9 +209,10 @@ class Egress:
         timeout: float = 15.0,
         redirects: int = 0,
     ) -> Answer:
-        """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds.
+        """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds. `redirects`: how
+        many redirects to follow; 0: an answer that redirects is returned like any other.
 
-        Raises EgressRefused; EgressFailed; AnswerTooLarge.
+        Raises EgressRefused, also after one redirect too many; EgressFailed; AnswerTooLarge.
         """
         async with self._open_answer(method, url, headers or {}, content, timeout, redirects) as answer:
             body = bytearray()

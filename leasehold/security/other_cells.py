@@ -87,8 +87,8 @@ Because: TypeAlias = Literal["no_key", "key_refused", "not_understood", "another
 
 @dataclass(frozen=True, slots=True)
 class CellAnswer:
-    """What is known of a cell. `load` is None if the cell has not reported it; `because` is then the reason. `seconds`:
-    how long the cell took to answer.
+    """What is known of a cell. `load`: None if the cell has not reported it. `because`: the reason, if a cell that
+    answers has not reported its load. `seconds`: how long the cell took to answer.
     """
 
     cell: str
@@ -153,7 +153,7 @@ def parse_keys(text: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def open_http() -> AsyncIterator[httpx2.AsyncClient]:
-    """A client that follows no redirect and no proxy, and keeps no cookie for another host."""
+    """A client that follows no redirect and uses no proxy. It keeps cookies as browsers do."""
     async with httpx2.AsyncClient(
         timeout=None,
         follow_redirects=False,
@@ -261,8 +261,9 @@ class OtherCells:
         return self._requests[cell, address]
 
     async def find(self, *, job_id: UUID | None = None, tenant: str | None = None) -> tuple[list[Found], list[str]]:
-        """The other cells that have the job or the tenant, and the names of cells that did not answer. The search ends
-        at the first cell that has the job or the tenant and from which the tenant has not moved away.
+        """The other cells that have the job or the tenant, and the names of cells that gave no usable answer, or for
+        which this cell has no key. The search ends at the first cell that has the job or the tenant and from which the
+        tenant has not moved away. Cells that have not answered by then are left out.
         """
         query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
         others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}

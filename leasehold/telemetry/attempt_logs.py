@@ -36,7 +36,8 @@ PLATFORM = "leasehold"
 #: run in any attempt, and the task may belong to another tenant. So these lines are only in the worker's log.
 _LOGGERS_OF_ALL_ATTEMPTS = frozenset({"asyncio"})
 
-#: Names of an event that do not become fields: the job's answer has them already, or the line shows them elsewhere.
+#: Names of an event that do not become fields of the line: the line shows them elsewhere, or the API's answer about the
+#: job has them already.
 _NOT_FIELDS = frozenset({
     *("event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record"),
     *("_from_structlog", "job_id", "task_id", "step", "epoch", "trace_id", "request_id", "media_id", "worker_id"),
@@ -173,13 +174,16 @@ class Recorder:
         return first_number, lines
 
     def for_later(self) -> Recorder:
-        """A recorder with the same bounds, for work that this attempt begins and a later attempt may take over."""
+        """A recorder with the same bounds, for a later step that this attempt's worker starts speculatively (before it
+        has claimed the step). The step's own attempt may take the lines over (`hand_over`).
+        """
         stream = None if self.stream is None else self.stream.for_later()
         return Recorder(self._max_lines, self._max_bytes, self._lock, stream=stream)
 
     def hand_over(self, other: Recorder) -> None:
         """Give the lines so far, and all later lines, to `other`."""
-        self.on_first = partial(self.hand_over, other)  # called for each later line, because `take` leaves none behind
+        # This function takes each line immediately, so each later line is a first line, for which `_append` calls it.
+        self.on_first = partial(self.hand_over, other)
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)
         for line in self.take()[1]:

@@ -75,8 +75,8 @@ class Emissions:
         return first_number, chunks
 
     def for_later(self) -> Emissions:
-        """Emissions with the same bounds, for the next step. A child process begins this step before its attempt is
-        claimed, and this attempt may take the emissions over.
+        """Emissions with the same bounds, for a later step that this attempt's worker starts speculatively (before it
+        has claimed the step). The step's own attempt may take the chunks over (`hand_over`).
         """
         return Emissions(self._max_chunks, self._max_bytes, self._lock)
 

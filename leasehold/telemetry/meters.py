@@ -1,4 +1,5 @@
-"""Makes metrics. Their names begin with `leasehold_`, their labels are bounded, and one switch turns all of them off.
+"""Makes metrics. Their names begin with `leasehold_`, their labels are bounded, and the setting `metrics` turns all of
+them off.
 
 The values of a label are declared names (pipelines, steps, queues, codes) or a few fixed words: never an id, and never
 text of a client. `Bounded` enforces this rule for words that a handler chooses.

@@ -1,7 +1,7 @@
 """Removes secrets from text that leaves the process: log lines, and the errors of handlers.
 
-The module knows every secret of the settings, and finds other secrets by their form. It is the second defence: our code
-puts no secrets into messages, but a library or a handler may.
+The module knows every secret of the settings, and finds other secrets by their form. It is the second defence: the
+platform's own code puts no secrets into messages, but a library or a handler may.
 """
 
 from __future__ import annotations
