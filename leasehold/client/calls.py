@@ -369,8 +369,9 @@ def replay_dead_letters(
     canary: bool = False,
     limit: int = 100,
 ) -> Call[dict[str, Any]]:
-    """Run the jobs of dead letters again. The answer has the jobs that were `replayed`, and those that were `refused`,
-    each with a reason. `canary`: replay only the latest dead letter.
+    """Run the jobs of dead letters again. At least one of `fingerprint`, `template` and `code` must choose them. The
+    answer has the jobs that were `replayed`, and those that were `refused`, each with a reason. `canary`: replay only
+    the latest dead letter.
     """
     body = _without_none(fingerprint=fingerprint, template=template, code=code, canary=canary, limit=limit)
     return Call("POST", "/v1/dead-letters/replay", dict, body=body)

@@ -91,8 +91,8 @@ class Progress(Answer):
 
 
 class Run(Answer):
-    """A run. An item of a list has neither `payload` nor `progress`. `result`: {step: result}. `scope` and `scope_id`:
-    the group of runs that the template's concurrency policy counts together.
+    """A run. An item of a list has no `payload`, `progress`, `result` and `outputs`. `result`: {step: result}. `scope`
+    and `scope_id`: the group of runs that the template's concurrency policy counts together.
     """
 
     id: UUID
@@ -118,7 +118,7 @@ class Run(Answer):
 
 
 class Job(Answer):
-    """A job of any kind. An item of a list has no `steps`, `outputs` and `result`."""
+    """A job of any kind. An item of a list has no `parameters`, `steps`, `outputs` and `result`."""
 
     id: UUID
     kind: str
@@ -221,8 +221,9 @@ class LogPage(Answer):
 
 
 class Chunk(Answer):
-    """An item of a job's stream. `n`: its number in the stream. `restart`: the step runs again, and its chunks of
-    earlier attempts are void. `cut`: the attempt has emitted too much. Only the event `chunk` has a `chunk` and an `n`.
+    """An item of a job's stream. `n`: its number in the job; some numbers may be missing. `restart`: the step runs
+    again, and its chunks of earlier attempts are void; this event has no `n`. `cut`: the attempt has emitted too much,
+    and this event stands for all its later chunks. Only the event `chunk` has a `chunk`.
     """
 
     event: Literal["chunk", "restart", "cut"]

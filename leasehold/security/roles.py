@@ -1,4 +1,4 @@
-"""Roles: named sets of scopes for keys and people, each within a tenant.
+"""Roles: named sets of scopes. A key or a person has a role within one tenant.
 
 A key has a role if it has the scope `role:NAME`. Whenever the API identifies a caller, it replaces the role by the
 scopes of the role. So existing keys also get the scopes that a later release adds to the role. `fleet:operate`
@@ -20,9 +20,10 @@ _ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "people:wr
 
 
 def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
-    """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them."""
+    """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them. Exception:
+    if a kind has one scope for reading and writing, a viewer does not get this scope.
+    """
     scopes_of_kinds = [kind.scopes for kind in kinds if kind.scopes is not None]
-    # If a kind has one scope for reading and writing, a viewer does not get it.
     reads = frozenset(scopes.read for scopes in scopes_of_kinds if scopes.read != scopes.write)
     writes = frozenset(scopes.write for scopes in scopes_of_kinds)
     return {"viewer": _VIEWER | reads, "operator": _OPERATOR | reads | writes, "admin": _ADMIN | reads | writes}

@@ -1,5 +1,5 @@
-"""Counters of the duties: unforeseen errors, failed units, paused schedules. A duty is a maintenance loop of a worker,
-and a unit is one thing that it works on. The labels are the duties' names.
+"""Counters of the duties: unforeseen errors, failed units, paused schedules, unanswered questions of the exporter. A
+duty is a maintenance loop of a worker, and a unit is one thing that it works on. The label `duty` is the duty's name.
 """
 
 from __future__ import annotations

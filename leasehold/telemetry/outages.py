@@ -1,5 +1,5 @@
 """Logs outages: one line when an outage begins, one when it ends, and one a minute in between. The number of lines does
-not depend on how many tasks of the process notice the outage.
+not depend on how many parts of the process notice the outage.
 
 A process has one `Outage` for the database, one for the broker and one for the store. Code that meets an error calls
 `record_error` and logs nothing itself. Code that gets an answer calls `record_answer`, which costs one comparison while
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 #: Seconds between two log lines while an outage lasts.
 REMINDER_SECONDS = 60.0
 #: An answer ends the outage when the process has met no error for this many seconds. Otherwise there would be several
-#: outages while the tasks of the process get answers again one after another.
+#: outages while the parts of the process get answers again one after another.
 SETTLED_SECONDS = 1.0
 
 
