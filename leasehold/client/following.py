@@ -54,6 +54,7 @@ class Following(Generic[T]):
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next connection. Raises as Tries.after_error."""
+        # If the answer had begun, `after_answer` has ended the tries: a connection that breaks later begins new ones.
         self._tries = self._tries or self._make_tries(self._call)
         return self._tries.after_error(error)
 
