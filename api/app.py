@@ -130,7 +130,8 @@ def make_app(settings: Settings) -> FastAPI:
     for router in routers:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, _api_routes([router]), public)
-        # Not `include_router`: it would copy the routes at the first request, and the checks here are of these routes.
+        # `include_router` would make copies of the routes at the first request. The API then would not serve the route
+        # objects that were checked here.
         app.router.routes.extend(router.routes)
     routes = _api_routes(routers)
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
@@ -155,7 +156,8 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     shipped_routers = [load(name) for kind in kinds if kind in SHIPPED for name in kind.routers]
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = _paths_of(platform_routers)
-    # The console comes last, because its last route takes each path below its own. So another route could hide it.
+    # The console comes last, because its last route takes every path below the console's path. The routes of other
+    # kinds come before it, so they could hide its pages: that is refused.
     console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:
@@ -195,7 +197,7 @@ def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
 async def _answer_problem(request: Request, error: Exception) -> Response:
     """Answer an error that an endpoint raised. FastAPI calls this for each class of expected errors."""
     methods: Methods = request.app.state.methods
-    # `corrected`: a 404 becomes a 405 if the path, without parameters, has other methods; a 405 gets its `Allow`
-    # header.
+    # `corrected`: a 404 becomes a 405 if a route without parameters has this path, but another method; a 405 gets its
+    # `Allow` header.
     problem = methods.corrected(problem_of(error), request.method, request.url.path)
     return problem.response(identity_of(request).request_id)

@@ -36,9 +36,9 @@ async def record(
 ) -> None:
     """Add a row for the caller's act to the audit. Call this in the transaction of the act.
 
-    `action`: such as `key.create`; its first word is the kind of the target. `target`: the id of the object of the act.
-    `tenant_id`: the tenant whose hash chain of audit rows gets the row; None: the caller's tenant. `details`: stored
-    with the row.
+    `action`: such as `key.create`; the word before the dot is the kind of the target. `target`: the id of the object of
+    the act. `tenant_id`: the tenant whose hash chain of audit rows gets the row; None: the caller's tenant. `details`:
+    stored with the row.
     """
     kind = action.partition(".")[0]
     await audit_rows.record(

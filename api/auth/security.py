@@ -132,8 +132,8 @@ def with_source(request: Request, caller: Caller) -> Caller:
 
 
 def stranger(request: Request, key: str) -> Actor:
-    """The actor that the audit names for a refused key. `key`: the text that the client sent. The audit gets only its
-    public prefix, if it has one.
+    """The actor that the audit names for a refused key. `key`: the text that the client sent. If the text has the form
+    of a key, the audit gets its public prefix, and else nothing of the text.
     """
     presented = parse_key(key)
     prefix = None if presented is None else presented.prefix

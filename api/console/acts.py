@@ -1,6 +1,6 @@
 """Reads who did what with a job: from the audit, and from the job's events. The events name the bulk operations (each
-retries, cancels or deletes many jobs) that acted on the job. The job's page lists these acts. If a person's act comes
-too late, the refusal of this act names the latest act of somebody else.
+retries, cancels or deletes many jobs) that acted on the job. The job's page lists these acts. If the job's state does
+not allow a person's act any more, the refusal names the latest act on the job.
 """
 
 from __future__ import annotations

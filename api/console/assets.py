@@ -1,6 +1,7 @@
 """Serves the console's files: its style, its scripts, and two libraries. The address of a file contains its hash.
 
-htmx and idiomorph are copies of their npm packages (0BSD); tests/console/test_assets.py compares their hashes.
+htmx and idiomorph are copies of the files in their npm packages (0BSD). tests/console/test_assets.py compares the
+hashes of the copies with those of the packages.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def content(name: str) -> bytes:
 
 @cache
 def compressed(name: str) -> bytes:
-    """The file as browsers fetch it. Pages are not compressed. A page has the token of its forms beside text that other
-    people wrote, so the length of a compressed answer could reveal the token (BREACH).
+    """The file, compressed with gzip, as browsers fetch it. The console compresses only its files, and no page. A page
+    has the token of its forms beside text that other people wrote, so the length of a compressed page could reveal the
+    token (BREACH).
     """
     return gzip.compress(content(name), mtime=0)
 

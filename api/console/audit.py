@@ -105,7 +105,7 @@ async def _check_chain(services: Services, shared_checks: Shared[CheckedChain], 
     if not heads:
         return None
     (head,) = heads
-    key = (tenant_id, head["seq"], head["hash"])  # a new row makes a new key, so it is checked
+    key = (tenant_id, head["seq"], head["hash"])  # with each new row the key is new, so the chain is checked again
     return await shared_checks.get(key, lambda: _check_newest_rows(services, head))
 
 

@@ -28,8 +28,8 @@ router = APIRouter()
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_scope=RUNS_READ))]
 Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_scope=RUNS_WRITE))]
 Kind = Annotated[str, Query(max_length=63)]
-#: The largest number of groups, or of dead letters of one group, on a page; and of the latest dead letters that are
-#: grouped. Both are small, because an open page is refreshed again and again.
+#: A page shows at most _MAX_SHOWN groups, or dead letters of one group. Only the latest _MAX_GROUPED dead letters are
+#: grouped. Both numbers are small, because an open page is refreshed again and again.
 _MAX_SHOWN, _MAX_GROUPED = 50, 1000
 #: One press of the button retries at most this many dead letters of a group.
 _MAX_RETRIED = 1000

@@ -27,8 +27,9 @@ from leasehold.transitions.jobs import EXTERNAL
 #: Counting stops at these numbers: of the tasks of a queue, of the tasks of all queues together, and of dead letters
 #: (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: Counting stops at _MAX_UNSETTLED orders, or steps, whose outcome only a person can say. They are searched among the
-#: _MAX_SEARCHED newest orders. An order is what a step asked of a provider.
+#: Counting stops at _MAX_UNSETTLED: of the orders whose outcome only a person can say, and of the steps for which no
+#: external worker comes. An order is what a step asked of a provider. Such orders are searched among the _MAX_SEARCHED
+#: newest failed jobs of each error code.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of it. This is little, because the page shows only one reason.
@@ -37,8 +38,8 @@ _DEPTH = Depth(entries=0, steps=5, ahead=100)
 _MAX_EXPLAINED = 5
 #: A wait that is longer than this is a finding.
 _LONG_WAIT = timedelta(minutes=1)
-#: A transaction that is open for longer than this keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` says
-#: the same.
+#: A transaction that is open for longer than this keeps VACUUM from its work. The alert `LeaseholdSnapshotHeld` has the
+#: same limit.
 _LONG_SNAPSHOT = timedelta(minutes=1)
 #: Reasons of a job that waits on purpose, or that runs. They are not findings.
 _HARMLESS_REASONS = frozenset(
@@ -196,9 +197,9 @@ async def _findings_about_dead_letters(services: Services, connection: Connectio
 
 
 async def _findings_about_unsettled(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
-    """One finding for all orders whose outcome a person must decide, because the provider does not tell it. One for all
-    steps that wait for an external worker, while none comes. Paused schedules and disabled webhooks have findings of
-    their own.
+    """One finding for all orders whose outcome a person must decide, because the provider does not tell it. One finding
+    for all due steps on which no external worker works. Paused schedules and disabled webhooks have findings of their
+    own.
     """
     findings = []
     failures_for_people = to_be_settled_by_people(services, caller, caller.tenant_id)
@@ -243,7 +244,9 @@ def _disabled(row: Row) -> Finding:
 
 
 async def _findings_about_oldest(services: Services, caller: Caller, late_ids: Sequence[UUID]) -> list[Finding]:
-    """Of the late jobs that do not wait on purpose, explain why the oldest waits. `late_ids`: the oldest first."""
+    """At most one finding: why the oldest late job waits. Jobs that wait on purpose are passed over. `late_ids`: the
+    oldest first.
+    """
     async with services.pool.acquire() as connection:
         rows = {row["id"]: row for row in await job_reads.find_listed(connection, caller.tenant_id, late_ids)}
     jobs = [rows[job_id] for job_id in late_ids if job_id in rows and _may_read(services, caller, rows[job_id])]

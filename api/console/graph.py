@@ -16,7 +16,7 @@ from leasehold.db.job_reads import Row
 
 #: The size of a box, and the gaps between boxes, in units of the drawing.
 WIDTH, HEIGHT, _GAP_X, _GAP_Y = 168, 30, 44, 12
-#: The largest number of parts of one step that have a box each, and of boxes in a graph.
+#: Up to _MAX_PARTS parts of one step have a box each. A graph of more than _MAX_BOXES boxes is not drawn.
 _MAX_PARTS, _MAX_BOXES = 6, 60
 #: A box of many parts has the first of these states that one of its parts has.
 _WORST_FIRST = ("failed", "running", "retry", "waiting", "pending", "blocked", "cancelled", "skipped", "succeeded")

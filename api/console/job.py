@@ -71,8 +71,9 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
-    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. If nothing has
-    # changed, the refresh has read one row: that of the job. `made_of` is equal for equal pages.
+    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. As long as
+    # `made_of` is the same, the page is the same. Then the refresh ends here, and has read one row: that of the job. An
+    # unfinished job has the empty `made_of`, with which each refresh makes the page anew.
     made_of = (endpoints.etag_of(services, access, body), caller.scopes) if has_ended else ()
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content
@@ -289,7 +290,7 @@ async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) 
 
 
 def _check_seen(access: JobAccess, seen_event: str | None) -> None:
-    """Raises Conflict if the job has had an event after the event with the number `seen_event`."""
+    """Raises Conflict if the job has had an event after the event with the number `seen_event`. None: no check."""
     if seen_event is not None and seen_event != str(access.row["event_seq"]):
         status = str(access.row["status"]).replace("_", " ")
         raise Conflict("resource_invalid_state", f"The job has changed since you opened its page: it is {status}.")
@@ -325,6 +326,6 @@ async def delete(request: Request, job_id: UUID, caller: Deleter) -> Response:
         response = await endpoints.delete_job(request, job_id, caller)
     except Gone as error:  # a second press of the button, or somebody else was faster
         return go_to(request, "/jobs", error.message)
-    must_stop_first = bool(response.body)
+    must_stop_first = bool(response.body)  # the answer is 202 with a body then, and else 204 without one
     sentence = "The job stops, and is deleted then." if must_stop_first else f"The job {job_id} is deleted."
     return go_to(request, f"/jobs/{job_id}" if must_stop_first else "/jobs", sentence)

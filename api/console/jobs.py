@@ -168,7 +168,8 @@ def views_of(caller: Caller) -> list[tuple[str, str]]:
 def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Response:
     services = services_of(request)
     kinds = ["media", "conversion", "generation", "run", "webhook"]
-    pipelines = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})  # by kinds of work, or by none
+    # `owned`: the pipelines of kinds of work. `unowned`: all others.
+    pipelines = sorted({*services.job_kinds.unowned, *services.job_kinds.owned})
     suggestions = [  # for the field of the filter
         *(f"status:{state}" for state in JobState),
         *(f"kind:{kind}" for kind in kinds if services.job_kinds.find(kind) is not None),

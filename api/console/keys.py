@@ -34,7 +34,8 @@ Admin = Annotated[Caller, Depends(SignedIn(KEYS_WRITE))]
 _DAY = 86_400
 #: The number of keys on a page. It is small, because each row has several forms.
 _SHOWN = 25
-#: A key is made from a seed, and the seed is a signature. This is the signature's purpose: no other signature has it.
+#: A key is made from a seed, and the seed is a signature with this purpose. Signatures for other uses have other
+#: purposes, so none of them is ever a seed.
 _SEED_PURPOSE = "seed of an API key"
 #: Within this time, a second press of a button shows the secret that the first press has made.
 _SHOWN_AGAIN = timedelta(minutes=1)
@@ -124,8 +125,8 @@ async def _make_once(
     try:
         return await make(seed)
     except (asyncpg.UniqueViolationError, Conflict, NotFound):
-        # The first press has made the key. So the tenant may have no room for another key, and the key that was rotated
-        # may have ended.
+        # Probably the first press has made the key. Then this press would make the same key again (UniqueViolation), or
+        # the tenant has no room for another key (Conflict), or the key that was rotated has ended (NotFound).
         cell = services.settings.cell  # the name of this installation, if several share the tenants
         async with services.pool.acquire() as connection:
             earlier_key = await find_key_of(connection, seed, _SHOWN_AGAIN, cell)

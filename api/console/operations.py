@@ -52,7 +52,7 @@ async def preview(
     action: Annotated[str, Query(max_length=20)] = "retry",
     q: Annotated[str, Query(max_length=MAX_CHARACTERS)] = "",
 ) -> Response:
-    """Show the jobs that the operation would act on. It changes nothing."""
+    """Show the jobs that the operation would act on. This changes nothing."""
     body = _body_of({"action": action, "filter": q}, dry_run=True)
     preview_answer = content_of(await endpoints.create_operation(request, body, caller))
     return page(

@@ -23,9 +23,10 @@ from leasehold.db import overview_reads
 from leasehold.db.job_reads import Row
 
 router = APIRouter()
-#: An open page is refreshed after this many seconds. For as long all requests share one `State`.
+#: An open page is refreshed after this many seconds. All requests of a tenant with the same scopes share one `State`
+#: for the same time.
 REFRESH_SECONDS = 10
-#: For this many seconds all requests share the rates.
+#: All requests of a tenant with the same scopes share the rates for this many seconds.
 _RATES_SECONDS = 20
 
 
@@ -46,7 +47,7 @@ class State:
 async def show_overview(request: Request, caller: Anybody) -> Response:
     services = services_of(request)
     key = (caller.tenant_id, caller.scopes)
-    # Caches of the console, which all requests share: by their names, and in each by the caller's tenant and scopes.
+    # Two caches, which all requests share. Requests with the same `key` get the same answer.
     states: Shared[State] = state_of(request).answers.named("state", REFRESH_SECONDS)
     rates: Shared[Rates] = state_of(request).answers.named("rates", _RATES_SECONDS)
     state = await states.get(key, lambda: _read_state(request, services, caller))

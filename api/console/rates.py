@@ -4,8 +4,9 @@ waited and ran. The hour has twelve parts of five minutes. Of each part only the
 If a part has more jobs than SAMPLE, their number is estimated from the time that the sample covers. So the page reads
 the same number of rows among ten million jobs as among ten thousand.
 
-The hour ends at the end of the current minute. So two answers within one minute are equal if no job was created between
-them. Then an open page is not rendered again (rendering.py).
+The hour ends at the end of the current minute. So two answers within one minute are equal, unless a job was created,
+started or ended between them, or the last part is estimated. If they are equal, an open page is not rendered again
+(rendering.py).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from leasehold.domain.states import JobState
 #: The number of parts of the hour, and the most jobs in the sample of a part.
 PARTS, SAMPLE = 12, 80
 _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
-#: The largest number of rows that the query of a part may read. A list counts three rows for each job, and the query
-#: also reads, and leaves out, jobs that are past their retention.
+#: The largest number of rows that the query of a part may read. `job_lists` reads three rows for each job, so these are
+#: two times SAMPLE jobs. The query leaves out jobs that are past their retention, but reads them, too.
 _MAX_READ = 480
 
 
@@ -44,8 +45,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """`waits`, `runs`: the median and the 95th percentile of the times before and after the start, in seconds. None: no
-    job has such a time.
+    """`waits`: how long jobs waited for their start. `runs`: how long they ran. Both are the median and the 95th
+    percentile, in seconds. None: no job has such a time.
     """
 
     parts: Sequence[Part]

@@ -44,7 +44,8 @@ _MAX_JSON = 12_000
 _MAX_LAST_PAGES = 2000
 #: A job that waits for more seconds than this is marked as late.
 _LATE_SECONDS = 60
-#: The characters of a path and its query that a header contains unescaped. `%` begins an escape.
+#: The characters of a path and its query that a header contains unescaped. `%` is one of them, because the path may
+#: already contain escapes.
 _SAFE = "/?&=:%+.,~-_@*'()!$;"
 _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
 #: The element with the age of the page's rows. The mark ignores this element: the age changes with each refresh, and
@@ -138,7 +139,8 @@ def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
     if not made_of or viewer is None or _flash_of(request) is not None:
         return None
     last_page = _last_pages(request).get((viewer.session.nonce, str(request.url)))
-    # The comparison of tuples compares equal objects by identity first. Requests share most objects (shared.py).
+    # This comparison is fast: Python takes two members of tuples for equal if they are the same object, and requests
+    # share most objects (shared.py).
     if last_page is None or last_page != (request.headers.get(MARK), made_of):
         return None
     return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
@@ -199,8 +201,8 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. A refresh does not show the sentence, because it may come from another open page,
-    just before the browser opens the page that follows the form.
+    """The sentence for this page. None for a refresh: it may come from another open page, just before the browser opens
+    the page that follows the form. That page must show the sentence.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 
@@ -229,7 +231,9 @@ def instant(value: datetime | str | None) -> str:
 
 
 def iso(value: datetime | str) -> str:
-    """The instant for the browser's script, to the second: a page of jobs has a hundred of them."""
+    """The instant for the browser's script. It has no fraction of a second, to keep pages small: a page of jobs has a
+    hundred instants.
+    """
     return _as_datetime(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -244,7 +248,7 @@ def ago(value: datetime | str | None) -> Markup:
 
 
 def between(start: datetime | str | None, end: datetime | str | None) -> float | None:
-    """Seconds from `start` to `end`."""
+    """Seconds from `start` to `end`. None: one of them is unknown."""
     return None if start is None or end is None else max(0.0, (_as_datetime(end) - _as_datetime(start)).total_seconds())
 
 
@@ -256,14 +260,14 @@ def due_at(job: Mapping[str, Any]) -> datetime:
 
 
 def is_late(job: Mapping[str, Any], now: datetime) -> bool:
-    """Whether the job should have started, and waits."""
+    """Whether the job has been due for more than _LATE_SECONDS, and has not begun."""
     has_begun = "started_at" in job or "finished_at" in job
     return not has_begun and (now - due_at(job)).total_seconds() > _LATE_SECONDS
 
 
 def is_behind(queue: Mapping[str, Any], now: datetime) -> bool:
-    """Whether a task of the queue should have started, and waits. A queue of external workers is never behind, because
-    its tasks may wait for long on purpose.
+    """Whether a task of the queue has been due for more than _LATE_SECONDS, and has not begun. A queue of external
+    workers is never behind, because its tasks may wait for long on purpose.
     """
     oldest = queue["oldest"]
     is_late = oldest is not None and (now - _as_datetime(oldest)).total_seconds() > _LATE_SECONDS
@@ -271,7 +275,9 @@ def is_behind(queue: Mapping[str, Any], now: datetime) -> bool:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time in its two largest units."""
+    """A length of time in its two largest units, such as `2 d 3 h`. Minutes and seconds stand alone: `5 min`, `42 s`.
+    Empty for None.
+    """
     if seconds is None:
         return ""
     for length, name in _UNITS:
@@ -288,7 +294,7 @@ def _rest(seconds: float, length: int) -> tuple[int, str]:
 
 
 def lasting(seconds: float | None) -> str:
-    """A length of time. A time below a minute has milliseconds or tenths of seconds."""
+    """A length of time. A time below a minute has milliseconds or tenths of seconds. Empty for None."""
     if seconds is None:
         return ""
     if seconds < 1:

@@ -40,8 +40,8 @@ log = structlog.get_logger(__name__)
 _MAX_FIELDS = 200
 #: A number of at most this many digits fits into an integer of PostgreSQL.
 _MAX_DIGITS = 9
-#: Seconds for which the second press of a button waits for the answer to the first press, and seconds between two of
-#: its questions for the answer.
+#: The second press of a button waits for at most _PATIENCE_SECONDS for the answer to the first press. It asks for this
+#: answer every _POLL_SECONDS.
 _PATIENCE_SECONDS, _POLL_SECONDS = 15.0, 0.2
 _CROSS_SITE = "cross-site"
 #: A form's path begins with the path of the page that has the form: a list, or an object with an id. The page is found
@@ -91,7 +91,8 @@ class ConsoleRoute(APIRoute):
     """The route of a page (GET) or of a form (POST)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        # Pages are read from the standby if it serves; after a form, the browser's next pages from the primary.
+        # Pages are read from the standby, if it serves. After a form, the browser's next pages are read from the
+        # primary (`stay_fresh`), so that they show what the form has changed.
         handler = with_standby(self.endpoint, super().get_route_handler())
         requires = requirements(self.dependant)
         is_form = "POST" in (self.methods or ())

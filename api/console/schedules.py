@@ -72,7 +72,8 @@ async def show_schedule(request: Request, schedule_id: UUID, caller: Reader) -> 
 def _with_words(schedule: dict[str, Any]) -> dict[str, Any]:
     """The schedule, with its cron expression in words, and its next ticks also in its own time zone."""
     instants = [datetime.fromisoformat(text) for text in schedule["next_runs"]]
-    # A release that does not know the schedule's zone finds no next ticks. So the zone is looked up only for ticks.
+    # If this release does not know the schedule's zone, there are no next ticks, and `zone` would raise an error. So
+    # the zone is looked up only if there are ticks.
     own_zone = zone(schedule["timezone"]) if instants else UTC
     return schedule | {
         "words": in_words(schedule["cron"]),

@@ -2,8 +2,9 @@
 session.
 
 The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
-random number. It contains no secret. A session ends when its key ends, when an admin disables the person, after
-`console_session_minutes` without a page, and after MAX_HOURS.
+random number. It contains no secret. A session ends when its key ends, when an admin disables the person or ends the
+person's sessions, when the person has no role in the tenant any more, after `console_session_minutes` without a page,
+and after MAX_HOURS.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ COOKIE = "leasehold_session"
 MAX_HOURS = 12
 #: A page renews the cookie at most this often, in seconds.
 _RENEW_SECONDS = 60
-#: The owner of a person's session: the person's id, and a generation. The generation counts how often an admin has
-#: ended all sessions of the person.
+#: The owner of a person's session: the person's id, and a generation. The person's generation grows when all sessions
+#: of the person end: an admin has ended them or has disabled the person, or the person has lost access to the tenant.
 _PERSON = re.compile(r"person-([0-9a-f]{32})-(\d{1,9})")
 _COOKIE = re.compile(
     r"([a-z0-9]{12}|person-[0-9a-f]{32}-\d{1,9})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})"

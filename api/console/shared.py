@@ -40,7 +40,8 @@ class _Shareable(Generic[_Answer]):
 
 
 class Shared(Generic[_Answer]):
-    """`seconds`: how long an answer is shared. Requests that arrive while an answer is being made wait for this answer.
+    """The answers of one kind, each under a key. `seconds`: how long an answer is shared. Requests that arrive while an
+    answer is being made wait for this answer.
 
     If a new answer equals the answer before it, `get` returns the earlier object. `rendering.unchanged` compares the
     answers of two renderings: this is fast, because in most cases they are the same object.
@@ -48,7 +49,7 @@ class Shared(Generic[_Answer]):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # In the order in which they were made, so the oldest is the first.
+        # In the order in which the answers were made, so the oldest is the first.
         self._answers: OrderedDict[Hashable, _Shareable[_Answer]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[_Answer]]) -> _Answer:

@@ -82,6 +82,7 @@ def payload_of(inputs: list[Input], form: Mapping[str, str]) -> Any:
 
 
 def _typed_value(field: Input, text: str) -> Any:
+    """The value of the field. None: the field is empty. The payload then has no such member."""
     if field.kind == "boolean":
         return {"true": True, "false": False}.get(text)
     if field.kind in ("text", "choice"):

@@ -113,7 +113,7 @@ async def _export_lines(services: Services, heads: list[dict[str, Any]]) -> Asyn
     """The export in pieces. No connection is held while the client reads a piece."""
     for head in heads:
         yield encoded({"head": head}) + b"\n"
-        last_seq = head["first_seq"] - 1  # of the rows that were sent
+        last_seq = head["first_seq"] - 1  # the number of the last row that was sent
         while last_seq < head["seq"]:
             async with services.pool.acquire() as connection:
                 rows = await audit.read_part(connection, head, last_seq)

@@ -56,9 +56,9 @@ _WRONG_QUERY = {
 class Cell(BaseModel):
     """`own`: whether this is the cell that answers. `console`: the address of the cell's console; null: it is not
     known, or the cell has none. `tenants_placed`: the number of tenants that the map places in the cell. `load`: null
-    if the cell gave none. Then `because` is the reason: `no_key` (the setting `cells_keys` has none for it),
-    `key_refused`, `not_understood` (its answer has another form), `another_cell` (its API calls itself by another
-    name). `seconds`: how long the cell took to answer.
+    if the cell gave none. `because`: why a cell that is not silent gave no load: `no_key` (the setting `cells_keys` has
+    no key for the cell), `key_refused`, `not_understood` (the answer has another form, or did not come), `another_cell`
+    (the API at this address calls itself by the name of another cell). `seconds`: how long the cell took to answer.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -242,8 +242,8 @@ async def search_cells(request: Request, job: UUID | None, tenant: str | None) -
 
 
 def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> list[Found]:
-    """`holders`, beginning with the home of the tenant: the cell in which the map places the tenant. The home is added
-    if it is silent, or has no row of the tenant yet.
+    """`holders`, beginning with the home of the tenant: the cell in which the map places the tenant. If the home is not
+    among `holders`, because it is silent or has no row of the tenant yet, it is added.
     """
     home = others.map.tenants.get(tenant)
     if home is None:

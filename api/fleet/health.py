@@ -190,7 +190,8 @@ async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required
         is_away = isinstance(error, StoreError) or is_database_away(error)
         detail = "does not answer" if is_away else type(error).__name__
         if is_away:
-            # An answer that comes too late is a TimeoutError, also of the store.
+            # If the store answers too late, the error is a TimeoutError, as for the database. Only `name` tells them
+            # apart.
             outage = STORE if isinstance(error, StoreError) or name == "store" else DATABASE
             outage.record_error(error, "readiness")
         else:

@@ -140,7 +140,7 @@ async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Re
 async def make_key(
     services: Services, caller: Caller, body: NewKeyRequest, seed: bytes | None = None
 ) -> dict[str, Any]:
-    """The answer with the new key. `seed`: the secret of which the key is made, so that the key can be made again;
+    """The answer with the new key. `seed`: a secret from which the key is made: the same seed makes the same key again;
     None: the key is random. Raises the problems that the endpoint documents.
     """
     tenant_id = body.tenant_id or caller.tenant_id
