@@ -38,7 +38,7 @@ _GRACE_SECONDS = 15
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that ends long polls before it waits for open connections."""
+    """A uvicorn server that ends long polls and streams before it waits until the open connections are closed."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)

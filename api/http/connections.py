@@ -170,7 +170,7 @@ class Guarded(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_message = False
         super().on_message_complete()
-        if not self._unanswered:
+        if not self._unanswered:  # the body ends after its answer, as LINGER_SECONDS allows
             self._stop_timer()
             self.quiet[self] = None
 
@@ -224,6 +224,7 @@ class Guarded(HttpToolsProtocol):
 
     def _give_up(self, reason: str) -> None:
         CLOSED.labels(reason).inc()
+        # Only a client that has begun a head waits for an answer. A client that has sent nothing gets none.
         if reason == "head" and self._head_bytes:
             self._refuse(_SLOW)
         else:
@@ -257,7 +258,7 @@ class Guarded(HttpToolsProtocol):
         self.transport.close()
 
     def _write(self, problem: Problem) -> None:
-        """Write the answer to the socket, because uvicorn has no request for which it could write it."""
+        """Write the answer directly to the socket, because uvicorn writes only what the app answers."""
         body = orjson.dumps(problem.body(str(new_id())))
         head = [
             f"HTTP/1.1 {int(problem.status)} {problem.status.phrase}",

@@ -84,7 +84,7 @@ def version_at(cursor: str | None) -> tuple[str, int] | None:
     packed = _unpack(cursor)
     if len(packed) != _VERSION_BYTES + _NAME_BYTES:
         raise _malformed_cursor()
-    # Drops the NULs at the end, and what only an invented cursor has.
+    # Drops the NULs at the end, and characters that no name has: an invented cursor may contain them.
     name = "".join(letter for letter in packed[_VERSION_BYTES:].decode("ascii", "ignore") if letter.isprintable())
     return name, int.from_bytes(packed[:_VERSION_BYTES], "big")
 

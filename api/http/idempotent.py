@@ -49,8 +49,9 @@ async def once(
 ) -> Answer:
     """Run `work` inside a transaction and return its answer. If `key` was used before, return the first answer instead.
 
-    The reservation of the key commits first, so a second request meanwhile is refused. The reservation by itself counts
-    for one second only; `hold` keeps it valid until the transaction ends.
+    The reservation of the key commits before `work` begins. So a second request with this key is refused while the
+    first is at work. The reservation by itself counts for one second only; `hold` keeps it valid until the transaction
+    ends.
 
     Raises Invalid and Conflict as `leasehold.db.idempotency.reserve` does, and any error of `work`. After an error of
     `work` nothing is stored, and the key may be used again.

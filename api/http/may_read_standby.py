@@ -44,9 +44,9 @@ def is_marked(endpoint: Callable[..., Any] | None) -> bool:
 
 
 def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
-    """The handler for a route: `handler` itself, unless the endpoint is marked. For a marked endpoint, the new handler
-    runs `handler` on the standby, if the standby serves. If the standby fails, or cannot run a statement, it runs
-    `handler` again on the primary.
+    """The handler for a route: `handler` itself, unless the endpoint is marked. For a marked endpoint, it is a new
+    handler. If the standby serves, the new handler runs `handler` on the standby. If the standby fails, or cannot run a
+    statement, the new handler runs `handler` again on the primary.
     """
     if not is_marked(endpoint):
         return handler
@@ -81,7 +81,8 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except ReplicaBusy:
             return None
         except STANDBY_FAILED as error:
-            if not reading.is_over:  # `is_over`: the request has used up its time there; the standby may be only slow
+            # `is_over`: the request has used up its time for the standby. That alone may mean that the standby is slow.
+            if not reading.is_over:
                 reads.replica.leave(error)  # read from the primary for some seconds
             return None
         except asyncpg.PostgresError:  # the standby may lack a migration; any other error occurs again on the primary

@@ -1,5 +1,5 @@
 """Corrects the `Allow` header of a 405. Several routes may have one address, and the framework names only the methods
-of the first route.
+of the first route. Also corrects a 404 that should be a 405.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Methods:
         return allowed_methods
 
     def corrected(self, problem: Problem, method: str, path: str) -> Problem:
-        """The problem with the right `Allow` header. If a route has this literal path, but not this method, a 404
-        becomes a 405: then another route, with a pattern, has answered.
+        """The problem with the right `Allow` header. A 404 becomes a 405 if routes have this literal path, but none of
+        them has this method. Such a 404 came from a route with a pattern that matches the path.
         """
         has_other_methods = path in self._by_literal_path and method not in self._by_literal_path[path]
         if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and has_other_methods:

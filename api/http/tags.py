@@ -1,5 +1,5 @@
-"""The member `tags` of requests that submit jobs. Also `json_of_request`, whose JSON becomes the fingerprint by which
-the API recognises a repeated request.
+"""The member `tags` of requests that submit jobs. Also `json_of_request`: the API makes a fingerprint of its JSON, by
+which it recognises a repeated request.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Tags: TypeAlias = Annotated[
 
 
 def json_of_request(body: BaseModel) -> bytes:
-    """The request as JSON, for the fingerprint of its idempotency key. _LATER_MEMBERS that the request does not use are
-    left out. So the request has the same fingerprint as in earlier releases: the API recognises a repetition even after
-    an upgrade.
+    """The request as JSON, for the fingerprint that is stored with its idempotency key. Members of _LATER_MEMBERS that
+    the request does not use are left out. So the request has the same fingerprint as in earlier releases: the API
+    recognises a repetition even after an upgrade.
     """
     unused_members = {name for name in _LATER_MEMBERS if not getattr(body, name, None)}
     return body.model_dump_json(exclude=unused_members).encode()

@@ -15,8 +15,8 @@ from leasehold.db.database import Connection
 
 
 class Deadline:
-    """The time that a request may still wait for PostgreSQL. Other waits (a body, a long poll, the store) do not
-    count.
+    """The time that a request may still wait for PostgreSQL. Other waits (a body, a long poll, the store) count only if
+    the request holds a connection meanwhile.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -22,7 +22,7 @@ _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def set_tenant(tenant_id: str) -> None:
-    """Count the connections that the current request holds from now on for this tenant."""
+    """From now on, count each connection that the current request acquires as one of this tenant's connections."""
     _tenant.set(tenant_id)
 
 

@@ -1,5 +1,6 @@
 """Lets tenants take turns at the scarce resources of an API process. tenant_pool.py has one turnstile for connections
-to PostgreSQL, and one for bulk writes.
+to PostgreSQL, and one for bulk writes. replica_reads.py has one for connections to the standby, and console/state.py
+one for requests to the OpenID provider.
 
 A bulk write (a batch, a backfill, a bulk replay) uses a connection and a core for as long as hundreds of other
 requests.
@@ -45,7 +46,8 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        if self._has_room(tenant_id):  # no request waits for this room, because `_serve` has admitted all that fit
+        # If there is room, no waiting request could use it: `_serve` has admitted all that fit.
+        if self._has_room(tenant_id):
             self._inside[tenant_id] += 1
             return
         if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:

@@ -1,7 +1,7 @@
 """Long polls: requests wait here until a job changes, a job has new log lines or chunks of its stream, or a queue has
-work.
+work. Each of these is a watch of its own.
 
-One query every INTERVAL serves all waiting requests of the process.
+One query every INTERVAL serves all requests of the process that wait at the same watch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _Key = TypeVar("_Key", UUID, str)
 
 
 class _Watch(ABC, Generic[_Key]):
-    """Requests that wait for keys. A key is the id of a job, or the name of a queue. While any request waits, a loop
-    queries the number of each key, such as the number of a job's last event.
+    """Requests that wait for a change of a job or a queue, which are the keys here: the id of the job, or the name of
+    the queue. While any request waits, a loop queries a number for each key, such as the number of a job's last event.
 
     Each request has a mark, such as the last number that the client knows. `_ready` compares the marks of a key's
     requests with the key's number, and chooses the requests that go on. A subclass says what the numbers are.
