@@ -98,7 +98,8 @@ _DESCRIPTION = (
 
 
 def make_app(settings: Settings) -> FastAPI:
-    """The application. It opens its own connections when it starts, and it starts even if its servers are down.
+    """The application. When it starts, it opens its connections. It starts even if PostgreSQL, the broker or the store
+    is down.
 
     Raises DeclarationError for pipelines or kinds of work that cannot be served.
     """
@@ -157,7 +158,8 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = _paths_of(platform_routers)
     # The console comes last, because its last route takes every path below the console's path. The routes of other
-    # kinds come before it, so they could hide its pages: that is refused.
+    # kinds come before it, so they could hide its pages: that is refused. To find a route that would take the path of a
+    # page, each parameter in the path is replaced by an example, `x`.
     console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:

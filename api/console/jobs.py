@@ -118,6 +118,7 @@ async def refresh_jobs(
         if kind.scopes is not None and kind.scopes.read in caller.scopes:
             summaries[UUID(str(row["id"]))] = summary(row, kind)
     jobs = [summaries.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
+    # Only the first page counts newer jobs: a later page has a cursor, and the pages before it show newer jobs.
     newer = 0 if cursor is not None else await _count_newer_jobs(services, caller, q, ids)
     saved = await _read_saved_views(request, caller)
     return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer, saved=saved)
@@ -153,6 +154,7 @@ def _malformed_id() -> Invalid:
 
 
 def _ids(texts: Sequence[str]) -> list[UUID]:
+    """The first PAGE ids: no page has more. Empty texts are left out. Raises Invalid."""
     try:
         return [UUID(text) for text in texts[:PAGE] if text]
     except ValueError:

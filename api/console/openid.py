@@ -84,8 +84,8 @@ async def return_from_provider(request: Request) -> Response:
 
 
 async def _admit_person(request: Request, services: Services, identity: Identity) -> Row:
-    """Write the person's rows, one for each tenant. Returns the row of the first tenant that admits the person. Raises
-    Forbidden `no_role`.
+    """Write the person's rows, one for each tenant to which the person's groups give access. Returns the row of the
+    first tenant in which no admin has disabled the person. Raises Forbidden `no_role` if there is no such tenant.
     """
     scopes_by_tenant = memberships(services.settings, identity.groups)
     async with services.pool.acquire() as connection:

@@ -183,6 +183,8 @@ def check_form(request: Request, token: str) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Raises Forbidden `foreign_form` for a form of another site."""
+    """Raises Forbidden `foreign_form` for a form of another site. A client that does not send `Sec-Fetch-Site` is not
+    refused here.
+    """
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Forbidden("foreign_form", "The form was sent by another site.")

@@ -48,8 +48,8 @@ class VersionLoad(BaseModel):
 class Scaling(BaseModel):
     """`due`: tasks that could start now, counted up to 10,000 a queue. `oldest`: the seconds for which the oldest of
     them has waited. `slots`: the sum over all workers that do not drain; for each worker, the queue with the most slots
-    counts. `attempt_seconds`: about how long the attempts that run now will take. `wanted`: the number of workers that
-    the pool should have.
+    counts. `attempt_seconds`: about how long the attempts that run now will take; null: none runs. `wanted`: the number
+    of workers that the pool should have.
     """
 
     model_config = ConfigDict(extra="forbid")

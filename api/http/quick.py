@@ -69,6 +69,7 @@ class _Endpoint:
                 model = body.field_info.annotation
                 endpoint = cls(call, request_name, caller_name, require, body.name, model, headers)
                 names = {request_name, caller_name, body.name, *(name for name, _ in headers)}
+                # A further parameter, for example of the query, would get no argument.
                 if names == signature(call).parameters.keys():
                     return endpoint
         raise DeclarationError(f"{dependant.path}: a quick route takes a request, a caller, a body and headers only")
