@@ -103,7 +103,7 @@ class Require:
         """The caller whose key the request has. Raises Unauthenticated, WrongCell if another installation serves the
         key's tenant, or one of TRY_AGAIN (leasehold.runtime.transient) if PostgreSQL does not answer.
         """
-        # Several headers are refused, because a proxy before the API may have read another of them.
+        # Several headers are refused, because nothing says which of them counts.
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         return with_source(request, await services_of(request).keyring.identify(credentials.credentials))

@@ -26,8 +26,8 @@ from leasehold.domain.states import JobState
 #: The number of parts of the hour, and the most jobs in the sample of a part.
 PARTS, SAMPLE = 12, 80
 _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
-#: The largest number of rows that the query of a part may read. `job_lists` reads three rows for each job, so these are
-#: two times SAMPLE jobs. The query leaves out jobs that are past their retention, but reads them, too.
+#: The largest number of rows that the query of a part may read. `job_lists` counts three rows for each job, so the
+#: query reads at most two times SAMPLE jobs. Among them are jobs past their retention, which it leaves out.
 _MAX_READ = 480
 
 

@@ -201,8 +201,8 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. None for a refresh: it may come from another open page, just before the browser opens
-    the page that follows the form. That page must show the sentence.
+    """The sentence for this page. None for a refresh: another open page may send the refresh just before the browser
+    opens the page that follows the form. That page must show the sentence.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 

@@ -1,5 +1,5 @@
-"""Tickets: links by which `leasehold dev` signs its user in. `leasehold dev` imports this module, so it loads no web
-framework.
+"""Tickets: links by which `leasehold dev` signs its user in. `leasehold dev` imports this module, so this module must
+import no web framework.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled", "expired
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One wait or one attempt. `x`, `width`: in units; the job's time has WIDTH. `shade`: the CSS class. `words`: the
-    title.
+    """One wait or one attempt. `x`, `width`: in units; the time of the whole job is WIDTH units. `shade`: the CSS
+    class. `words`: the title.
     """
 
     x: int

@@ -52,8 +52,8 @@ def event_number(last_event_id: str | None) -> int:
 async def stream(
     services: Services, tenant_id: str, job_id: UUID, after: int, fields: Callable[[EventView], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """The job's events with numbers above `after`, as they happen. The stream ends after the job's last event. It ends
-    earlier when the process stops, and after MAX_SECONDS; the client can then resume.
+    """The job's events with numbers above `after`, as they happen. The stream ends after the job's last event, or when
+    the job is deleted. It ends earlier when the process stops, and after MAX_SECONDS; the client can then resume.
 
     `fields` gives the endpoint's own fields of an event.
     """
