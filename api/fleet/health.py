@@ -3,8 +3,8 @@
 If the broker or the store is away, `/readyz` reports it, but the process stays ready. Submissions need no broker. All
 API processes share one store, so another process would not serve better.
 
-Neither endpoint needs a key. `/readyz?verbose` needs an operator's key, because it shows versions and settings of the
-servers.
+Neither endpoint needs a key, with one exception: `/readyz?verbose` needs an operator's key, because it shows versions
+and settings of the servers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _marked_endpoints: set[Callable[..., Any]] = set()
 
 def may_read_standby(endpoint: _Endpoint) -> _Endpoint:
     """Mark an endpoint that writes nothing, and whose answer may be some seconds old. This decorator must stand below
-    the route's.
+    the decorator of the route, which looks for the mark.
     """
     _marked_endpoints.add(endpoint)
     return endpoint

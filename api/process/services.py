@@ -70,7 +70,7 @@ class Services:
     refusals: Refusals
     bodies: Bodies
     bulk: BulkWrites  # bounds how many bulk writes (requests that write many jobs) run at once
-    watch: JobWatch  # long polls for events of jobs; the next three: for work in queues, log lines, and chunks
+    watch: JobWatch  # long polls wait here for events of jobs; at the next three for work in queues, log lines, chunks
     queues: QueueWatch
     log_watch: LogWatch
     stream_watch: StreamWatch
