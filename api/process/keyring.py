@@ -158,8 +158,8 @@ class Keyring:
         return stored_key if monotonic() < valid_until else None
 
     async def _read_key(self, prefix: str, presented_key: PresentedKey | None) -> StoredKey:
-        """Read the key's row, and check the secret of `presented_key`, which is None if the key belongs to a session: then
-        there is no secret to check. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN.
+        """Read the key's row, and check the secret of `presented_key`. If the key belongs to a session, `presented_key`
+        is None, and there is no secret to check. Raises Unauthenticated, WrongCell, or one of TRY_AGAIN.
         """
         started_at = monotonic()
         async with deadline.acquired_in_time(self._pool.acquire()) as connection:
