@@ -15,7 +15,7 @@ from leasehold.transitions.sweeps import EXPIRED
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook of the kind `conversion`."""
+    """The part of housekeeping (loops of the leading worker) for the kind of work `conversion`. Called once."""
 
     async def promotions() -> None:
         """Undo the copies of dead calls at the promotion target."""

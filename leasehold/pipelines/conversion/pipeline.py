@@ -1,9 +1,9 @@
 """Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
 
 The API and the workers import this module, so it imports no heavy library. The inputs are `model` (an .onnx file) and
-`references` (a tar archive of the reference images; an empty file without images). The steps are named after the models
-that they write: `onnx` (optimised), and with the vendor's names `bie` (int8) and `nef` (packaged). Every step writes a
-report beside its model.
+`references` (a tar archive of the reference images; if there are none, an empty file). Each step is named after the
+model that it writes: `onnx` (optimised), and by the names of the chip vendor `bie` (int8) and `nef` (packaged). Every
+step writes a report beside its model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leasehold.pipelines.conversion.signing import sign_package
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
 #: `open` runs on every worker; `kneron` only on a worker with the vendor's package `ktc`.
 Toolchain: TypeAlias = Literal["open", "kneron"]
-#: For the child process of each step.
+#: What the child process of a step may use.
 _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MIB)
 _TIMEOUT = timedelta(minutes=30)
 
@@ -91,7 +91,7 @@ conversion = Pipeline(
     ],
 )  # fmt: skip
 
-# Outside the sandbox, because the child process must not see the key that signs.
+# The worker itself signs, after the step and outside the sandbox: the child process must not see the key.
 conversion.finishes("nef", sign_package)
 
 CONVERSION = Kind(
@@ -106,5 +106,6 @@ CONVERSION = Kind(
     stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint), 0) FROM conversion WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
     scopes=Scopes(read="conversion:read", write="conversion:write"),
-    signed_links=False,  # downloads are counted: GET /api/v1/jobs/{id}/result
+    # /v1/jobs does not link to outputs: only GET /api/v1/jobs/{id}/result serves them, because it counts downloads.
+    signed_links=False,
 )

@@ -35,7 +35,7 @@ class Busy(Exception):
 @dataclass(frozen=True, slots=True)
 class NewConversion:
     """A conversion to write. The job's exclusive_key is the user: a unique index allows one unfinished job for each
-    key. `owner_tenant`: a tenant of the client's own, which the API returns. It gives no rights: the job's tenant does.
+    key. `owner_tenant`: the client's own `tenant_id`. The API only returns it: rights follow from the job's tenant.
     `input`: what the client sent, as the API shows it.
     """
 

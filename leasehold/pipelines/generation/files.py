@@ -12,7 +12,7 @@ from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, Egre
 from leasehold.settings import Settings
 
 _TIMEOUT_SECONDS = 600.0
-_REDIRECTS = 3  # that a download follows
+_REDIRECTS = 3  # the most redirects that one download follows
 _OK = 200
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 #: The codes of EgressRefused that may pass: DNS may work again later.
@@ -39,7 +39,7 @@ _WRONG_TYPE = {
 
 
 class UnusableFile(Exception):
-    """The file will never be stored. `code` is stable, and the message is for the client."""
+    """The file cannot be stored, and a further download would not help. `code` is stable; the message is for clients."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -7,7 +7,7 @@ from leasehold.pipelines.generation.rows import SOURCES, expired_sources, forget
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook of the kind `generation`."""
+    """The part of housekeeping (loops of the leading worker) for the kind of work `generation`. Called once."""
     return KindHousekeeping(
         duties=[
             Forgetting(

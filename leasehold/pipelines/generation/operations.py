@@ -40,23 +40,23 @@ _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "dura
 
 
 def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> SentOrder:
-    """The order of a generation, as its provider got it. The job's id was its token there. `note`: what the step
-    that ordered has stored for its next attempt.
+    """The order of a generation as the provider received it, with the job's id as the idempotency token. `note`: the
+    note of the step `submit`, which records when it ordered.
     """
     shown = {name: params[name] for name in _SHOWN if params.get(name) not in (None, [], False)}
     return SentOrder(params["provider"], note.get("asked_at"), {"token": str(job_id), **shown})
 
 
 def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The value of the submit step, once a person has found its order, with the id `ref`. The step itself writes a
-    value of the same form.
+    """The value of the step `submit`, after a person has found its order at the provider. `ref`: the order's id there.
+    A submit that succeeds writes a value of the same form.
     """
     return {"ref": ref, "at": note.get("asked_at") or datetime.now(UTC).isoformat()}
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
     """Whether a person may give the job the id of its order: the provider must have a request for the state of an order
-    by its id. Only a provider that the settings declare may lack this request: it returns the files immediately.
+    by its id. Only a provider that the settings declare may lack this request, if it answers a submit with the files.
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None

@@ -133,4 +133,6 @@ class Provider(Protocol):
         """
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        """Ask the provider to stop the order. False: the provider cannot. Raises TryLater or OutcomeUnknown."""
+        """Ask the provider to stop the order. True: the order is stopped. False: the provider cannot stop it. Raises
+        TryLater, OutcomeUnknown, or Rejected (for example for a bad credential).
+        """

@@ -32,7 +32,7 @@ GROUP BY kind, server_id, status
 
 
 def questions() -> list[Question]:
-    """The hook `questions` of the kind of job `generation`."""
+    """The exporter's statements about generations. The kind of work `generation` names this function as `questions`."""
     return [Question("generations", GENERATIONS, (CAP,), _families)]
 
 

@@ -21,8 +21,8 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 
 Row: TypeAlias = asyncpg.Record
-#: The duty (a loop of a worker) that deletes expired source images. The quarantine, a list of what has failed by
-#: itself, has the images that this duty could not delete, under this name.
+#: The duty (a loop of a worker) that deletes expired source images. If it cannot delete an image, the quarantine (a
+#: list of what has failed by itself) has the image under this name.
 SOURCES = "expired_sources"
 #: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000

@@ -143,7 +143,8 @@ async def store(attempt: Attempt) -> Done:
 
 
 async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str] | None:
-    """Download one file and write it as an output. Returns the code and the message if the file cannot be stored.
+    """Download one file and write it as an output. Returns None, or the code and the message of a file that cannot be
+    stored.
 
     Raises Retryable if another attempt may still download the file.
     """

@@ -17,7 +17,7 @@ class Animation(Image.Image):
     the animation is shown; 0: for ever.
 
     Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before it
-    is complete. It reads the entry of a frame only after it has sought the frame, so the entry is there by then.
+    is complete. It reads the entry of a frame only after its `seek` to the frame, so the entry is there by then.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:

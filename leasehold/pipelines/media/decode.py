@@ -96,8 +96,8 @@ def damage_is_permanent() -> Iterator[None]:
 
 
 class Picture:
-    """A file that is open for decoding. `size`: the canvas, before the picture is turned upright. `frames`: their
-    number.
+    """A file that is open for decoding. `size`: the canvas, before the picture is turned upright. `frames`: the number
+    of frames.
     """
 
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:

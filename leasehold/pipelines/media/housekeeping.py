@@ -1,4 +1,4 @@
-"""What the leading worker (elected for maintenance) does about pictures: it deletes uploads that were not completed,
+"""What the leading worker (elected for maintenance) does about pictures: it deletes pictures that never got a job,
 refuses uploads that are too large, and deletes pictures with their jobs.
 """
 
@@ -18,7 +18,7 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 from leasehold.transitions.sweeps import EXPIRED
 
-#: The name of the duty (a loop of the worker) that deletes uploads that were not completed in time.
+#: The name of the duty (a loop of the worker) that deletes pictures without a job, once their time is over.
 ABANDONED = "abandoned_uploads"
 
 
@@ -49,8 +49,9 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """The id and the key of each upload that was not completed in time. The duty deletes the objects first, then calls
-    `forget_uploads`. Left out: uploads whose deletion failed lately, and those of tenants that move to another cell
+    """The id and the key of each picture without a job whose time is over: its upload was not completed in time, or was
+    refused and kept for a while, or a client deleted it. The duty deletes the objects first, then calls
+    `forget_uploads`. Left out: pictures whose deletion failed lately, and those of tenants that move to another cell
     (another installation).
     """
     rows = await connection.fetch(

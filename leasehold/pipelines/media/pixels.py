@@ -75,7 +75,7 @@ def _with_alpha(image: Image.Image) -> Image.Image:
 
 
 def fit(size: Size, max_side: int) -> Size:
-    """The size scaled down into a square of `max_side`. No side is ever larger than before, or 0."""
+    """The size scaled down into a square of `max_side`. A smaller size stays as it is. No side becomes 0."""
     scale = min(1.0, max_side / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 

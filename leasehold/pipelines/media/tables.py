@@ -32,7 +32,7 @@ media = Table(
     Column("error", JSONB),  # {code, message, retryable} of a refused object
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("expires_at", _INSTANT),  # a worker deletes an upload that was not completed by then
+    Column("expires_at", _INSTANT),  # a worker deletes a picture without a job after this time
     Column("deleted_at", _INSTANT),  # a client deleted it: no request can read it any more, and a worker removes it
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),

@@ -32,9 +32,9 @@ from leasehold.transitions.operations import Refusal
 
 log = structlog.get_logger(__name__)
 
-#: What a job may be refused with.
+#: The errors with which an action refuses a job.
 _REFUSED = (Conflict, Invalid, NotFound)
-#: What a row with values that nobody foresaw may raise, here and in PostgreSQL.
+#: The errors that a row with unforeseen values may cause. `_BROKEN_ROW` also has those of PostgreSQL.
 _BROKEN_HERE = (ValueError, KeyError, TypeError)
 _BROKEN_ROW = (asyncpg.PostgresError, *_BROKEN_HERE)
 
@@ -72,8 +72,8 @@ class Outcome:
 async def act_on(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Act on jobs of one tenant, in the caller's transaction, except on jobs that were created after `operation.at`.
-    The history of each job names the operation.
+    """Act on jobs of one tenant, in the caller's transaction. Jobs that were created after `operation.at` (for a retry:
+    that failed after it) stay as they are. The history of each job names the operation.
 
     Raises TooMany if a limit of the tenant is full. Then the caller rolls back, and tries again later or with fewer
     jobs.
@@ -196,7 +196,8 @@ class _Retries:
         hints = await revive_together(self._context.actions, self._connection, targets, self._cause)
         for target in targets:
             await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
-        self._outcome.hints += hints  # last: after an error nothing of this has happened
+        # Last: after an error above, the savepoint undoes the retries, and no hint of them may stay.
+        self._outcome.hints += hints
 
     async def retry(self, target: Target) -> None:
         """Retry one job. Raises NotFound, Conflict or Invalid."""
@@ -259,5 +260,7 @@ async def _act_alone(
 
 
 def _is_no_fault_of_a_row(connection: Connection, error: Exception) -> bool:
-    """Whether the caller has to roll back, and to try the batch again."""
+    """Whether the error is an outage, such as a lost connection or a deadlock. The caller then rolls back, and tries
+    the batch again.
+    """
     return connection.is_closed() or may_try_again(error)

@@ -6,8 +6,8 @@ from leasehold.pipelines.operations.pipeline import Action
 from leasehold.settings import Settings
 
 #: An operation that is late may act faster than its rate, until it has made up for at most this many seconds. So it
-#: keeps its rate although each batch takes time, and each sleep a little too long. After a longer pause it does not
-#: hurry.
+#: keeps its rate, although each batch takes time and each sleep lasts a little too long. It does not make up for the
+#: rest of a longer pause.
 CATCH_UP_SECONDS = 0.1
 
 
@@ -30,16 +30,16 @@ def largest_batch(rate: int) -> int:
 
 
 def pause_before(next_at: float, now: float, rate: int) -> float:
-    """Seconds until the operation may act on the next job; 0 or less: now. `next_at`: what `next_time` returned. No
-    pause is longer than that after a whole batch, because `next_at` may be by a clock that was ahead: the operation
-    would wait for hours.
+    """Seconds until the operation may act on the next job; 0 or less: now. `next_at`: what `next_time` returned. The
+    pause is at most the one after a largest batch. Without this bound, a `next_at` from a clock that was ahead could
+    make the operation wait for hours.
     """
     return min(next_at - now, largest_batch(rate) / rate)
 
 
 def next_time(previous: float, now: float, jobs: int, rate: int) -> float:
     """The Unix time at which the operation may act on the next job, after a batch of `jobs` jobs at the time `now`.
-    `previous`: the time that this function returned for that batch; 0: the batch is the first.
+    `previous`: what this function returned after the batch before it; 0: it is the first batch.
     """
     begin = max(previous, now - CATCH_UP_SECONDS) if previous else now
     return begin + jobs / rate

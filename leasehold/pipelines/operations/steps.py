@@ -150,8 +150,8 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. None: the operation has acted on every target, or refused it. Busy jobs are tried again when
-        there are enough of them for a batch, or no other targets are left.
+        """The next batch. None: every target has been changed or refused. Busy jobs are tried again when there are
+        enough of them for a batch, or no other targets are left.
         """
         await self._read_targets()
         if self._progress.busy and (not self._targets or len(self._progress.busy) >= MAX_BATCH):
@@ -204,7 +204,7 @@ class _OperationAttempt:
 
     async def _commit(self, batch: _Batch) -> float | None:
         """Act on the batch, and commit. If a limit of the tenant has no room for the batch, nothing changes, and the
-        next batch is smaller. Returns the seconds to wait if the limit has no room even for one job.
+        next batch is smaller. Returns the seconds to wait if the limit has no room even for one job. None: go on.
         """
         async with self._attempt.connection() as connection:
             began = monotonic()

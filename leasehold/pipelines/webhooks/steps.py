@@ -72,7 +72,7 @@ async def _find_destination(
         if delivery.webhook_id is None:
             assert delivery.url is not None
             sealing = delivery_context.sealing
-            # The secrets of all callback URLs of the tenant. The function makes the first one if there is none yet.
+            # All callback URLs of a tenant share its secrets. If there are none yet, `secrets` stores a new one.
             sealed_secrets = await callbacks.secrets(connection, attempt.tenant_id, lambda: sealing.seal(new_secret()))
             return _Destination(delivery.url, sealed_secrets)
         row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)

@@ -125,6 +125,9 @@ class Promoter:
         await self._target.replace(copy.key, copy.source, copy.size, str(call.id))
 
     async def _create(self, call: PromoteCall, copy: Copy, *, known_absent: bool) -> None:
+        """Create the object. `known_absent`: the target has reported that the key holds no object. Otherwise the record
+        says "unsure", until the target confirms that it created the object.
+        """
         async with self._connections() as connection:
             await promotions.record_intent(connection, call, copy.key, "created" if known_absent else "unsure")
         try:
@@ -158,7 +161,8 @@ class Promoter:
     async def _undo_call(self, call: PromoteCall) -> None:
         try:
             async with asyncio.timeout(promotions.UNDO_SECONDS):
-                # Repeat until PostgreSQL answers: a worker that undoes the call later would remove foreign objects.
+                # Repeat until PostgreSQL answers. While the records still name the foreign keys, a worker that undoes
+                # the call later could remove the objects of others.
                 if self._foreign_keys:
                     await until_answered(partial(self._release_foreign, call), within=promotions.UNDO_SECONDS)
                 async with self._connections() as connection:

@@ -74,7 +74,7 @@ class Target(Protocol):
 
 @asynccontextmanager
 async def open_target(settings: Settings, store: ObjectStore) -> AsyncIterator[Target]:
-    """Raises Unavailable if the installation has no promotion target."""
+    """The promotion target of the settings, open until the block ends. Raises Unavailable if the settings have none."""
     if settings.promote_url is not None:
         async with Egress.from_settings(settings) as egress:
             client = Client.of_promotions(settings)
@@ -108,8 +108,8 @@ class _Bucket:
     """Another bucket. `conditional`: `create` sends `If-None-Match`, so that the store refuses the put if the key holds
     an object.
 
-    Some stores ignore this header. So `create` also looks at the key itself, when all bytes have arrived. The upload
-    can then overwrite only an object that somebody writes between this look and the end of the upload.
+    Some stores ignore this header. So when all bytes have arrived, `create` also asks whether the key holds an object.
+    The upload can then overwrite only an object that somebody writes between this question and the end of the upload.
     """
 
     def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
@@ -126,8 +126,8 @@ class _Bucket:
             await self._copy(self._store, source, self._target_store, key, key, size, call_id, only_new=True)
         except PutRefused:
             raise target_exists(key) from None
-        # True even for a store that ignores the header: `remove` reads the call from the object's metadata, so an undo
-        # never removes an object of another call.
+        # True even if the store ignores the header and may have replaced an object: `remove` reads the call from the
+        # object's metadata, so an undo never removes an object of another call.
         return True
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -199,8 +199,8 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 class _FileService:
     """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`.
     `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this header replaces it, and `DELETE`
-    removes it. A service may lack `HEAD`. Without `GET`, nothing can be replaced, because a backup comes first. A
-    service at a private address is refused, unless a setting allows its network.
+    removes it. A service may lack `HEAD`. Without `GET`, no object can be replaced, because `back_up` downloads it
+    first. A service at a private address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -232,6 +232,7 @@ class _FileService:
             raise target_exists(key)
         if not _is_success(answer):
             raise _promotion_refused(key, answer)
+        # After another success, such as 204, a service that ignores `If-None-Match` may have replaced an object.
         return answer.status == HTTPStatus.CREATED
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:
@@ -245,7 +246,7 @@ class _FileService:
             path = Path(directory) / "backup"
             status = await self._download(key, path)
             if status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-                self._tokens.forget()  # as in _ask
+                self._tokens.forget()  # the token may be revoked: ask once more with a new token
                 status = await self._download(key, path)
             if status != HTTPStatus.OK:
                 log.warning("the file service does not return the object that is to be replaced", status=status)
@@ -305,7 +306,7 @@ class _FileService:
     async def _ask_once(
         self, method: str, key: str, request_headers: dict[str, str], content: Callable[[], AsyncIterable[bytes]] | None
     ) -> Answer:
-        # A header without a value is left out: a restore belongs to no call.
+        # Without empty headers: `restore` has no call, so its `X-Request-Id` is empty.
         headers = {name: value for name, value in {**await self._authorization(), **request_headers}.items() if value}
         body = b"" if content is None else content()
         try:

@@ -70,7 +70,8 @@ def optimise(work: Work) -> Done:
     model = load(source, params.limits)
     report_progress(work, 5, "checking")
     opset = optimising.opset_of(model)
-    model, changes = optimising.check(model, params.limits)  # and repair what can be repaired
+    # `check` also repairs: it sets a free batch size to 1, and lifts an old opset. `changes` has a sentence for each.
+    model, changes = optimising.check(model, params.limits)
     original_facts = facts_of(model) | {"opset": opset}
     report_progress(work, 20, "running the original")
     _save(model, target)
@@ -163,7 +164,7 @@ def package(work: Work) -> Done:
     files = json_file(work, REPORT, earlier_reports(work.files[BIE_REPORT]) | {"nef": manifest})
     try:
         nef.write(path, manifest, {"model.onnx": graph, "report.json": files[REPORT].path})
-    except nef.BadContainer as error:  # thousands of inputs or outputs
+    except nef.BadContainer as error:  # the manifest is too large: the model has thousands of inputs or outputs
         raise refusals.not_packageable(str(error)) from error
     report_progress(work, 60, "running the package")
     graph.write_bytes(nef.read(path).part("model.onnx"))

@@ -66,7 +66,7 @@ def convert(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """Fold, fuse and drop operators with onnxslim. A model that onnxslim refuses or makes too large stays unchanged."""
-    import onnxslim  # noqa: PLC0415 - with sympy it takes half a second: the pipeline's `preload` loads it
+    import onnxslim  # noqa: PLC0415 - loads sympy, which takes half a second; in a worker, `preload` has done it
 
     try:
         slim: onnx.ModelProto = onnxslim.slim(model)
@@ -114,7 +114,7 @@ def _relative_difference(original: Tensors, optimised: Tensors) -> float:
         if not np.array_equal(expected[~is_finite], actual[~is_finite], equal_nan=True):
             return float("inf")
         if is_finite.any():
-            scale = max(float(np.abs(expected[is_finite]).max()), 1e-6)  # not 0, even if all values are
+            scale = max(float(np.abs(expected[is_finite]).max()), 1e-6)  # no division by 0
             worst = max(worst, float(np.abs(expected[is_finite] - actual[is_finite]).max()) / scale)
     return worst
 

@@ -1,4 +1,6 @@
-"""Converts a TensorFlow Lite model to ONNX, if the extra `tflite` is installed. The open toolchain calls it first."""
+"""Recognises a TensorFlow Lite model, and converts it to ONNX if the extra `tflite` is installed. The step `onnx` calls
+this module: the open toolchain for both, and the vendor's toolchain only to recognise the model.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ class Catalogue:
 
 @asynccontextmanager
 async def open_catalogue(settings: Settings) -> AsyncIterator[Catalogue]:
-    """The hook `opens` of the kind of job `generation`. The API opens the catalogue at its start, for the endpoints."""
+    """Each process of the API opens the catalogue once, for the endpoints: the kind of work `generation` names this
+    function as `opens`.
+    """
     yield Catalogue(settings)
 
 

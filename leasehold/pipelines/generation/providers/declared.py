@@ -3,8 +3,8 @@ pointers read its answers.
 
 In a template, `{prompt}` and the other names in PLACEHOLDERS stand for the values of the order. `{ref}` stands for the
 provider's id of the order, and `{credential}` for the credential, which only headers may contain. If a text is only a
-placeholder, it becomes the value itself: a number stays a number. If the order has no value for it, the member of the
-body or the header is left out.
+placeholder, it becomes the value itself: a number stays a number. If the order has no value for such a placeholder, the
+member of the body, or the header, is left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Declaration(BaseModel):
 
     `ref`, `status`, `urls`, `error` and `fail_code`: pointers into an answer. `statuses`: what each status of the
     provider means; a status that is no text is written as in JSON (`true`, `2`). `token_header`: the header for the
-    idempotency token. Name the header only if the provider promises that a repeated token buys nothing.
+    idempotency token. Name the header only if the provider promises that a second order with the same token buys
+    nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,7 +75,7 @@ class Declaration(BaseModel):
     fail_code: Pointer | None = None
     cancel: RequestTemplate | None = None
     token_header: str | None = None
-    # The timeout of a submit. The attempt itself may take three minutes.
+    # The timeout of a submit. It ends before the timeout of the step `submit`, which is three minutes.
     submit_seconds: float = Field(60.0, gt=0, le=170)
 
     @model_validator(mode="after")
@@ -144,7 +145,7 @@ class Declared:
 
     @property
     def honours_token(self) -> bool:
-        """Whether the provider ignores an order whose idempotency token it has seen before."""
+        """Whether the provider sells nothing more for an order whose idempotency token it has seen before."""
         return self._declaration.token_header is not None
 
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:

@@ -238,7 +238,8 @@ def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool)
     as one stream. Because each tile begins with a key frame, no tile can use a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
-    # For a frame that is shown again, any kind but a key frame: of its fields only `is_shown_key` is read.
+    # The header of a frame that is shown again ends here. A stand-in takes its place, of any kind but a key frame: only
+    # `is_shown_key` of it is read, and must be False.
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
     if is_first and not frame.is_shown_key:
         raise corrupt_image("its first coded picture depends on others")

@@ -40,6 +40,7 @@ def read(data: bytes) -> Header:
     heif_checks.check_auxiliaries(items, sizes)
     # A decoder allocates memory for each still and grid: the largest sides count.
     width, height = (max(sides) for sides in zip(*sizes.values(), strict=True))
+    # The decoder also turns the picture (property `irot`). After an odd number of quarter turns the sides are swapped.
     quarter_turns = sum(data[start] & 1 for kind, start, _ in items.primary.properties if kind == b"irot")
     return Header(height, width) if quarter_turns % 2 else Header(width, height)
 
