@@ -102,7 +102,8 @@ def sign(path: Path, key: Ed25519PrivateKey) -> None:
 def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
     """Open a container and check its manifest, its length and its signature, if it has one.
 
-    `trusted`: raw public keys; one of them must have signed the container. Raises BadContainer.
+    `trusted`: raw public keys; one of them must have signed the container. None: any valid signature, or none, will
+    do. Raises BadContainer.
     """
     with path.open("rb") as file:
         head, manifest_bytes = _read_head(file)

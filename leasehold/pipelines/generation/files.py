@@ -39,7 +39,7 @@ _WRONG_TYPE = {
 
 
 class UnusableFile(Exception):
-    """The file cannot be stored, and a further download would not help. `code` is stable; the message is for clients."""
+    """The file cannot be stored, and another download would not help. `code` is stable; the message is for clients."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -125,8 +125,8 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
 
 
 async def owner(connection: Connection, job_id: UUID) -> Row | None:
-    """The tenant and the job status of a generation. The generation may belong to any tenant, so call this only after
-    the callback's signature is verified.
+    """The tenant and the job status of a generation. None: there is no such generation. The generation may belong to
+    any tenant, so call this only after the callback's signature is verified.
     """
     return await connection.fetchrow(
         "SELECT g.tenant_id, j.status FROM generation g JOIN job j ON j.id = g.job_id WHERE g.job_id = $1", job_id

@@ -134,6 +134,7 @@ class _Master:
     def __init__(self, path: Path, content_type: str) -> None:
         self._data = path.read_bytes()
         self._content_type = content_type
+        # A still is decoded once for all files. An animation is decoded for each file, because memory cannot hold it.
         self._frame = _frame_of(self._data, content_type) if self._open().frames == 1 else None
 
     def _open(self) -> Picture:

@@ -241,7 +241,7 @@ class _OperationAttempt:
         often.
         """
         progress = self._progress.model_copy(deep=True)
-        progress.busy = self._busy_after(batch, outcome)
+        progress.busy = self._busy_after(batch, outcome)  # first: it may add refusals, which `count` must see
         progress.count(outcome.acted, outcome.refusals)
         progress.before, progress.walked = batch.before, batch.walked
         progress.next_at = next_time(progress.next_at, self._clock.time(), len(outcome.acted), self._rate)

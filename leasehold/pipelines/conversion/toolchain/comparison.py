@@ -52,6 +52,7 @@ def _compare_output(reference: list[np.ndarray[Any, Any]], answers: list[np.ndar
     product_of_norms = math.sqrt(signal) * float(np.linalg.norm(actual))
     return {
         "snr_db": _snr_db(signal, noise),
+        # An output of zeros has no direction: 1 if both outputs are equal, else 0.
         "cosine": float(expected @ actual) / product_of_norms if product_of_norms else float(noise == 0),
         "max_error": float(np.max(np.abs(expected - actual), initial=0.0)),
         "top1_agreement": agreement,

@@ -87,9 +87,9 @@ def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
 
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
-    """The power of the difference, as a share of the reference's power. Values that are NaN or infinite in the
-    reference are left out. LARGEST_FLOAT: the shapes differ, or the int8 model has a NaN or infinite value where the
-    reference has a finite one.
+    """The power of the difference, as a share of the reference's power. If the reference is all zeros: 1, or 0 if there
+    is no difference. Values that are NaN or infinite in the reference are left out. LARGEST_FLOAT: the shapes differ,
+    or the int8 model has a NaN or infinite value where the reference has a finite one.
     """
     if reference.shape != quantised.shape:
         return LARGEST_FLOAT
