@@ -15,7 +15,7 @@ _TIMEOUT_SECONDS = 600.0
 _REDIRECTS = 3  # the most redirects that one download follows
 _OK = 200
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-#: The codes of EgressRefused that may pass: DNS may work again later.
+#: The codes of EgressRefused after which another attempt may succeed: DNS may work again later.
 _TEMPORARY_REFUSALS = frozenset({"host_unknown"})
 
 # The bytes that show a type, their position, and the extension and the content type. The first match counts.

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
-#: After the first try: 5 s, 5 m, 30 m, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h.
+#: The longest delays, after the first try and so on: 5 s, 5 m, 30 m, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h. Jitter shortens
+#: each delay by up to a half.
 _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400))
 
 

@@ -35,7 +35,7 @@ def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sampl
 
     Raises Permanent("not_quantisable").
     """
-    # Otherwise onnxruntime would advise to optimise the model, which the step `onnx` has done.
+    # Otherwise onnxruntime would log the advice to optimise the model, which the step `onnx` has done.
     logging.getLogger().setLevel(logging.ERROR)
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
