@@ -63,8 +63,9 @@ async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tu
 
 
 async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
-    """Delete the rows of abandoned uploads. An object may still arrive at their keys: `most = -1` makes housekeeping
-    delete any object there, at `look_at`. No object can arrive after `forget_at`.
+    """Delete the rows of pictures that `abandoned_uploads` has returned. Until `forget_at`, an object may still arrive
+    at the key of a picture. So housekeeping inspects the key at that time (`look_at`), and deletes any object there
+    (`most = -1`).
     """
     await connection.execute(
         """

@@ -34,7 +34,7 @@ _MAX_SECONDS = 300.0
 #: The largest object of a file service that can be replaced, because the object is first downloaded as a backup.
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
-#: The metadata field of an object that names the call that wrote it.
+#: The field in an object's metadata that names the call that wrote the object.
 _CALL_FIELD = "promotion"
 
 

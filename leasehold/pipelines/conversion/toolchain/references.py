@@ -77,6 +77,9 @@ def _decode(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
 
 
 def _tensor_of(picture: Image.Image, shape: list[int], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
+    """The picture as a value for an input of this shape. Every item of the batch is the same picture. For an input of
+    one channel, the value is the mean of red, green and blue.
+    """
     channels, height, width = shape[1:] if preprocessing.layout == "NCHW" else (shape[3], *shape[1:3])
     if channels not in {1, _COLOUR_CHANNELS}:
         raise refusals.bad_references(f"the model's input has {channels} channels: pictures have 1 or 3")
