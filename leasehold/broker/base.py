@@ -1,5 +1,5 @@
 """The interface of a broker, which carries hints to workers (messages that a task may be runnable). Only PostgreSQL
-knows whether it is.
+knows whether the task is.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class HintBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> Self | None:
-        """The batch of a submission's `rows`, one for each hint. None: there are no two hints, and so no batch."""
+        """The batch of a submission's `rows`, one for each hint. None: with fewer than two hints there is no batch."""
         if not rows or rows[0]["batch_id"] is None:
             return None
         return cls(rows[0]["batch_id"], {row["task_id"] for row in rows})

@@ -27,7 +27,7 @@ from leasehold.urls import database_url
 CHANNEL = "leasehold_hints"
 #: Seconds between two notifications of a process. Each names all queues that got hints since the last.
 NOTIFY_INTERVAL_SECONDS = 0.005
-#: How long a connection or one of its statements may take.
+#: How long it may take to open a connection, or to run one of its statements.
 CONNECT_SECONDS = 10.0
 #: Seconds between two probes of the listening connection, because a server that died does not close its connections.
 PROBE_SECONDS = 10.0
@@ -88,7 +88,7 @@ class PostgresBroker:
         on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - Broker's parameter; this broker has no deliveries
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Call `on_wake` for every queue, now and after each reconnect, and for a queue that a process notifies."""
+        """Call `on_wake` for every queue now and after each reconnect, and for a queue that a notification names."""
         await self.stop_consuming()
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()

@@ -38,7 +38,7 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """The note that the task last kept, with a Snooze (its wait for a later attempt) or with `remember`; or {}."""
+    """The note that the task last kept, in a Snooze (which asks to run later) or by `remember`. {}: no note."""
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
 
 

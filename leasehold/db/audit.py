@@ -23,7 +23,7 @@ INSERT INTO audit (id, tenant_id, actor_kind, actor, actor_tenant, key_prefix, a
                    request_id, details)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 """
-#: The same details always give the same text, because a row's hash covers the text.
+#: With these options the same details always give the same text. A row's hash covers that text.
 _JSON_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z
 #: One statement reads at most this many rows of a chain.
 _ROWS_PER_READ = 1000
@@ -46,13 +46,14 @@ def details_text(details: Mapping[str, Any]) -> str:
 
 
 def _text_of_uuid(value: object) -> str:
-    if isinstance(value, UUID):  # a UUID of asyncpg: orjson does not encode subclasses of UUID itself
+    if isinstance(value, UUID):  # asyncpg's UUIDs are of a subclass of UUID, which orjson does not encode
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 async def record(connection: Connection, actor: Actor, action: str, target: Target, **details: Any) -> None:
-    """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name.
+    """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name. A
+    detail that is None is left out.
 
     All acts of one transaction must be of one tenant. The reason: a row locks the chain of its tenant, and two
     transactions that write to the same two chains in opposite order could deadlock.

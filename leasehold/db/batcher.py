@@ -27,10 +27,10 @@ class Batcher(Generic[_Item, _Answer]):
     """Runs one batched statement on one connection, to a server that takes writes.
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
-    `repeated`: an earlier try of these items may have committed something. Its answer was lost, or it was a larger
-    batch, of which `statement` may have committed a part before its error. So it must be safe to repeat. `name`: the
-    batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between two tries.
-    `patience`: seconds without an answer after which callers get the error.
+    `repeated`: an earlier try of these items may have committed something. Either its answer was lost, or it was a try
+    of a larger batch, of which `statement` may have committed a part before its error. So `statement` must be safe to
+    repeat. `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between
+    two tries. `patience`: seconds without an answer after which callers get the error.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ MAX_COUNTED = 1000
 # One row of counts, each up to $1. `line`: the waiting tasks of one queue, priority and tenant (task_lines.py).
 # `share`: at most `max_tasks` of each line are counted, about $1 in all lines together. `due_tasks`: the tasks of each
 # line that could start now: their number and the oldest one's instant. `failing_tenant`: tenants with failed tasks.
-# `tenant`: tenants with jobs. The recursive CTEs (`line` and these two) jump through an index from one value to the
-# next, and `nth` counts the values.
+# `tenant`: tenants with jobs. The recursive CTEs (`line`, `failing_tenant`, `tenant`) jump through an index from one
+# value to the next, and `nth` counts the values.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (

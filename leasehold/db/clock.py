@@ -1,4 +1,4 @@
-"""The one clock by which instants are compared that several processes read: the database's."""
+"""The database's clock. Instants that several processes read are compared by this clock only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leasehold.db.database import Connection
 
 
 async def database_time(connection: Connection) -> datetime:
-    """The time now by the database's clock. The clocks of APIs and workers may be wrong by hours."""
+    """The time now by the database's clock. Do not use the clocks of APIs and workers: they may be wrong by hours."""
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     return now
 

@@ -23,8 +23,8 @@ _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation"
 
 
 def name_commits(operation: Callable[[], str | None]) -> None:
-    """Let `operation` name the commits of the current request. It is called after each commit; None: the name of the
-    connection is taken.
+    """Let `operation` name the commits of the current request. It is called after each commit. If it returns
+    None, the name of the connection is taken.
     """
     _operation.set(operation)
 

@@ -105,8 +105,8 @@ async def _no_reset(_connection: Connection) -> None:
 
 
 async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.Record]:
-    """Open one connection outside the pool. Raises one of TRY_AGAIN
-    (runtime/transient.py) when PostgreSQL does not answer.
+    """Open one connection outside the pool. Raises one of TRY_AGAIN (runtime/transient.py) when PostgreSQL does not
+    answer.
     """
     connection = await open_connection(
         database_url(settings.database_url.get_secret_value()),

@@ -3,7 +3,8 @@
 A frozen primary, or one that is cut off, ends no session: a statement there would wait for LEASEHOLD_DATABASE_TIMEOUT.
 So while a statement waits, `FailoverWatch` connects to every host of the URL anew, and asks the server there for its
 timeline. A promotion begins a new timeline, with a higher number. If a server that takes writes has a higher timeline
-than the server of a session, it has replaced that server, and the watch ends the session. Its owner connects again.
+than the server of a session, it has replaced that server, and the watch ends the session. The session's owner connects
+again.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ Host: TypeAlias = tuple[str | None, int | None]
 
 log = structlog.get_logger(__name__)
 
-#: The hosts are asked once something has waited for this many seconds.
+#: The hosts are asked once a statement, or the opening of a connection, has waited for this many seconds.
 _PATIENCE_SECONDS = 1.0
-#: The time that the hosts have for their answers. A promotion is noticed at most this long and one pause after it.
+#: The time that the hosts have for their answers. A promotion is noticed at most this time and one pause later.
 _ROUND_SECONDS = 1.0
 #: The pause before the hosts are asked again, as long as something waits.
 _PAUSE_SECONDS = 0.5
@@ -80,9 +81,9 @@ class FailoverWatch:
         self._choose = choose
         self.loop = loop
         self._servers: WeakKeyDictionary[Session, _Server] = WeakKeyDictionary()
-        #: What waits for a server -> the time since when, the oldest first.
+        #: Each session or opening that waits for its server -> the time at which the wait began, the oldest first.
         self._waiting: dict[Session | _Opening, float] = {}
-        #: The highest timeline that a server has told; 0: none has.
+        #: The highest timeline that a server has reported; 0: no server has reported one.
         self._newest = 0
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -123,9 +124,9 @@ class FailoverWatch:
         if remaining_seconds > 0:
             self._timer = self.loop.call_later(remaining_seconds, self._check_waits)
         elif self._newest:
-            # The empty context: this task holds no connection of the task whose statement waits.
+            # An empty context: otherwise this task would count as holding the connections of the task that waits.
             self._asking = self.loop.create_task(self._ask(), context=Context())
-        else:  # no server has told its timeline, so an answer could not be compared
+        else:  # no server has reported its timeline, so there is nothing to compare an answer with
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
 
     async def _ask(self) -> None:
@@ -171,7 +172,7 @@ class FailoverWatch:
 
 
 class WatchedConnection(_Connection):
-    """A connection that tells its watch while a statement waits. It overrides every asyncpg method that this package
+    """A connection whose watch knows while a statement waits. It overrides every asyncpg method that this package
     uses to send statements; `tests/test_floors.py` checks this.
 
     A statement raises one of TRY_AGAIN if the connection is terminated meanwhile.

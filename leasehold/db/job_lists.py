@@ -47,7 +47,7 @@ MAX_COUNTED = 10_000
 #: How many rows a walk reads for each job. Usually three: the index entry, the job and its run. With a filter by queue
 #: five: the index entry, and the job's steps (most jobs have four or fewer).
 _ROWS_PER_JOB, _ROWS_PER_JOB_WITH_STEPS = 3, 5
-#: The clock of a process that makes ids differs from PostgreSQL's clock by less than this.
+#: A list assumes that the clock of a process that makes ids differs from PostgreSQL's clock by less than this.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
 _UNFINISHED_STATUSES = frozenset({"pending", "queued", "running", "waiting_worker", "cancel_requested"})
 #: Each job with one of these statuses has an error.
@@ -141,15 +141,17 @@ class Listing:
         self._tenant = None if scope.tenant_id is None else self._parameters.add(scope.tenant_id, "text")
         self._queue_condition: str | None = None  # SQL: the task `t` is in the queue of the filter
         self._conditions = self._conditions_of_filter()
-        # `estimate` uses only the parameters so far, and PostgreSQL refuses a parameter that a statement does not use.
+        # The statement of `estimate` uses only the parameters so far. The later ones are not passed to it, because
+        # PostgreSQL refuses a parameter that a statement does not use.
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
         self._driver = self._driver_of_filter()  # SQL: the ids over which the walk goes
 
     @property
     def searchable_text(self) -> str | None:
-        """The text of the filter, if `narrowed_to_pipelines` can narrow the walk to jobs that can contain the text.
-        None: the filter has no text, or another term is the driver.
+        """The text of the filter, if `narrowed_to_pipelines` may narrow the walk to jobs that can contain the text.
+        None: the filter has no text, or another term than the status is the driver. If the status is the driver,
+        `narrowed_to_pipelines` changes nothing.
         """
         job_filter = self._filter
         driving_terms = (job_filter.worker, job_filter.schedule, job_filter.code, job_filter.template)

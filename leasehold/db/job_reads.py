@@ -1,8 +1,8 @@
 """Reads jobs of every kind, for the API and the console: a job, the reasons for its wait, its ledger (the events of its
 tasks), and dead letters. Each read is one statement.
 
-Every query has the tenant as a parameter. For an operator of the installation the parameter may be None: such a query
-reads the jobs of all tenants.
+Every query has the tenant as a parameter. Some functions also accept None (`tenant_id: str | None`), for an operator of
+the installation: the query then reads the jobs of all tenants.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ async def dead_letter_groups(
 
 
 async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task_id: UUID) -> UUID | None:
-    """The job of a step that failed for good. None: there is no such step, or it has not failed."""
+    """The job of a dead letter. None: there is no such step, it has not failed, or a workflow handles its failure."""
     job_id: UUID | None = await connection.fetchval(
         "SELECT t.job_id FROM task t WHERE t.id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)"
         " AND t.status = 'failed' AND NOT t.contained",

@@ -46,7 +46,7 @@ ORDER BY r.job_id DESC LIMIT $4
 
 
 async def find(connection: Connection, tenant_id: str | None, operation_id: UUID) -> Row | None:
-    """The bulk operation, or None. If `tenant_id` is None, it may be any tenant's."""
+    """The bulk operation, or None. With `tenant_id` None, the operations of all tenants are searched."""
     return await connection.fetchrow(FIND, operation_id, tenant_id)
 
 

@@ -154,7 +154,7 @@ async def limits(connection: Connection, after: tuple[str, str] | None = None) -
     return await connection.fetch(_LIMITS, *(after or (None, None)))
 
 
-#: The key of a queue's limit is this and the name of the queue.
+#: The key of a queue's limit is this prefix, followed by the name of the queue.
 _QUEUE_KEY = "queue:"
 _LIMITS_OF_QUEUES = f"""
 -- overview_limits_of_queues
@@ -170,8 +170,9 @@ async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Seq
 
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
     """SQL: the jobs at a limit. `name`: the statement's. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted
-    ones. This is no parameter of the statement, because PostgreSQL uses a partial index only if the text has the
-    condition of the index. The column `owner` has the job's tenant; `tenant_id` has the limit's, which may be `*`.
+    ones. It is part of the text, not a parameter of the statement, because PostgreSQL uses a partial index only if the
+    text has the condition of the index. The column `owner` has the job's tenant; `tenant_id` has the limit's, which may
+    be `*`.
     """
     return f"""
 -- {name}

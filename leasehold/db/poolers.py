@@ -17,7 +17,7 @@ from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
 _URL, _DIRECT_URL = "LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_DIRECT_URL"
-#: The text of an error.
+#: The text of the error for a pooler in transaction mode that keeps no prepared statements.
 _NO_STATEMENTS_KEPT = (
     "a pooler in transaction mode stands before PostgreSQL, and does not keep prepared statements. Set"
     " max_prepared_statements = 1000 in PgBouncer 1.21 or later, or pool_mode = session, or connect directly"

@@ -84,7 +84,7 @@ class _LogPosition(NamedTuple):
 
 
 class ReplicaUnusable(Exception):
-    """The standby may not be read now. The text is public."""
+    """The standby must not be read now. Clients may see the text."""
 
 
 class ReplicaBusy(ReplicaUnusable):
@@ -118,7 +118,7 @@ class Replica:
 
     @property
     def problem(self) -> str:
-        """Why reads do not go to the standby; empty: they do. The text is public."""
+        """Why reads do not go to the standby; empty: they do. Clients may see the text."""
         return self._problem
 
     async def note(self) -> None:
@@ -133,6 +133,7 @@ class Replica:
                 standby = await self._position_of(self._pool, _STANDBY_POSITION)
         except TRY_AGAIN as error:
             problem = f"it does not answer: {type(error).__name__}"
+        # Taken before the question to the primary, so the answer covers every commit until this instant.
         noted_at = monotonic()
         primary = await self._position_of(self._primary, _PRIMARY_POSITION)
         if primary.position is not None:
@@ -209,7 +210,9 @@ class Replica:
         return noted_at
 
     def _record(self, problem: str) -> None:
-        """Set the metrics and `problem`, and log a change. Empty: the standby is usable."""
+        """Store the problem (empty: the standby is usable), set the metrics, and log when the standby becomes usable or
+        unusable.
+        """
         LAG.labels(REQUESTS).set(round(monotonic() - self._as_of, 3))
         SERVES.labels(REQUESTS).set(not problem)
         if self._problem and not problem:

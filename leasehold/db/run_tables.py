@@ -51,8 +51,8 @@ item = Table(
     "item",
     metadata,
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
-    Column("parent_id", Uuid, nullable=False),  # the task that fanned out, or the workflow's
-    Column("number", Integer, nullable=False),  # the place of the item among those of `parent_id`
+    Column("parent_id", Uuid, nullable=False),  # the task that fanned out, or the task of the workflow
+    Column("number", Integer, nullable=False),  # the place of the item among the items of `parent_id`
     Column("value", JSONB, nullable=False),
     Index("item_parent", "parent_id", "number"),
 )

@@ -40,7 +40,7 @@ _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
 _MOST_DOUBLINGS = 10
 #: After one of these errors at a host, `_choose` tries the next host.
 _HOST_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-#: SQL: the timeline of a server that takes writes, or null. It is the first part of the name of a file of the log.
+#: SQL: the timeline of a server that takes writes, or null. The name of each file of the WAL begins with it.
 _TIMELINE = """
 SELECT CASE WHEN NOT pg_is_in_recovery()
     THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint END
@@ -65,7 +65,7 @@ async def open_connection(
     `replica`, a call that connected to any host counts as a success, so nothing is doubled.
 
     Except for a replica, the connection ends when another server was promoted and this one does not answer
-    (leasehold/db/failover.py). So a class among the options extends WatchedConnection.
+    (leasehold/db/failover.py). So a `connection_class` among the options must extend WatchedConnection.
 
     If no host answers, raises the TimeoutError of the first host that was late, or the error of the last host.
     """
@@ -178,7 +178,7 @@ async def _add(watch: FailoverWatch | None, connection: WatchedConnection, host:
 
 
 async def _timeline_of(url: DatabaseUrl, host: Host) -> int | None:
-    """Ask a host, on a connection of its own. None if it takes no writes, or does not answer."""
+    """The timeline of the server at a host, asked on a new connection. None: it takes no writes, or does not answer."""
     name = {"application_name": "leasehold failover"}
     try:
         options = {"server_settings": name, "statement_cache_size": 0}  # a pooler may not keep prepared statements
@@ -192,7 +192,7 @@ async def _timeline_of(url: DatabaseUrl, host: Host) -> int | None:
 
 
 async def _read_timeline(connection: _Connection, timeout: float) -> int | None:
-    """The timeline of the connection's server. None for a standby, and for a server that does not tell it."""
+    """The timeline of the connection's server. None for a standby, and for a server without the SQL functions."""
     try:
         timeline: int | None = await connection.fetchval(_TIMELINE, timeout=timeout)
     except asyncpg.PostgresError:  # a service that has replaced PostgreSQL's log may lack these functions

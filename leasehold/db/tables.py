@@ -74,8 +74,8 @@ job = Table(
     Column("output_prefix", Text, nullable=False),
     Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # When an unfinished job ends with the status `expired`. While it waits at its concurrency limits (`held`): when it
-    # does so unless it starts.
+    # When an unfinished job ends with the status `expired`. While the job waits at its concurrency limits (`held`),
+    # this bounds the wait: a job that has not been admitted by then expires.
     Column("deadline_at", _INSTANT),
     Column("error", JSONB),  # {code, message, step, retryable} once failed
     # the last event's number: counted up under the row's lock, without gaps
@@ -85,8 +85,8 @@ job = Table(
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
     Column("expires_at", _INSTANT),  # when retention may delete the ended job: `keep_seconds` after its end
-    # How long the job may run after its admission, and how long it may wait before. deadline_at is computed from
-    # them.
+    # How long the job may run after its admission, and how long it may wait for the admission. `deadline_at` is
+    # computed from them.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
     Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that have a lease now
@@ -242,7 +242,8 @@ task = Table(
     # The workflow's code has made a call (of a step, for example), which stands in the journal. A cancel of the job
     # then does not end the task at once: the code first sees the cancel, and can undo its work.
     Column("journaled", Boolean, nullable=False, server_default="false"),
-    # Set only for a task that is the `single_task` of its job. The view `history` computes two of its events from them.
+    # Set only for a task that is the `single_task` of its job. The view `history` computes two of the task's events
+    # from these columns.
     Column("claim_seq", Integer),  # the number (`seq`) of the event of its first claim
     Column("done_seq", Integer),  # the number of the event of its completion by that claim
     Column("claimed_by", Uuid),  # the worker of that claim, once the column `lease_owner` no longer has it

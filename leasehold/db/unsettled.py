@@ -117,8 +117,9 @@ async def orders(
     max_searched: int = MAX_SEARCHED,
 ) -> tuple[Sequence[Row], UUID | None]:
     """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: the pipeline, step and code of
-    the failures that only a person can settle. A page searches at most `max_searched` failed jobs of each code. The
-    second value is the last job that the page covers: the next page continues there. None: this is the last page.
+    the failures that only a person can settle; at least one. A page searches at most `max_searched` failed jobs of each
+    code. The second value is the last job that the page covers: the next page continues there. None: this is the last
+    page.
     """
     pipelines, steps, codes = zip(*settled_by_people, strict=True)
     rows = await connection.fetch(
@@ -134,7 +135,7 @@ async def silent_steps(
     connection: Connection, tenant_id: str, seconds: float, after: UUID | None, limit: int
 ) -> Sequence[Row]:
     """External steps on which nobody has worked for `seconds`, those of the newest jobs first. `after`: the last task
-    of the page before. A page searches MAX_SEARCHED unfinished jobs.
+    of the page before. A page searches at most MAX_SEARCHED unfinished jobs.
     """
     return await connection.fetch(SILENT_STEPS, tenant_id, after, seconds, limit)
 

@@ -77,7 +77,7 @@ class Attempt(AttemptIdentity, Protocol):
         """The value that another step of this job returned when it succeeded, or None."""
 
     async def note(self) -> dict[str, Any]:
-        """The note that this step last kept, with a Snooze (its wait for a later attempt) or with `remember`; or {}."""
+        """The note that this step last kept, in a Snooze (which asks to run later) or by `remember`. {}: no note."""
 
     async def remember(self, note: Mapping[str, Any], connection: Any = None) -> None:
         """Commit the note now. Every later attempt of the step sees it, even if this attempt dies immediately.
@@ -110,4 +110,4 @@ class Attempt(AttemptIdentity, Protocol):
         """Raises Cancelled once a cancel of the job was requested, and LeaseLost once another claim has the task."""
 
     async def heartbeat(self) -> None:
-        """A checkpoint that also lets other attempts of this worker run. The worker renews the lease without it."""
+        """A checkpoint that also lets other attempts of this worker run. The worker renews the lease by itself."""

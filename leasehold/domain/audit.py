@@ -61,7 +61,8 @@ class BrokenRow:
 @dataclass(slots=True)
 class Chain:
     """Checks the rows of one chain in order. `seq` and `hash` are those of the last row that was checked. Before the
-    first check they are those of the last row that retention deleted; 0 and "" if it deleted none.
+    first check they are those of the row before the first that is checked: with `from_head`, of the last row that
+    retention deleted (0 and "" if it deleted none).
     """
 
     tenant_id: str

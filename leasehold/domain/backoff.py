@@ -16,12 +16,12 @@ DEFAULT_LADDER = (
     timedelta(minutes=30),
     timedelta(hours=2),
 )
-#: The longest delay: PostgreSQL's timestamps have an end.
+#: The longest delay. A longer one could lead beyond the last timestamp that PostgreSQL can store.
 LONGEST = timedelta(days=36_500)
 
 
 def capped(seconds: float) -> float:
-    """The delay in seconds, and LONGEST for any longer one."""
+    """The delay `seconds`, but at most LONGEST (in seconds)."""
     return min(seconds, LONGEST.total_seconds())
 
 

@@ -22,8 +22,8 @@ class ConcurrencyLimit:
 
     `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
     `key`: what the limit counts, for example `queue:media`.
-    `limit`: (tenant, key) of a declared limit, whose bounds count instead. The submission reads them when it writes the
-    job.
+    `limit`: (tenant, key) of a declared limit, whose bounds count instead of `at_most` and `per_minute`. The submission
+    reads them when it writes the job.
     """
 
     tenant_id: str

@@ -33,7 +33,7 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 _FIELDS = 5
-#: A client's instant must lie between FIRST and LAST: every zone can show it, and PostgreSQL can store it.
+#: A client's instant must lie between FIRST and LAST, so that every zone can show it and PostgreSQL can store it.
 FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime(2999, 12, 31, tzinfo=UTC)
 

@@ -1,7 +1,8 @@
-"""Every error that the platform raises on purpose, as one tree. Catch a branch to catch all that it means.
+"""The errors that the platform raises on purpose, as one tree: to catch a class is to catch every class below it. Some
+modules add errors of their own, most of them below LeaseholdError.
 
 LeaseholdError
-├── RequestError                a request cannot be done; its stable code becomes a problem (api/http/problems.py)
+├── RequestError                a request cannot be done; the API's problem has its stable code (api/http/problems.py)
 │   ├── Unauthenticated         401  no key, a bad key, a revoked key
 │   ├── Forbidden               403  the key lacks the scope
 │   ├── NotFound                404  does not exist, or belongs to another tenant
@@ -59,7 +60,7 @@ from leasehold.domain.sentences import full_stop, with_article
 
 
 class LeaseholdError(Exception):
-    """The root: catch it to catch everything the platform raises on purpose."""
+    """The root: catch it to catch every error of the tree. (Cancelled stands outside: it is no Exception.)"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Restore a pickled error without a call of `__init__`, because its parameters differ from `args`. A process
@@ -196,7 +197,7 @@ class Unanswered(Unavailable):
 
 
 class Unreachable(Unavailable):
-    """PostgreSQL did not answer a program about its run `run_id`. The run itself goes on."""
+    """PostgreSQL did not answer a program that reads, cancels or signals the run `run_id`. The run itself goes on."""
 
     def __init__(self, run_id: UUID, reason: str) -> None:
         super().__init__("database_unreachable", full_stop(f"No answer of PostgreSQL about run {run_id}: {reason}"))

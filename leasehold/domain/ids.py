@@ -13,7 +13,9 @@ def new_id() -> UUID:
 
 
 def id_at(instant: datetime) -> UUID:
-    """An id for comparisons with ids of rows: ids that were made before `instant` sort before it."""
+    """An id for comparisons with ids of rows. Ids that were made in an earlier millisecond than `instant` sort before
+    this id; the order within a millisecond is random.
+    """
     return uuid7(nanoseconds=int(instant.timestamp() * 1_000_000_000))
 
 

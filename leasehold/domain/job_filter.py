@@ -213,8 +213,9 @@ class _FilterBuilder:
             raise InvalidFilter(term.position, f"No job has two values of the tag {name}.")
 
     def _add_created(self, term: _Term) -> None:
-        """Add an age or a date. `>2h` means created before the instant two hours ago; `>2026-11-20` means after that
-        date.
+        """Add an age or a date. `>2h` means created before the instant two hours ago. A date stands for its first
+        instant in UTC: `>2026-11-20` means created at that instant or later, so on that day or after it. `<2026-11-20`
+        means created before that instant.
         """
         sign, operand = _comparison(term)
         age = _LENGTH.fullmatch(operand)

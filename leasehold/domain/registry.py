@@ -1,6 +1,7 @@
 """The registry of pipelines: every process builds one at start, from code and from installed packages.
 
-A registry refuses two pipelines of one name. A worker also loads the handlers; then every step must have a handler.
+A registry refuses two pipelines of one name. A worker also loads the handlers: then every step must have a handler,
+except external steps (those that external workers do over HTTP).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Computes how many workers a pool (workers that are scaled together) should have, from its load and its present size.
-It keeps no other state.
+Nothing else counts: no state is kept from one computation to the next.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ class QueueLoad:
 
 
 def served_queues(queues: frozenset[str], labels: tuple[str, ...]) -> frozenset[str]:
-    """These queues, and each of them pinned to one of the labels (`QUEUE@LABEL`, which other workers do not serve)."""
+    """These queues, and each of them pinned to each label (`QUEUE@LABEL`, which only workers with the label serve).
+    A queue that has a label already gets no other.
+    """
     return queues | {pinned_queue(queue, label) for queue in queues for label in labels if "@" not in queue}
 
 
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
     """How many slots the queue needs so that every due task starts within about `target_wait` seconds: the busy slots,
-    and further slots for the due tasks, at most one for each.
+    and further slots for the due tasks, at most one for each. If no attempt runs, nobody knows how long one takes:
+    then each due task needs a slot.
     """
     if load.attempt_seconds is None:
         return load.running + load.due
@@ -49,9 +52,9 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
     """The number of workers that the pool should have, from `least` to `most`. `present`: the workers that the pool
     has, without draining workers.
 
-    If a queue has tasks, but no worker has reported its slots for the queue, the pool does not shrink. If it is empty,
-    its first worker starts, and reports the slots. A queue with 0 slots is left out, because more workers would not
-    serve it either.
+    If a queue has tasks, but no worker has reported its slots for the queue, the pool does not shrink. An empty pool
+    then starts its first worker, which reports the slots. A queue with 0 slots is left out, because more workers would
+    not serve it either.
     """
     is_unknown = any(load.slots is None and load.due + load.running for load in loads.values())
     if is_unknown:

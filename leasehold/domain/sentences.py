@@ -6,8 +6,8 @@ from datetime import datetime
 
 
 def full_stop(text: str) -> str:
-    """The text with one full stop at its end. For a text that ends a sentence and comes from elsewhere, such as the
-    text of an error: some have a full stop already, and some end with another mark.
+    """The text with a full stop at its end; a text that ends with a full stop, `!`, `?` or `…` gets no other. Use this
+    for a text that comes from elsewhere and ends a sentence, such as the text of an error.
     """
     text = text.rstrip()
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."

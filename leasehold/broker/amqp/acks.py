@@ -41,7 +41,7 @@ class Acks:
         self._unacked_tags[tag] = None
 
     def settle(self, tag: int) -> None:
-        """Let `run` send the ACK of the delivery. Ignore a tag that has no delivery without an ACK."""
+        """Let `run` send the ACK of the delivery. Ignore a tag that is unknown or already settled."""
         if tag in self._unacked_tags:
             del self._unacked_tags[tag]
             self._settled_tags.append(tag)

@@ -1,7 +1,7 @@
 """RabbitMQ as the broker: one connection publishes, another consumes, and each reconnects by itself.
 
 The two are separate because RabbitMQ, during a memory or disk alarm, blocks connections that publish. Consuming must go
-on, because it ends the alarm.
+on, because it empties the queues, and so ends the alarm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AmqpBroker:
 
     @property
     def connected(self) -> bool:
-        return self._publisher.ready and all(self._consumer.subscriptions.values())  # whether each is being consumed
+        return self._publisher.ready and all(self._consumer.subscriptions.values())  # queue -> whether it is consumed
 
     @property
     def last_delivery_at(self) -> float | None:

@@ -25,7 +25,7 @@ _BASIC = 60  # the class of all these methods
 #: A method's id: its class in the upper two bytes, its number in the lower two.
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
 _METHOD_ID = struct.Struct(">I")
-_TAG = struct.Struct(">QB")  # the delivery tag; then bits. The first, `multiple`: up to this tag
+_TAG = struct.Struct(">QB")  # the delivery tag; then bits. The first (`multiple`) means: all tags up to it
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1  # the first bit of basic.publish: return the message if its queue does not exist
 #: The flags of the properties that a content header has.
@@ -114,7 +114,7 @@ class Confirms:
             window.complete()
 
     def __call__(self, kind: int, payload: bytes) -> bool:
-        """Handle the frame if it is a confirm, a refusal, or part of a returned message; False: it is another frame."""
+        """Handle a frame that is a confirm, a refusal, or part of a returned message. False: it is another frame."""
         if kind != METHOD:  # on a channel that only publishes, only returned messages have content
             self._take_content(kind, payload)
             return True
@@ -147,7 +147,9 @@ class Confirms:
             self._take_return(message.queue, message.body)
 
     def _take_return(self, queue: str, body: bytes) -> None:
-        """Mark the message as returned. RabbitMQ confirms a returned message, too, after the return."""
+        """Mark the message as returned. A return has no tag, so the queue and the body identify the message. RabbitMQ
+        confirms a returned message, too, after the return.
+        """
         self._on_return(queue)
         for window, index in self._waiting.values():
             if window.messages[index] == (queue, body) and not window.returned[index]:

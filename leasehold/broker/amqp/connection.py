@@ -67,7 +67,8 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
             if task.cancelling() > cancellations_before:
                 raise asyncio.CancelledError from error
             raise
-    # The timeout of this block has taken its own cancellation back, and has raised TimeoutError.
+    # The block has ended without an error, so its own timeout has not cancelled this task. A cancellation that was
+    # counted meanwhile came from elsewhere, and the client has swallowed it.
     if task.cancelling() > cancellations_before:
         raise asyncio.CancelledError
 
@@ -244,6 +245,7 @@ class Link:
                 check_not_cancelled()
                 BROKER.record_error(error, self._role, detail=str(error))
             self._nodes.advance()
+            # Try each other node immediately. Wait only before a new round over the nodes.
             if not self._nodes.is_current_untried:
                 await ladder.wait()
 

@@ -47,7 +47,7 @@ class Consumer:
         self._topology = topology
         self._subscriptions: list[Subscription] = []
         self._on_delivery: Callable[[Delivery], None] | None = None
-        #: Takes the name of a queue whose hints may have been lost, so that the worker polls it.
+        #: Called with the name of a queue whose hints may have been lost, so that the worker polls the queue.
         self._on_wake: Callable[[str], None] | None = None
         self.link = Link(settings, "consume", self._serve)
         #: Starts subscriptions on the open connection; None while there is no connection.
@@ -144,7 +144,7 @@ class Consumer:
 
 
 def _traceback_of(error: Exception) -> Exception | None:
-    """The error, if its traceback is worth logging: garbage says nothing about the code that handles hints."""
+    """The error, so that the log has its traceback. None for Garbage: its traceback shows only the decoding."""
     return None if isinstance(error, Garbage) else error
 
 

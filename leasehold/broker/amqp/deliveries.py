@@ -51,7 +51,7 @@ class Deliveries:
         if kind == METHOD:
             if not payload.startswith(_DELIVER):
                 return False
-            # They come after the method's id (4 bytes) and the consumer's tag (its length, then the text).
+            # The two values come after the method's id (4 bytes) and the consumer's tag (its length, then the text).
             tag, redelivered = _TAG.unpack_from(payload, 5 + payload[4])
             self._incoming = Message(tag, redelivered)
             return True

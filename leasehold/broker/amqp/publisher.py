@@ -29,9 +29,9 @@ from leasehold.settings import Settings
 
 #: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
-#: If RabbitMQ refuses hints on a channel, the channel is kept for this time. The time doubles with each channel that is
-#: replaced within a minute, up to ten seconds, because RabbitMQ may have a lasting reason, such as a queue that
-#: somebody has bounded. Each replacement delays the hints of all queues.
+#: A channel on which RabbitMQ refuses hints is replaced only once it has been open for this time. The time doubles with
+#: each channel that is replaced within a minute, up to ten seconds, because RabbitMQ may have a lasting reason, such as
+#: a queue that somebody has bounded. Each replacement delays the hints of all queues.
 _REFUSED_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)
@@ -98,7 +98,7 @@ class Publisher:
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """For each hint, whether the broker confirmed it. Raises only CancelledError, if this task is cancelled."""
-        check_nothing_held("the broker")  # a database connection would be held while the broker is slow
+        check_nothing_held("the broker")  # while the broker is slow, the caller must hold no database connection
         confirmed: list[bool] = []
         for start in range(0, len(hints), WINDOW):
             confirmed += await self._publish_window(hints[start : start + WINDOW])
@@ -136,7 +136,8 @@ class Publisher:
             return [False] * len(messages)
         await asyncio.wait({window.settled}, timeout=self._timeout)
         # The leader of a quorum queue may have frozen: RabbitMQ 3.10 confirms nothing more on a channel that published
-        # to it, also after the queue has another leader. A node that has lost the others confirms nothing either.
+        # to it, also after the queue has another leader. A node that has lost the others confirms nothing either. In
+        # both cases only another connection helps. An alarm (a blocked connection) ends by itself.
         if not window.settled.done() and session is self._session and not await _is_blocked(session.connection):
             self.link.drop(f"the node confirmed nothing for {self._timeout:g} s (LEASEHOLD_AMQP_PUBLISH_TIMEOUT)")
             session.abort()  # a stuck channel would hold up the handshake of the close

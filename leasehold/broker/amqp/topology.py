@@ -17,8 +17,8 @@ from aiormq.exceptions import ChannelPreconditionFailed
 from leasehold.broker.amqp.connection import answered_within, close
 from leasehold.broker.base import BANDS
 
-#: RabbitMQ sets a hint aside after this many deliveries. This is only a second safeguard: PostgreSQL counts the
-#: attempts.
+#: RabbitMQ sets a hint aside (dead-letters it) after this many deliveries. This is only a second safeguard: PostgreSQL
+#: counts the attempts.
 DELIVERY_LIMIT = 20
 #: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because workers also find tasks by
 #: polling PostgreSQL.

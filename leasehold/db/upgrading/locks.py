@@ -76,7 +76,7 @@ class Effect:
 @dataclass
 class SchemaTables:
     """What is known of the tables of the database. Call `apply` with each statement of the revisions, in their order:
-    it returns the effect of the statement, and updates this.
+    it returns the effect of the statement, and updates this object.
 
     `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `new_tables`: the
     tables that this revision has made, which nobody else uses yet. `new_columns`: the columns that this revision has
