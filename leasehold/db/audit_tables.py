@@ -14,7 +14,7 @@ audit = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("tenant_id", Text, nullable=False),  # whose chain has the row; `*`: acts of no tenant
+    Column("tenant_id", Text, nullable=False),  # whose chain has the row; `*`: the act concerns all tenants, or none
     Column("actor_kind", Text, nullable=False),
     Column("actor", Text, nullable=False),
     Column("actor_tenant", Text),  # whose key or person acted: an operator may act on objects of other tenants

@@ -308,7 +308,9 @@ class Listing:
         )
 
     def _pipelines(self) -> Sequence[str] | None:
-        """The pipelines that the filter names; None: any. A run's pipeline has the name of its template."""
+        """The pipelines whose jobs the filter can find: the one that it names, or else, if the caller may not see runs,
+        those of the scope. None: any. A run's pipeline has the name of its template.
+        """
         if self._filter.template is not None:
             return [self._filter.template]
         return None if self._scope.runs or not self._scope.pipelines else self._scope.pipelines
@@ -505,6 +507,7 @@ async def page_of_times(connection: Connection, listing: Listing, limit: int) ->
 def _page_of(listing: Listing, fetched_rows: Sequence[Row], limit: int) -> Page:
     """The page of the fetched rows, of which there may be `limit` + 1."""
     rows, ended_at = _rows_and_end(listing, fetched_rows)
+    # A full page needs no `ended_at`: the next page continues after its last job.
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
         return Page(rows[:limit], has_more=True)
     return Page(rows, has_more=False, ended_at=ended_at)

@@ -222,7 +222,8 @@ task = Table(
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, except those that were released
+    # Claims, except those that ended in a release, a snooze, a suspend or a fan-out: the number of the attempt.
+    Column("attempt", Integer, nullable=False, server_default="0"),
     Column("epoch", Integer, nullable=False, server_default="0"),  # all claims: the fencing token
     Column("status", Text, nullable=False),
     Column("lease_owner", Uuid),  # the worker that has claimed the task

@@ -16,8 +16,9 @@ MAX_SEARCHED = 10_000
 
 # Failed jobs that a person must settle: those of pipeline $3[n] that failed at step $4[n] with code $5[n]. $1 tenant,
 # $2 the last job of the page before, $6 the most rows. The index of failed jobs by code finds at most $7 jobs of each
-# code (`searched_job`). If a code has more, `search_end` is the job at which its search ended, and a later page has the
-# older jobs, of any code. `failure_kind`: the failures that only a person can settle.
+# code (`searched_job`). If a code has that many, its search ends at the oldest of them. `search_end`: the newest job at
+# which the search of a code ended. A later page has the jobs that are older, of any code. `failure_kind`: the failures
+# that only a person can settle.
 _ORDERS = """
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (

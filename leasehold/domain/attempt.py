@@ -31,7 +31,9 @@ class AttemptIdentity(Protocol):
 
     @property
     def number(self) -> int:
-        """1 for the first attempt."""
+        """1 for the first attempt. An attempt that snoozed, fanned out or was released does not count: the next has the
+        same number.
+        """
 
     @property
     def errors(self) -> int:

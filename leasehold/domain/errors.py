@@ -24,7 +24,7 @@ LeaseholdError
 │   └── CodeBroken              a module of the user's raised an error while it was imported
 ├── SchemaLocked                a migration did not get a lock on a table in time: run it again
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
-│   └── SignalInvalid           a workflow waited for a signal, and its payload does not fit the model of the wait
+│   └── SignalInvalid           a workflow consumed a signal whose payload does not fit the model of its wait
 ├── NotWhileUndoing             a workflow whose run is being cancelled made a call that such a run cannot make
 ├── TransactionRefused          `submit_in` could not write in the caller's transaction: nothing was written
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it

@@ -10,7 +10,8 @@
                  running -> cancelled                        (stopped by a cancel of its job)
            anything unfinished -> skipped | cancelled                        (the job ended without it)
 
-The verbs (the keys of TASK_MOVES and JOB_MOVES) are functions of `leasehold.transitions`. Nothing else writes a status.
+Each verb (a key of TASK_MOVES or JOB_MOVES) is a move that a statement of `leasehold.transitions` makes. Nothing else
+writes a status.
 """
 
 from __future__ import annotations

@@ -67,6 +67,6 @@ class Work:
         self.supervisor.emit(chunk)
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the job was requested. Let it pass, and leave the files to the worker."""
+        """Raises Cancelled once a cancel of the job was requested. Do not catch it: the worker deletes the files."""
         if self.supervisor.cancelled():
             raise Cancelled

@@ -25,7 +25,7 @@ def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
 
 class Acks:
     """Remembers the unacknowledged deliveries of a channel, because RabbitMQ closes a channel that acks a tag twice.
-    When the channel is lost, no method waits for it, and only `run` raises.
+    When the channel is lost, `run` raises. The other methods then neither wait for the channel nor raise.
     """
 
     def __init__(self, channel: AbstractChannel) -> None:

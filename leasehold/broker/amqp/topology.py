@@ -1,5 +1,5 @@
 """The queues on RabbitMQ: for each queue of the platform one durable queue for each priority band, and one for hints
-(messages that a task is due) that RabbitMQ sets aside.
+(messages that a task is due) that RabbitMQ sets aside: its dead letters, such as hints that it delivered too often.
 
 Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
 `mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
