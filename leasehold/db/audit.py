@@ -148,7 +148,7 @@ async def read_part(connection: Connection, head: Mapping[str, Any], after: int)
 
 async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow | None:
     """Recompute the hashes of a chain up to the head. Returns the first row that was changed or is missing; None: the
-    chain is intact.
+    chain is intact. If retention deletes rows of the chain after `head` was read, they count as missing.
     """
     return await _check(connection, head, Chain.from_head(head))
 
@@ -175,7 +175,9 @@ async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) 
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> None:
-    """Delete at most `at_most` rows that are older than `days`. Each chain loses its oldest rows."""
+    """Delete rows that are older than `days`, in the chains that have the oldest `at_most` of these rows. Each of these
+    chains loses its oldest rows, at most `at_most`.
+    """
     await connection.execute("SELECT forget_audit($1, $2)", days, at_most)
 
 
