@@ -90,7 +90,7 @@ async def _clear_default_partition(connection: Connection, end: datetime) -> Non
 
 async def _move_events(connection: Connection, start: datetime, end: datetime) -> None:
     """Move the events from `start` to `end` whose jobs still exist. Each statement commits by itself: if the process
-    dies, the next call continues at the same place.
+    dies, the next call moves the rest.
     """
     last_job: UUID | None = _LOWEST_ID
     while last_job is not None:

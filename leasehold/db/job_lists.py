@@ -38,9 +38,8 @@ MAX_READ, MAX_SEARCHED = 100_000, 10_000
 #: every insert of a step would have to maintain the index. So a page checks the steps of the newest jobs, and the next
 #: page continues there.
 MAX_READ_BY_QUEUE = 5_000
-#: A search for a text narrows its walk to the pipelines whose names contain the text. It walks over all jobs instead if
-#: the tenant has more than _MAX_PIPELINES pipelines, or if the names of more than _MAX_PIPELINES_WITH_TEXT contain the
-#: text.
+#: A search for a text narrows its walk (see the head). It walks over all jobs instead if the tenant has more than
+#: _MAX_PIPELINES pipelines, or if the names of more than _MAX_PIPELINES_WITH_TEXT of them contain the text.
 _MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
@@ -396,7 +395,7 @@ class Listing:
         return " AND ".join(conditions + self._conditions_on_other_rows())
 
     def _conditions_of_bound(self, bound: Bound, at: str) -> list[str]:
-        """`at`: SQL for the instant `bound.at`."""
+        """Conditions: the job is one on which the bulk operation may act. `at`: SQL for the instant `bound.at`."""
         conditions_by_state = {
             # leaves out a job that was retried after the operation's submission, and then failed again
             "failed": [f"j.finished_at <= {at}"],

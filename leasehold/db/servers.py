@@ -228,7 +228,7 @@ def _hosts_of(url: DatabaseUrl) -> Sequence[Host]:
 
 
 def _last_chosen_first(url: DatabaseUrl, *, replica: bool) -> list[Host]:
-    """The hosts of the URL, in their order. But the host that was chosen last comes first."""
+    """The hosts of the URL: first the host that was chosen last, then the others in the order of the URL."""
     return sorted(_hosts_of(url), key=lambda host: host != _last_chosen.get((url, replica)))
 
 

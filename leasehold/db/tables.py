@@ -97,8 +97,8 @@ job = Table(
     Column("gated", Boolean, nullable=False, server_default="false"),
     # When the job ends, the platform has to tell the tenant's webhooks, or to start the run that follows the job.
     Column("notify", Boolean, nullable=False, server_default="false"),
-    # At most one unfinished job of a tenant and pipeline has this key. The kind of work makes it: for example of the
-    # scope of a run.
+    # At most one unfinished job of a tenant and pipeline has this key. The kind of work makes the key, for example from
+    # the scope of a run.
     Column("exclusive_key", Text),
     Column("dedupe_key", Text),  # as exclusive_key, but the client that submitted the run chose the key
     Column("cancelable", Boolean, nullable=False, server_default="true"),
@@ -346,8 +346,8 @@ failure = Table(
 # Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
 # have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables, and the derived events
 # of jobs with a single task. `job_status` and `task_status` are the states of the job and of the task after the event.
-# So once a job has ended, its last event has the status of its row in `job`, and the last event of each task that of
-# its row in `task`.
+# So once a job has ended, its last event has the status of its row in `job`, and the last event of each task has the
+# status of the task's row in `task`.
 event = Table(
     "event",
     metadata,

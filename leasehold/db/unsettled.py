@@ -150,8 +150,8 @@ async def waiting_runs(
     connection: Connection, tenant_id: str, before: UUID | None, limit: int
 ) -> tuple[Sequence[Row], UUID | None]:
     """Runs whose workflow waits for signals now, newest first. `signals`: the names of the signals. `since`: when the
-    first wait began. `until`: when the first wait ends by itself. A page searches MAX_SEARCHED unfinished jobs. The
-    second value is as in `orders`.
+    first wait began. `until`: when the first wait ends by itself. A page searches at most MAX_SEARCHED unfinished jobs.
+    The second value is as in `orders`.
     """
     rows = await connection.fetch(_WAITING, tenant_id, before, limit + 1)
     if len(rows) > limit:

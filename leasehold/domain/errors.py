@@ -7,7 +7,7 @@ LeaseholdError
 │   ├── Forbidden               403  the key lacks the scope
 │   ├── NotFound                404  does not exist, or belongs to another tenant
 │   ├── Conflict                409  not possible in the present state
-│   ├── Gone                    410  existed, and has expired
+│   ├── Gone                    410  existed, and has expired or was deleted
 │   ├── BodyTooSlow             408  the body did not arrive in time
 │   ├── BodyTooLarge            413  the body has more bytes than the endpoint accepts
 │   ├── WrongCell               421  the tenant, or its key, belongs to another cell (installation)

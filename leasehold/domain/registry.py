@@ -145,7 +145,10 @@ class Pipelines:
         return registry
 
     def add_installed(self) -> None:
-        """Add the pipelines and kinds that installed packages offer under ENTRY_POINTS."""
+        """Add the pipelines and kinds that installed packages offer under ENTRY_POINTS.
+
+        Raises DeclarationError as `add` does, and if a package offers anything else.
+        """
         for entry in entry_points(group=ENTRY_POINTS):
             pipeline_or_kind = entry.load()
             if not isinstance(pipeline_or_kind, (Pipeline, Kind)):

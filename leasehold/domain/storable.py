@@ -58,7 +58,7 @@ def _is_finite(value: Any) -> bool:
 
 def storable_text(text: str) -> str:
     """The text as PostgreSQL can store it: without NUL characters, and without lone surrogates, which have no UTF-8
-    form. Errors about files with odd names have both.
+    form. Errors about files with odd names may have both.
     """
     return text.replace("\x00", "").encode(errors="replace").decode()
 

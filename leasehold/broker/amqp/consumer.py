@@ -112,7 +112,7 @@ class Consumer:
                 self._start_serving = None
 
     def _wake_worker(self, subscription: Subscription) -> None:
-        """Called when consuming starts again. Hints may have been lost meanwhile, so the worker polls the queue."""
+        """Called when consuming starts again. Hints may have been lost in the gap, so the worker polls the queue."""
         if self._on_wake is not None:
             self._on_wake(subscription.queue)
 
