@@ -1,7 +1,7 @@
 """Group commit: a Batcher runs one statement for all items that callers added during the previous round trip.
 
-The worker's claims and settlements (the ends of attempts), and the API's submissions of jobs, use one Batcher each. No
-timer delays an item.
+Each of these has a Batcher of its own: the worker's claims, settlements (the ends of attempts), journals, log lines and
+streams, and the API's submissions of jobs. No timer delays an item.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ class FailoverWatch:
 
 
 class WatchedConnection(_Connection):
-    """A connection whose watch knows while a statement waits. It overrides every asyncpg method that this package
-    uses to send statements; `tests/test_floors.py` checks this.
+    """A connection that registers each waiting statement with its watch. It overrides every asyncpg method that this
+    package uses to send statements; `tests/test_floors.py` checks this.
 
     A statement raises one of TRY_AGAIN if the connection is terminated meanwhile.
     """
