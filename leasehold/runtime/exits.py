@@ -11,5 +11,5 @@ def describe_exit(status: int) -> str:
         return f"exit status {status}"
     try:
         return f"killed by {signal.Signals(-status).name}"
-    except ValueError:  # most signals of real time have no name
+    except ValueError:  # most real-time signals have no name
         return f"killed by signal {-status}"

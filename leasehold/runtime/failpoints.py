@@ -101,7 +101,9 @@ def reach(name: str) -> None:
 
 
 def reach_during(name: str) -> None:
-    """As `reach`, but the failpoint acts a moment later: in the middle of the operation that the caller awaits next."""
+    """As `reach`, but the failpoint acts a moment later: in the middle of the operation that the caller awaits next.
+    The error of the act `raise` does not reach the caller then: the event loop only logs it.
+    """
     if _armed:
         asyncio.get_running_loop().call_later(_MOMENT_SECONDS, _reach, name)
 

@@ -35,8 +35,8 @@ def contained(error: BaseException) -> RuntimeError:
 async def call_in_thread(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """Call a function of other code in a thread. `contained` replaces errors that must not leave the thread. With
-    asyncio.to_thread alone, the caller would wait for ever if the function raised StopIteration.
+    """Call a function that is not the platform's own in a thread. `contained` replaces errors that must not leave the
+    thread. With asyncio.to_thread alone, the caller would wait for ever if the function raised StopIteration.
     """
 
     def call() -> _Result:

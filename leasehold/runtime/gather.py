@@ -31,7 +31,7 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
 def being_cancelled() -> bool:
     """Whether somebody has cancelled the current task. If not, a CancelledError comes from something that the task has
-    awaited.
+    awaited. True, too, if no task runs now.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -5,8 +5,8 @@ connection that it lends. Egress (requests to outside addresses), the object sto
 `check_nothing_held` before they send.
 
 If a task holds a connection and creates another task, the new task counts as holding the connection, too, because the
-first task mostly awaits the new one (gather, wait_for). If it does not, create the new task before the connection is
-acquired, or with `context=Context()`.
+first task mostly awaits the new one (gather, wait_for). If the first task does not await the new one, create the new
+task before the connection is acquired, or with `context=Context()`.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
 
 
 def record_unforeseen(duty: str, error: BaseException) -> None:
-    """Count and log an error of a loop that is not a Periodic, and that must go on, too."""
+    """Count and log an error of a loop that is no Periodic. Such a loop also goes on after the error."""
     ERRORS.labels(duty).inc()
     traceback = first_of_kind(duty, error)
     log.error("a duty failed; it goes on", duty=duty, error=type(error).__name__, exc_info=traceback)

@@ -10,8 +10,11 @@ import asyncpg
 
 _Result = TypeVar("_Result")
 
-#: The errors of three causes. The connection is lost. The server shuts down, is read-only because it was demoted, lacks
-#: disk, memory or connections, or its disk fails. Or a transaction met a deadlock or a serialisation failure.
+#: The errors of three causes:
+#: - The connection is lost.
+#: - The server cannot do the work now: it shuts down, is read-only because it was demoted, lacks disk, memory or
+#:   connections, or its disk fails.
+#: - The transaction met a deadlock or a serialisation failure.
 TRY_AGAIN: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,

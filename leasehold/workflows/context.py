@@ -30,7 +30,7 @@ from leasehold.workflows.pending import (
     StartCall,
 )
 
-if TYPE_CHECKING:  # a program that declares a workflow loads no driver
+if TYPE_CHECKING:  # not at run time: a program that only declares workflows needs no driver
     from leasehold.workflows.driver import Driver
 
 P = ParamSpec("P")  # the parameters of a task or function
@@ -49,7 +49,7 @@ class TaskOf(Protocol[P, R_co]):
     def runnable(self) -> Runnable: ...
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the task's function in this process. The method gives the checkers the task's types."""
+        """Call the task's function in this process. This signature tells type checkers the types of the task."""
         ...
 
 
@@ -61,7 +61,7 @@ class Child(Generic[R]):
         self._runnable = runnable
 
     def result(self) -> Pending[R]:
-        """Wait for the end of the run. Gives its result; raises TaskFailed where it is awaited."""
+        """Wait for the end of the run. Awaiting this gives the run's result, or raises TaskFailed."""
         return ResultCall(self._runnable, self.id)
 
 
@@ -86,9 +86,9 @@ class Context:
         return self._driver.version
 
     def run(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
-        """Run the task as a step of this run, on its own queue, with its own retries. Gives its result.
+        """Run the task as a step of this run, on the task's own queue, with the task's own retries.
 
-        Raises InvalidArguments here, and TaskFailed where it is awaited.
+        The call raises InvalidArguments. Awaiting it gives the task's result, or raises TaskFailed.
         """
         return RunCall(task.runnable, task.runnable.encode(args, kwargs), self._name)
 
@@ -97,8 +97,8 @@ class Context:
         return Context(self._driver, _checked_name(name), detach=self._detach)
 
     def start(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[Child[R]]:
-        """Start a separate run of a workflow or a task. Gives its handle. The new run is cancelled when this run is
-        cancelled, fails or expires. A run that `ctx.detached.start` starts goes on.
+        """Start a separate run of a workflow or a task. Awaiting the call gives the handle of the new run. The new run
+        is cancelled when this run is cancelled, fails or expires. A run that `ctx.detached.start` starts goes on.
         """
         runnable = task.runnable
         return StartCall(
@@ -119,10 +119,11 @@ class Context:
     @overload
     def wait_for(self, name: str, model: type[T], /, *, timeout: timedelta | float | None = None) -> Pending[T]: ...
     def wait_for(self, name: str, model: Any = Any, /, *, timeout: timedelta | float | None = None) -> Pending[Any]:
-        """Wait for the signal `name`, also for one that came before. Gives its payload, checked against `model`.
+        """Wait for the signal `name`. A signal that came before the wait counts, too. Awaiting the call gives the
+        signal's payload, checked against `model`. It raises TimeoutError when `timeout` has passed.
 
-        Raises TimeoutError where it is awaited when `timeout` has passed, and SignalInvalid for a payload that came
-        before and does not fit: catch it, and wait again.
+        It raises SignalInvalid if a payload does not fit: catch the error, and wait again. Mostly such a payload came
+        before the wait, because during the wait the API refuses a payload that does not fit.
         """
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         schema = None if model is Any else adapter.json_schema()
@@ -136,9 +137,9 @@ class Context:
     @overload
     def gather(self, *calls: Awaitable[Any], return_exceptions: bool = False) -> Pending[list[Any]]: ...
     def gather(self, *calls: Any, return_exceptions: bool = False) -> Pending[list[Any]]:
-        """Wait for all arguments: calls of this context, and coroutines of yours that use it. Gives their results in
-        order. If some fail, raises the error of the first of them in the order of the arguments, once all have ended.
-        With `return_exceptions` the errors are among the results instead.
+        """Wait until all arguments have ended: calls of this context, and coroutines of yours that use it. Awaiting the
+        gather gives their results in order. If some have failed, it raises the error of the first failed argument in
+        the order of the arguments. With `return_exceptions` the errors are among the results instead.
         """
         return Gather(calls, return_exceptions=return_exceptions)
 

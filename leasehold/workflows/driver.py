@@ -131,7 +131,8 @@ class Driver:
         """Close the coroutines. Their `finally` blocks run, but must not call the context."""
         for branch in self._branches.values():
             if not branch.is_done:
-                with suppress(BaseException):  # of a `finally` that awaits or raises: the run goes on elsewhere
+                # A `finally` may await or raise. Its error is dropped, because the run goes on elsewhere.
+                with suppress(BaseException):
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
@@ -142,7 +143,9 @@ class Driver:
         return not main.is_done
 
     def committed(self) -> None:
-        """The worker has written `calls` to the journal."""
+        """The worker has taken `calls`, to write them to the journal. If the write fails, the worker must not use this
+        driver again.
+        """
         self.calls = []
 
     async def _commit(self, port: Port) -> bool:
@@ -156,9 +159,9 @@ class Driver:
         return False
 
     async def _reopen(self, port: Port, error: BaseException | None) -> None:
-        """If the payload of a signal ends the run, record the wait as open and the signal as consumed. So a retried run
-        waits for another signal. Exception: if the journal already has the wait as done, the retried run gets the same
-        payload again.
+        """If the workflow ends with the SignalInvalid of a wait, record the wait as open and its signal as consumed: a
+        retried run then waits for another signal. Exception: if the journal has the wait as done already, a retried run
+        gets the same payload again.
         """
         for call, signal in self._invalid_signals:
             if call.error is error and any(row.signal == signal for row in self.calls):
@@ -371,7 +374,7 @@ class Driver:
             awaited = branch.coroutine.send(None)
         except StopIteration as end:
             branch.resolve(end.value)
-        except (Exception, Cancelled) as error:  # noqa: BLE001 - of the workflow's code: awaiting the branch raises it
+        except (Exception, Cancelled) as error:  # noqa: BLE001 - the code that awaits the branch gets the error
             branch.fail(error)
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             branch.fail(contained(error))
@@ -393,7 +396,7 @@ class Driver:
             self._wake(pending)
         elif isinstance(pending, Gather):
             await self._issue_gather(port, pending, branch)
-        elif isinstance(pending, Journaled) and not pending.number:  # with a number, another branch awaits it already
+        elif isinstance(pending, Journaled) and not pending.number:  # a call with a number was begun by another await
             await self._issue_call(port, pending, branch)
 
     async def _issue_call(self, port: Port, call: Journaled[Any], branch: Branch) -> None:
@@ -465,7 +468,8 @@ class Driver:
                 self._local_tasks[asyncio.ensure_future(self._start_run(port, call, record))] = call
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
-                # The run may have ended already: after 0 seconds the driver reads this row once more.
+                # The run may have ended already. With 0 seconds the workflow is due again immediately after this row is
+                # committed, and the driver reads how the run is.
                 self._wait(call, 0.0)
             case LocalCall():
                 self._local_tasks[asyncio.ensure_future(self._call_function(port, call))] = call
@@ -573,7 +577,7 @@ class Driver:
 
 
 def _open_wait(call: SignalCall[Any], signal: int | None = None) -> Call:
-    """The journal's row of an open wait. `signal`: the id of a signal that the row consumes nevertheless."""
+    """The journal's row of an open wait. `signal`: the id of a signal that the row consumes although it stays open."""
     schema = None if call.schema is None else {"schema": call.schema}
     return Call(call.branch, call.number, "signal", call.name, value=schema, delay=call.seconds, signal=signal)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-if TYPE_CHECKING:  # a program that declares a workflow loads no driver
+if TYPE_CHECKING:  # not at run time: a program that only declares workflows needs no transitions
     from leasehold.transitions.runs import NewRun
     from leasehold.transitions.settlements import Suspending
 
@@ -46,11 +46,11 @@ class Runnable(Protocol):
 
     @property
     def step_name(self) -> str:
-        """The task's name without its app's."""
+        """The task's name without the name of its app."""
 
     @property
     def handler(self) -> str:
-        """`pipeline.step` of the code."""
+        """The step whose code does the task, as `pipeline.step`."""
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as JSON. Raises InvalidArguments."""
@@ -93,7 +93,7 @@ class RunCall(Journaled[T]):
 
 
 class SleepCall(Journaled[None]):
-    """`ctx.sleep`. `seconds`: of PostgreSQL's clock."""
+    """`ctx.sleep`. `seconds`: how long, by PostgreSQL's clock."""
 
     __slots__ = ("seconds",)
 
@@ -117,7 +117,7 @@ class SignalCall(Journaled[T]):
 
 
 class LocalCall(Journaled[T]):
-    """`ctx.call`. `encode`: makes JSON bytes of the function's result. `decode`: makes the result of the bytes."""
+    """`ctx.call`. `encode`: converts the function's result to JSON bytes. `decode`: converts the bytes back."""
 
     __slots__ = ("decode", "encode", "function")
 

@@ -25,8 +25,8 @@ class Port(Protocol):
         """
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
-        """Write the run that `ctx.start` begins, and its row of the journal, or neither of them. False: the workflow is
-        being cancelled, and the run is not a detached one.
+        """Write the run that `ctx.start` begins, and the call's row of the journal, in one transaction. Returns False,
+        and writes neither, if the workflow is being cancelled and the run is not a detached one.
         """
 
     async def fetch(self, task_id: UUID, output: str) -> bytes:
