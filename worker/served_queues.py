@@ -1,5 +1,5 @@
-"""The queues that a worker serves, and the queues among them that need child processes because they have isolated steps
-(steps that run in such processes). `Worker` computes `ServedQueues` once, at its start.
+"""Computes which queues a worker serves, and which of these need child processes, because they have isolated steps
+(steps that run in such processes). `Worker` does this once, at its start.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ class Worker:
     # --- start
 
     async def _start(self) -> None:
-        if self._chosen.inline:  # inline queues come first: children that load meanwhile would slow the import down
+        # If there are inline queues, serve them first: import before the children start, because children that load
+        # their handlers meanwhile would slow the import down.
+        if self._chosen.inline:
             import_module(_PARTS)
         warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id))
         await asyncio.to_thread(import_module, _PARTS)

@@ -1,5 +1,5 @@
-"""Writes what running attempts log and emit into the database: in batches while the attempts run, and the remaining
-items before their settlements (the commits of how they ended).
+"""Writes the log lines of attempts, and the values that they emit, into the database: in batches while an attempt runs,
+and the rest before its settlement (the commit of how it ended).
 
 In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is the items of one
 attempt that one write takes.
@@ -108,7 +108,7 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
         """Remember a buffer that has unwritten items. Any thread may call this.
 
         This first appends and then checks the event. `turn` first clears the event and then empties the queue. So
-        either that turn takes the buffer, or the event is set again for the next turn.
+        either the turn that runs now takes the buffer, or the event is set for the next turn.
         """
         self._unwritten.append(attempt)
         if not self._wake.is_set():
@@ -122,7 +122,9 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
             self._begin_write(self._unwritten.popleft())
 
     async def finish(self, attempt: AttemptBuffer[_Buffer]) -> None:
-        """End the writing for an attempt that has ended. Returns once all its items are written."""
+        """End the writing for an attempt that has ended. Returns once all its items are written, or dropped because
+        PostgreSQL refused them.
+        """
         attempt.buffer.close()
         self._begin_write(attempt)
         if attempt.writing is not None:

@@ -34,8 +34,8 @@ from leasehold.transitions.settlements import Failure
 
 log = structlog.get_logger(__name__)
 
-#: The pause after an unforeseen exception (not a StepError, in an isolated step). The second such exception in a row
-#: fails the task for good (see Runner).
+#: The pause after an unforeseen exception: any exception of an isolated step's handler that is no StepError. The second
+#: such exception in a row fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
 #: The folder of the worker's own code. In a traceback its frames stand above the handler's, and explain nothing.

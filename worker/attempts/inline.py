@@ -369,6 +369,7 @@ class InlineAttempts:
 
 
 def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozing | Suspending | FanningOut:
+    """The settlement for what the handler returned. Raises Permanent `bad_answer`."""
     if returned is None or isinstance(returned, Mapping):
         returned = Done(value=returned)
     outputs = list(attempt.outputs.values())

@@ -100,7 +100,7 @@ async def fetch(
 
 def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str]) -> str:
     """The digest of everything that determines the outputs: the step's version, its parameters, and the digests of its
-    inputs (name -> sha256).
+    inputs (name -> sha256). The item of a part is left out, because each part has object keys of its own.
     """
     work = {
         "pipeline": claimed.pipeline,

@@ -214,7 +214,7 @@ class IsolatedAttempts:
         """Start the next step, and one later step for each further idle child.
 
         The last step starts first, because the job ends with it. If no child is idle, only the next step starts, and
-        waits until this attempt's child has ended and its memory is free.
+        waits until some child has ended and its memory is free.
         """
         if claimed.handler is not None:  # a job of a template: the next steps in `pipeline` are not its own
             return []
@@ -225,7 +225,7 @@ class IsolatedAttempts:
                 continue
             try:
                 speculation = self._link_inputs(claimed, step, next_step, sources, fetched, done)
-            except OSError as error:  # a speculation only saves time
+            except OSError as error:  # go on without it: a speculation only saves time
                 log.warning("a step cannot start speculatively", reason=str(error))
                 continue
             recorder = current()

@@ -23,7 +23,9 @@ def is_plain(handler: Callable[..., Any]) -> bool:
 
 
 class BlockingAttempt:
-    """The worker's PlainAttempt: the methods of `attempt` run in the event loop, and the handler's thread waits."""
+    """The worker's PlainAttempt. The coroutine methods of `attempt` run in the event loop, while the handler's thread
+    waits. All other methods, except `progress`, run in the handler's thread.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt

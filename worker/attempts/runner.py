@@ -192,7 +192,7 @@ class Runner:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return await self._put_off(claimed)
         work = asyncio.ensure_future(self._perform(claimed, *declaration, seconds, held, log_and_stream, slot))
-        if claimed.cancelling:  # the job was cancelled before this claim: the task is a workflow, whose code sees that
+        if claimed.cancelling:  # cancelled before this claim: only a workflow is claimed then, so that its code sees it
             held.cancelled = True
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
@@ -338,7 +338,7 @@ class Runner:
         try:
             with traces.span("settle"):
                 answer = await self._settlements.settle(settlement)
-        except asyncpg.DataError as error:  # the step returned a value that PostgreSQL cannot store: a NUL in JSON
+        except asyncpg.DataError as error:  # PostgreSQL cannot store the step's value: it has a NUL, for example
             refused = Permanent("bad_output", f"PostgreSQL cannot store what the step returned: {error}")
             settlement, answer = await self._settle_refused(claimed, refused)
         except asyncpg.UniqueViolationError:  # a task of the new parts exists already

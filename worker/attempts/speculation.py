@@ -37,7 +37,9 @@ def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
 
 
 def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
-    """The step that needs only `step`, if no other step needs `step`. None if this worker may not run it now."""
+    """The step that needs only `step`, if no other step needs `step`. None if there is no such step, or if this worker
+    may not run it now.
+    """
     dependents = [other for other in pipeline.steps if step.name in other.needs]
     if len(dependents) != 1 or dependents[0].needs != (step.name,):
         return None
@@ -51,8 +53,8 @@ class Speculation:
     """One speculative execution.
 
     `bound_to`: the task whose attempt discards the speculation when that attempt ends. At first this is the task that
-    started the speculation; if this worker then runs the job's next step, that step's task; and after `take`, the task
-    that took the speculation.
+    started the speculation. If this worker goes on with the job's next step, it becomes that step's task. After `take`
+    it is the task that took the speculation.
     `owner_task`: the task that took the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
     `sha256`: the digests of the inputs; they are complete once the attempt that writes the last input has published it.
@@ -70,7 +72,8 @@ class Speculation:
 
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
         """Whether this speculation does exactly the work of the attempt: the same parameters and inputs."""
-        # A speculation runs the pipeline's own code with its own limits, before the first claim of the step.
+        # A speculation begins before the first claim of the step (epoch 1). It runs the code of the pipeline itself (no
+        # `handler`), with the time limit of the declared step (no `timeout_seconds`).
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None

@@ -29,7 +29,9 @@ class Watched(Awaitable[_Result], Generic[_Result]):
         self._limit_seconds = limit_seconds
 
     def __await__(self) -> Generator[Any, Any, _Result]:
-        """As `yield from`, step by step: run `work` until it waits, pass its future on, and give `work` the answer."""
+        """As `yield from`, step by step: run `work` until it waits for a future, yield that future to the event loop,
+        and give `work` the result.
+        """
         inner = self._work.__await__()
         # The iterator of an awaitable need not be a generator: it may have neither `send` nor `throw`.
         send, throw = getattr(inner, "send", lambda _value: next(inner)), getattr(inner, "throw", _raise)

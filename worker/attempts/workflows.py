@@ -155,7 +155,7 @@ class Workflows:
         return suspended.driver
 
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
-        """Keep the driver for a while, if something may make the workflow due soon."""
+        """Keep the driver for a while, if something may make the workflow due soon. Otherwise close it."""
         wakes_in_time = outcome.delay is not None and outcome.delay < self._memory_seconds
         may_be_due_soon = outcome.ends is not None or wakes_in_time  # `ends`: the end of a step makes it due
         if not may_be_due_soon or not self._max_suspended:

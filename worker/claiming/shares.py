@@ -57,6 +57,7 @@ class Shares:
 
     @property
     def reserve_free(self) -> int:
+        """Slots of the reserve that are neither busy nor kept for a poll."""
         return min(self.reserve, self.slots + self.reserve - self.busy - self.kept_for_poll)
 
     def running(self, tenant: str) -> int:

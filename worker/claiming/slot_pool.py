@@ -37,15 +37,16 @@ from leasehold.worker.claiming.shares import Shares
 
 log = structlog.get_logger(__name__)
 
-#: If polls find new work and the consumer has delivered nothing for this long, the pool makes the broker rebuild it.
+#: If polls find new work, and the broker's consumer has delivered no hint for this long, the pool makes the broker
+#: rebuild the consumer.
 _SILENCE_SECONDS = 30.0
 
 #: Seconds between two polls of a crowded pool. While hints arrive, such a poll claims only tasks that have been due for
-#: as long. Only a poll serves the tenants in turn: in the broker's queue, a hint waits behind all hints of a tenant
-#: that floods the queue.
+#: at least this long. Only a poll serves the tenants in turn: in the broker's queue, a hint waits behind all hints of a
+#: tenant that floods the queue.
 _FAIR_SECONDS = 0.25
-#: A pool is crowded while hints wait in it, or while this part of its slots is busy. When about as many are busy, the
-#: broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
+#: A pool is crowded while hints wait in it, or while at least this part of its slots is busy. From about that part on,
+#: the broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
 #: broker/amqp/consumer.py).
 _CROWDED = 1 / 4
 #: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
@@ -227,7 +228,7 @@ class SlotPool:
         arrived. If these hints stayed, the pool would believe that other tasks wait. Then jobs of many steps would
         leave their slots after each step.
         """
-        # Not `holds`: after an outage of the database the worker may no longer hold what it believes.
+        # Not `holds`: after an outage of the database, the worker may have lost tasks that it believes to hold.
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
         if not duplicates:
             return

@@ -55,9 +55,9 @@ class ClaimBatcher:
         """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
         held by this worker, or was lost by too many workers. In all these cases the caller acknowledges the hint.
 
-        Waits while this worker seems to hold the task but its ownership is unconfirmed. With None, the caller would
-        acknowledge the hint. But if the lease is lost, or if the task has just been settled and is due again, no other
-        hint may come.
+        Waits while this worker seems to hold the task but its ownership is unconfirmed. If this returned None then, the
+        caller would acknowledge the hint. But the lease may be lost, or the task may have just been settled and be due
+        again: then no other hint may come.
         """
         while True:
             if self._heartbeat.holds(task_id) and await self._holds_for_certain(task_id):

@@ -18,7 +18,8 @@ class HeldLease:
 
     lease: Lease
     renew_until: float
-    #: Before this monotonic time no other worker can have the lease.
+    #: Before this monotonic time the lease has not expired. Another worker may still have taken the task over: if
+    #: PostgreSQL lost the session of this worker, others take it for dead.
     trusted_until: float = field(init=False)
     #: The attempt's context variables. With them the heartbeat's log lines about this lease contain the job.
     context: Context = field(default_factory=copy_context, init=False)
@@ -54,5 +55,5 @@ class HeldLease:
             self._on_cancel()
 
     def trusted(self) -> bool:
-        """Whether the attempt may still write outputs, because no other worker can have the lease yet."""
+        """Whether the attempt may still write outputs: the lease has not expired, and is not known to be lost."""
         return not self.lost and monotonic() < self.trusted_until

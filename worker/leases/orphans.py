@@ -24,8 +24,8 @@ from leasehold.transitions.settlements import Verdict
 log = structlog.get_logger(__name__)
 
 #: Seconds between the two queries that must both find a task. At the first query, the answer to a claim may still be on
-#: its way. At the second query, the worker holds that task. If a task is released wrongly, its work is done twice and
-#: nothing worse happens: the epoch fences the lease.
+#: its way. By the second query, the worker has the answer and holds that task. If a task is released wrongly, its work
+#: is done twice and nothing worse happens: the epoch fences the lease.
 _CONFIRM_SECONDS = 1.0
 
 

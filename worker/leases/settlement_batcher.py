@@ -121,7 +121,8 @@ class SettlementBatcher:
         if repeated:
             answers |= await self._recover_next(connection, batch, answers)
             # The earlier try may have claimed a step whose job is being cancelled by now. `_recover_next` does not
-            # claim such a step again. The heartbeat then releases what this worker owns without knowing.
+            # claim such a step again. The heartbeat then releases the tasks that this worker owns by PostgreSQL's rows
+            # but does not hold.
             self._heartbeat.record_lost_answer()
         return [answers[settlement.lease.task_id] for settlement in batch]
 
@@ -157,7 +158,8 @@ class SettlementBatcher:
     async def _return_workflows(self, connection: Connection, refused: Sequence[Settlement]) -> dict[UUID, Answer]:
         """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
         due again: its code has not seen the cancel yet. A workflow that was about to wait is due immediately. A failed
-        attempt that may be repeated is due after the pause of its failure. PostgreSQL refuses both for other tasks.
+        attempt that may be repeated is due after the pause of its failure. If the task is no workflow, PostgreSQL
+        refuses both.
         """
         suspended_leases = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         snoozings = [

@@ -38,6 +38,6 @@ class Admitter:
         ended, self._ended = self._ended, set()
         async with self._pool.acquire() as connection:
             names = await concurrency.limits_of(connection, [*ended])
-            # `admit` first takes the jobs that have ended out of their limits.
+            # `admit` first removes the ended jobs from their limits.
             self._announcer.announce(await concurrency.admit(connection, names, [*ended]))
         return 0.0

@@ -43,10 +43,9 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
-#: A worker that polls a task without having its code puts the task off. Seconds between two searches for such tasks
-#: whose code this worker has.
+#: Seconds between two searches for tasks that a worker without their code has put off, and whose code this worker has.
 _KNOWN_SECONDS = 30.0
-#: The most tasks that such a search wakes, and the seconds until the next search if more tasks may wait.
+#: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
@@ -82,7 +81,7 @@ class Duties:
         self._deliveries = deliveries
         self._reported_jobs = reported_jobs_of(kinds)
         self._keep_seconds = settings.retention_days * 86_400
-        self._last_limit: ConcurrencyLimitName = ("", "")  # the limit after which `_admit` goes on; at first before all
+        self._last_limit: ConcurrencyLimitName = ("", "")  # `_admit` goes on after this limit; at first: with the first
         self._registration = registration
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)

@@ -33,7 +33,7 @@ _BATCH = 500
 _BATCHES = 20
 #: A turn reads only the rows that are in the poll window: those that became due since the last turn. Normally a turn
 #: reads the whole outbox each time that this many seconds have passed, for rows that became visible too late for the
-#: window. In most cases, a slot pool's poll has found the task of such a row before.
+#: window. In most cases, a slot pool's poll has found the task of such a row earlier.
 _WHOLE_EVERY_SECONDS = 60.0
 
 

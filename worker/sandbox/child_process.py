@@ -66,8 +66,8 @@ class ChildProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether the child lives. Asks the kernel, which knows of a death before the event loop does. If a spare child
-        has died, a run in it would count as crashed.
+        """Whether the child lives. Asks the kernel, which knows of a death before the event loop does: a run that is
+        given to a dead spare child would count as crashed.
         """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 

@@ -69,7 +69,9 @@ class Children:
 
     @property
     def idle(self) -> int:
-        """How many more runs could start now without waiting."""
+        """How many more runs have room now. A killed child makes room immediately, but the next run in its place waits
+        until the child has ended.
+        """
         return self._size - len(self._running)
 
     async def start(self) -> None:

@@ -8,9 +8,9 @@ forks a child for each run), the child and the worker set them up, in this order
 3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Code that has
    taken the child over cannot loosen these limits.
 
-A zygote that root starts stays root. As `nobody` it could not read a Python that is installed in a private home.
-Without capabilities, root is an ordinary owner of its files. The filter of system calls denies further processes.
-RLIMIT_NPROC is only a second guard against too many threads: it counts per user, and does not bind root.
+A zygote that root starts stays root: as `nobody` it could not read a Python that is installed in a private home. But
+without capabilities, root is an ordinary owner of its files. The filter of system calls denies further processes.
+RLIMIT_NPROC is only a second guard, against too many threads: it counts per user, and does not bind root.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """The usage by /proc, which a child cannot falsify. Raises OSError when the process has ended."""
+    """The usage by /proc, which a child cannot falsify. An ended process holds 0 bytes. Raises OSError once it has been
+    reaped.
+    """
     pages = Path(f"/proc/{pid}/statm").read_bytes().split()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     cpu_ticks = int(fields[11]) + int(fields[12])
@@ -63,7 +65,9 @@ def usage(pid: int) -> Usage:
 
 
 def peak(pid: int) -> int:
-    """The most bytes of memory that the process has ever held. Raises OSError when the process has ended."""
+    """The most bytes of memory that the process has ever held. Raises IndexError for an ended process, and OSError
+    once it has been reaped.
+    """
     status = Path(f"/proc/{pid}/status").read_bytes()
     return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
 
@@ -74,7 +78,8 @@ def threads() -> int:
 
 
 def limit(pid: int, limits: Limits) -> None:
-    """Limit the run of the child `pid`. The child cannot raise the limits again. Raises OSError if the child has ended.
+    """Limit the run of the child `pid`. The child cannot raise the limits again. Raises OSError if the child has
+    been reaped.
 
     Memory: the run may add `memory_bytes` to the address space that the child has now; the interpreter and its
     libraries do not count. CPU: the run may add `cpu_seconds` to the CPU time that the child has used, rounded up to a

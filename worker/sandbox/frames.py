@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from leasehold.domain.result_limits import ResultLimits
 
 LENGTH = struct.Struct(">I")
-#: The reader refuses larger frames. A frame has room for a result of 1 MiB, the most of LEASEHOLD_RESULT_INLINE_BYTES.
+#: The reader refuses larger frames. A frame has room for a result of 1 MiB, the largest LEASEHOLD_RESULT_INLINE_BYTES.
 MAX_FRAME = 1280 * 1024  # bytes
 MAX_TEXT = 2000  # characters
 #: The name of a file beside a run's `out` directory, which asks the handler to stop.

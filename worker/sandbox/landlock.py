@@ -1,5 +1,5 @@
-"""Landlock: a process restricts itself to some files from now on, and gives up TCP where the kernel knows how. It needs
-no privileges to do so.
+"""Landlock: a process restricts itself to some files from now on, and also gives up TCP if the kernel's Landlock can
+deny it. The process needs no privileges to do so.
 
 A Landlock domain (the restrictions that a thread has entered) covers the calling thread, and the threads and processes
 that this thread starts later. A library may start a thread pool while it loads. So a zygote (the process that forks the

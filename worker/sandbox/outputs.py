@@ -19,7 +19,7 @@ from leasehold.worker.sandbox import frames
 
 _NAME = re.compile(r"[a-z0-9._-]+(/[a-z0-9._-]+)*")
 _CONTENT_TYPE = re.compile(r"[a-z0-9][a-z0-9.+-]*/[a-z0-9][a-z0-9.+-]*(; ?[a-z0-9-]+=[A-Za-z0-9._-]+)?")
-#: Bytes of JSON. The value is a column in PostgreSQL: larger results belong into files.
+#: Bytes of JSON. The value is a column in PostgreSQL: larger results belong in files.
 MAX_VALUE_BYTES = 64 * 1024
 
 

@@ -90,7 +90,7 @@ _UNSUPPORTED: dict[str, tuple[int, int]] = {
     "llistxattr": (195, 12), "flistxattr": (196, 13),
 }  # fmt: skip
 
-#: The newest call of these tables. Since 424 a number means the same call on every architecture.
+#: The number of the newest call in these tables. From 424 on, a number means the same call on every architecture.
 NEWEST = 467
 
 #: The filter answers these calls as a kernel without them does. clone3 passes its flags behind a pointer, where a
@@ -138,7 +138,9 @@ def _bpf(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _for_call(number: int, *body: bytes) -> bytes:
-    """Run `body` for one system call. Every body ends in a return, so the loaded number is not needed again."""
+    """Run `body` only for the system call `number`. A body may overwrite the loaded number: every body ends in a
+    return, so no later test needs the number.
+    """
     return _bpf(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 
 

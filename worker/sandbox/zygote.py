@@ -26,7 +26,7 @@ def main() -> None:
     gc.disable()  # until all is loaded: a collection of the modules would find no garbage
     options = _options()
     fences.die_with(options.parent)
-    fences.close_descriptors(options.control)  # all except this
+    fences.close_descriptors(options.control)  # all except `control` and the standard ones
     os.umask(0o077)
     control = socket.socket(fileno=options.control)
     try:
@@ -105,7 +105,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences
         except OSError as error:
             pid = -(error.errno or 1)  # a negative answer: there is no child
         if pid == 0:
-            control.detach()  # its descriptor's number is reused for the child's channel, which it must not close
+            control.detach()  # `live` may reuse the descriptor's number: this object must not close that descriptor
             child.live(pipeline, own_fences, zygote, *descriptors)  # never returns
         for descriptor in descriptors:
             os.close(descriptor)

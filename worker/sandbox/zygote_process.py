@@ -187,13 +187,15 @@ class Zygote:
         return int(frames.NUMBER.unpack(answer)[0])
 
     def _give_up(self) -> None:
-        """Kill the zygote, and let every later request fail: it may live a moment longer, and may have answered."""
+        """Kill the zygote, and let every later request fail. Otherwise the next request could get a late answer: the
+        zygote may live a moment longer.
+        """
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._end_requests()
 
     def _end_requests(self) -> None:
-        """A request that waits for an answer gets none, and later requests cannot be sent."""
+        """Shut the channel down: a request that waits for an answer gets none, and later requests cannot be sent."""
         with contextlib.suppress(OSError):  # the zygote has ended
             self._control.shutdown(socket.SHUT_RDWR)
 
