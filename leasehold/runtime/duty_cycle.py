@@ -20,7 +20,8 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
 
 class Pauses:
     """Decides when repeated work is due: immediately at first, and later when the pause since `done` is over. The pause
-    follows the shorter of the last two times, because a single slow turn may have waited for a lock or a processor.
+    is computed from the shorter of the last two durations, because a single slow turn may have waited for a lock or a
+    processor. After the first turn it is `at_least`.
     """
 
     def __init__(

@@ -462,6 +462,7 @@ class Driver:
             case SignalCall():
                 self._match_signal(call, None)
             case StartCall():
+                # If this workflow ends without success, the runs of `open` rows are cancelled. A detached run goes on.
                 state = "done" if call.detach else "open"
                 record = Call(call.branch, call.number, "start", call.name, state, child=new_id())
                 self._count_row()

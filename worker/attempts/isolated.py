@@ -216,7 +216,7 @@ class IsolatedAttempts:
         The last step starts first, because the job ends with it. If no child is idle, only the next step starts, and
         waits until some child has ended and its memory is free.
         """
-        if claimed.handler is not None:  # a job of a template: the next steps in `pipeline` are not its own
+        if claimed.handler is not None:  # a job of a template: its next steps are not those of `pipeline`
             return []
         started: list[Speculation] = []
         next_steps = steps_after(pipeline, step)[: max(1, self._children.idle)]

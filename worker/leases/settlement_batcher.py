@@ -111,7 +111,8 @@ class SettlementBatcher:
         if refused:
             answers |= await self._return_workflows(connection, refused)
             refused = _refused(refused, answers)
-        # PostgreSQL refuses the settlement of a job that is being cancelled. Then acknowledge that the attempt stopped.
+        # PostgreSQL may have refused these because their jobs are being cancelled: then acknowledge that the attempts
+        # have stopped. It refuses that, too, if a lease is lost.
         if refused:
             acknowledged = await settlements.acknowledge_cancel(
                 connection, [settlement.lease for settlement in refused]
