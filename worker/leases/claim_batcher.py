@@ -53,7 +53,8 @@ class ClaimBatcher:
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
         """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
-        held by this worker, or was lost by too many workers. In all these cases the caller acknowledges the hint.
+        held by this worker, or was lost by too many workers; or its job is being cancelled, and it is no workflow. In
+        all these cases the caller acknowledges the hint.
 
         Waits while this worker seems to hold the task but its ownership is unconfirmed. If this returned None then, the
         caller would acknowledge the hint. But the lease may be lost, or the task may have just been settled and be due

@@ -1,8 +1,8 @@
 """The duties of a worker: the maintenance that it repeats beside its attempts.
 
 Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. Some duties
-run only in the leader, one worker at a time. The takeover of dead workers' tasks uses one connection of the pool, the
-other frequent duties share two, and all housekeeping duties share one. leasehold/db/pool_sizes.py has the sum.
+run only in the leader, one worker at a time. The takeover of dead workers' tasks uses one connection of the worker's
+pool (leasehold/db/pool_sizes.py), the other frequent duties share two, and all housekeeping duties share one.
 """
 
 from __future__ import annotations

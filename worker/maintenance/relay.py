@@ -75,8 +75,8 @@ class Relay:
         return sum([await self._send([announcement]) for announcement in announcements])
 
     async def _set_aside(self, announcement: Announcement, error: Exception) -> None:
-        """Set aside a hint that cannot be sent: later turns try again after growing pauses. After `STUCK_AFTER` tries,
-        drop the hint. A poll finds its task.
+        """Record that a hint cannot be sent. Ten seconds after it was taken, it is due again (`outbox.take`). After
+        `STUCK_AFTER` tries, drop the hint: a poll finds its task.
         """
         async with self._pool.acquire() as connection, connection.transaction():
             outbox_id = announcement.outbox_id
