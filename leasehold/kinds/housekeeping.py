@@ -17,15 +17,15 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
 _Unit = TypeVar("_Unit")
-#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Restrict each statement
-#: with `leasehold.transitions.sweeps.EXPIRED`, because only those of the jobs that are past `expires_at` are deleted.
+#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Only those of these jobs
+#: that are past `expires_at` are deleted: restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingContext:
-    """What the platform gives to a kind's duties. `connections`: a duty holds at most one connection, and none during a
-    request to the store or to another service.
+    """What the platform gives to a kind's duties. `connections`: lends a database connection for a block. A duty holds
+    at most one connection, and none during a request to the store or to another service.
     """
 
     settings: Settings

@@ -1,4 +1,5 @@
-"""Bounds on the number of a tenant's templates, schedules, webhooks, concurrency limits, API keys and people.
+"""Bounds on the number of a tenant's templates, schedules, webhooks, concurrency limits, API keys, people and saved
+views.
 
 The API calls `check_room` in the transaction that inserts a row, before the insert. `check_room` counts the rows
 under a lock.
@@ -11,8 +12,8 @@ from typing import Literal, TypeAlias
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: The table of a row. `gate` has the concurrency limits: those that an operator has declared, which alone count, and
-#: those of the pipelines' code.
+#: The table of a row. `gate` has the concurrency limits. Only the limits that an operator has declared count; those of
+#: the pipelines' code do not.
 Thing: TypeAlias = Literal["template", "schedule", "webhook", "gate", "api_key", "person", "saved_view"]
 
 #: Table -> SQL condition of the rows that count.

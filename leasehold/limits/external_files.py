@@ -2,8 +2,8 @@
 worker completes the attempt, the API verifies the files (`Files.check`) and makes them the step's outputs (`complete`).
 
 The key of a file contains the attempt's epoch, so a worker that has lost its lease can write only to keys that nobody
-reads. The row of a file in the table `upload` has the task and the epoch. By it housekeeping finds and deletes files
-that an attempt has uploaded, but has not named at its completion.
+reads. The row of a file in the table `upload` has the task and the epoch. By these, housekeeping finds the files that
+an attempt has uploaded, but has not named at its completion, and deletes them.
 """
 
 from __future__ import annotations

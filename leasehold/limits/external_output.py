@@ -44,8 +44,9 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """How much the attempt has stored. `attempt`: its number. `is_known`: this request was stored before, because a
-    stored row has the same first number. `known_items`: how many items that row has, without the mark of a cut.
+    """How much the attempt has stored. `attempt`: its number. `is_known`: a stored row has the same first number as
+    this request, so the request was stored before. `known_items`: how many items that row has, without the mark of a
+    cut (see `_usage_sql`).
     """
 
     attempt: int
@@ -81,9 +82,9 @@ _CHUNKS = _usage_sql("job_stream", "chunks", '{"cut": true}')
 async def log(
     connection: Connection, settings: Settings, lease: Lease, first: int, lines: Sequence[Line]
 ) -> StoredItems | None:
-    """Store lines of the attempt. `first`: the number of the first line within the attempt; two requests with the same
-    number are stored once. Call this in a transaction that has locked the job (as `external.is_late` does), because two
-    requests at once could otherwise exceed the bounds. None: the lease is lost.
+    """Store lines of the attempt. `first`: the number of the first line within the attempt; of requests with the same
+    number, only the first is stored. Call this in a transaction that has locked the job (as `external.is_late` does),
+    because two requests at once could otherwise exceed the bounds. None: the lease is lost.
     """
     usage = await _read_usage(connection, _LINES, lease, first)
     if usage is None or usage.is_known or usage.cut:

@@ -29,8 +29,8 @@ from leasehold.security.roles import ROLE_PREFIX
 log = structlog.get_logger(__name__)
 
 Role: TypeAlias = Literal["viewer", "operator", "admin"]
-#: SQL: the scopes of the person in row `p`. A role that an admin has set replaces the scopes that the groups give. It
-#: gives nothing to a person to whom no group gives access.
+#: SQL: the scopes of the person in row `p`. A role that an admin has set replaces the scopes that the groups give.
+#: Such a role gives nothing to a person to whom no group gives access.
 _SCOPES = (
     f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{ROLE_PREFIX}' || p.set_role] END"
 )
@@ -64,9 +64,10 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 """
 
 # $1 id, $2 tenant, $3 issuer, $4 subject, $5 login, $6 name, $7 scopes. Two people of a tenant may have the same login,
-# because a provider may give an old address to a new person. Then the later login gets a suffix. `excluded.login` is
-# the login that the INSERT would have written. It is `$5` if no other person of the tenant has this login; else the
-# update adds the suffix of the row that is there.
+# because a provider may give an old address to a new person. Then the login of the person who signs in later gets a
+# suffix: the end of the row's id. `excluded.login` is the login that the INSERT would have written. It is `$5` if no
+# other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the existing row,
+# because $1 is a new id.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)
@@ -234,5 +235,7 @@ def refuse_own_person(actor_id: UUID | None, row: Row) -> None:
 
 
 async def forget(connection: Connection, days: int) -> None:
-    """Delete at most a thousand people who have not signed in for `days` days."""
+    """Delete at most a thousand rows of people who have not signed in for `days` days. Rows that an admin has changed
+    stay.
+    """
     await connection.execute(_FORGET, days)

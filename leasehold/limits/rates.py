@@ -30,8 +30,8 @@ _BURST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The answer to a charge. `limit`: requests a minute. `remaining`: further requests that would be allowed now.
-    `wait_seconds`: until the next request is allowed; 0: now.
+    """The answer to a charge. `limit`: requests a minute. `remaining`: how many further requests would be allowed now;
+    0 after a refused charge. `wait_seconds`: until the same charge would be allowed; 0: it is allowed.
     """
 
     limit: int

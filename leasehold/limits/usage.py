@@ -210,6 +210,7 @@ class Usage:
         finally:
             usage.is_counting = False
         usage.jobs = jobs + usage.recent.sum(now)
+        # The count may have missed the bytes that were admitted while it ran.
         usage.stored_bytes = stored_bytes + usage.admitted_bytes - admitted_before
         pause = pause_after(now - started_at, share=_COUNTING_SHARE, at_least=_LEAST_PAUSE, at_most=_LONGEST_PAUSE)
         usage.fresh_until = now + pause

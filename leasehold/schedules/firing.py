@@ -1,6 +1,6 @@
 """Submits the runs of schedules. A tick is a time at which a schedule is due by its cron expression. Each worker's
-maintenance calls `fire_due`. The API calls `submit_now` to backfill (to submit the runs of past
-ticks), and to run a schedule now.
+maintenance calls `fire_due`. The API calls `submit_now` to backfill (to submit the runs of past ticks), and to run a
+schedule now.
 
 Several workers may fire at once, and each may die at any time. So the row of a schedule is locked while it fires. The
 runs and the next tick of a schedule commit together. No two runs have the same schedule and tick.
@@ -112,15 +112,16 @@ async def fire_due(
     pause_after: int = STUCK_AFTER,
     admission: Admission | None = None,
 ) -> list[CreatedRun]:
-    """Submit the runs of due schedules, each schedule in a transaction of its own. After this function
-    returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
+    """Submit the runs of due schedules, each schedule in a transaction of its own. After this function returns, publish
+    the hints (messages that tell workers of new tasks) of each `CreatedRun`.
 
-    `keep_seconds`: how long a run is kept after its end. `limit`: the most due, and the most buffered, schedules.
+    `keep_seconds`: how long a run is kept after its end. `limit`: at most this many schedules with a due tick are
+    fired, and at most this many with a buffered tick.
 
     If a schedule cannot be fired, its `last_error` has the reason, and the firing is tried again after growing pauses.
     After `pause_after` such failures in a row, the schedule is paused. `admission` charges each run to the tenant;
-    None: nothing is charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way, but
-    the schedule is never paused because of such refusals.
+    None: nothing is charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way. The
+    schedule is never paused because of such refusals. When the tick is older than ON_TIME, it counts as a missed tick.
     """
 
     async def fire_ticks(schedule_id: UUID) -> list[CreatedRun]:
@@ -249,8 +250,9 @@ def _due_ticks(schedule: Any) -> tuple[list[datetime], bool]:
 
 
 def _ticks_to_run(schedule: Any, due_ticks: Sequence[datetime], *, has_more: bool = False) -> list[datetime]:
-    """The ticks that become runs: those on time, and the missed ticks that the catch-up policy allows. `has_more`:
-    later ticks are due, too, so the latest missed tick is not among `due_ticks`.
+    """The ticks that become runs: those on time, and the missed ticks that the catch-up policy allows. The policy `one`
+    allows the latest missed tick, and only if no tick is on time. `has_more`: later ticks are due, too, so the latest
+    missed tick is not among `due_ticks`.
     """
     ticks_on_time = [tick for tick in due_ticks if schedule["now"] - tick <= ON_TIME]
     window = timedelta(seconds=schedule["catch_up_seconds"])

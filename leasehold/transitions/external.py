@@ -60,7 +60,9 @@ ORDER BY p.position
 
 
 async def is_late(connection: Connection, lease: Lease) -> bool:
-    """Whether the step of this lease is past its time limit. The answer holds until the caller's transaction ends."""
+    """Whether the step of this lease is past its time limit. False if the lease is lost. The answer holds until the
+    caller's transaction ends.
+    """
     await connection.execute(_LOCK, lease.task_id, lease.owner)
     return bool(await connection.fetchval(_LATE, lease.task_id, lease.owner, lease.epoch))
 
@@ -78,8 +80,8 @@ async def time_out(connection: Connection, templates: Templates, tenant_id: str,
 
 
 async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
-    """The wait before the next attempt, by the template's retry policy, or the default if the template cannot be read.
-    A ladder has a wait for each failure in turn.
+    """The wait before the next attempt, by the template's retry policy. If the template cannot be read, or the task
+    belongs to no run, the wait is a default. A ladder has a wait for each failure in turn.
     """
     row = await connection.fetchrow(
         "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"

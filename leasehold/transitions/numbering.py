@@ -1,7 +1,8 @@
-"""Numbers the lines of a job's log, and the chunks of its stream: SQL that ends both statements.
+"""Numbers the lines of a job's log, and the chunks of its stream. The SQL here is the end of two statements: APPEND_LOG
+(logs.py) and APPEND_STREAM (streams.py).
 
-`tail` has a row for each job, which numbers the job's lines and the job's chunks. The statement locks this row until
-the chunk is committed: so a reader that has line 7 never meets a new line 6.
+The table `tail` has a row for each job, which numbers the job's lines and the job's chunks. The statement locks this
+row until the lines or chunks are committed: so a reader that has line 7 never meets a new line 6.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 def insert_numbered(table: str, sequence: str, columns: str) -> str:
     """SQL: the end of a statement whose CTE `chunk` has a row for each row that `table` gets. `chunk.n` is the
-    number of items in that row, and `chunk.running_total` the number of the job's items up to and with that row.
+    number of items in that row, and `chunk.running_total` the number of the job's items in the rows up to this one.
     `sequence`: the column of `tail` that numbers the items. `columns`: the columns of `chunk` that only this `table`
     has.
 

@@ -110,8 +110,9 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Crea
 
 
 async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
-    """As `create_together`, but without a transaction, and only for the runs that no declared limit applies to. Returns
-    for each run whether it was written, and the hints.
+    """As `create_together`, but without a transaction, and only for the runs that no limit applies to. Returns for each
+    run whether it was written, and the hints. A dedupe key that is taken raises asyncpg.UniqueViolationError, and not
+    Duplicate.
     """
     by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
     unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]

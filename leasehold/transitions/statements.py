@@ -1,4 +1,6 @@
-"""The statements of this room by name, in the final text that PostgreSQL receives. `leasehold sql` prints them."""
+"""The statements of `leasehold.transitions` by name, in the final text that PostgreSQL receives. `leasehold sql` prints
+them.
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from leasehold.transitions.numbering import insert_numbered
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """Successive chunks of one attempt. `chunks`: JSON, one object each. `first`: the first chunk's number among those
-    of its attempt, from 1. `restarts`: the chunks of earlier attempts of the step are void.
+    """A row of `job_stream`: successive chunks of one attempt. `chunks`: JSON, one object each. `first`: the first
+    chunk's number among those of its attempt, from 1. `restarts`: the chunks of earlier attempts of the step are void.
     """
 
     lease: Lease
@@ -29,8 +29,8 @@ class StreamChunk:
     restarts: bool
 
 
-# The parts and their reasons are as in APPEND_LOG (logs.py). The difference: a chunk is written only while its attempt
-# has the lease. `n`: how many items of the stream the row has.
+# The parts and their reasons are as in APPEND_LOG (logs.py). The difference: a row is written only while its attempt
+# has the lease. The CTE `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
 APPEND_STREAM = f"""
 -- append_stream
 WITH asynchronous AS MATERIALIZED (

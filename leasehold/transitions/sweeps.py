@@ -293,11 +293,11 @@ class Forgettable:
 
 
 async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
-    """Finished jobs past `expires_at`, without those that are set aside after a failure, and without those of tenants
-    that have moved to another installation. Delete their objects first, then `forget_jobs`.
+    """Finished jobs past `expires_at`. Delete their objects first, and then call `forget_jobs`.
 
-    Exception: a run whose result an unfinished workflow awaits. If the workflow's function runs again from its top, it
-    reads the result again.
+    Left out are the jobs that are set aside after a failure, the jobs of tenants that move or have moved to another
+    cell (an installation of its own), and the runs whose result an unfinished workflow awaits: if the workflow's
+    function runs again from its top, it reads the result again.
     """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"

@@ -27,7 +27,9 @@ WHERE next_run_at IS NOT NULL
 
 
 async def let_pass(connection: Connection, time: timedelta) -> None:
-    """Move every due time of the database back by `time`. Only for a database that no worker uses meanwhile."""
+    """Move the due times in _DUE, and those of schedules, back by `time`. Only for a database that no worker uses
+    meanwhile.
+    """
     async with connection.transaction():
         for table, columns in _DUE.items():
             moved = ", ".join(f"{column} = {column} - $1::interval" for column in columns)

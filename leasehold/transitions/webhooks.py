@@ -34,8 +34,8 @@ class ReportedJobs:
 
 
 # Ended jobs whose deliveries are not written yet. $2 only this job; NULL: all. $3 the pipelines of this process; NULL:
-# any. The statement leaves a failed task (`APP.TASK`) of another app to a worker with that app's code, because a run of
-# its `on_failure` pipeline may have to follow. $4 the pipelines that have such an `on_failure` pipeline.
+# any. The statement leaves a failed job of another app (its pipeline is `APP.TASK`) to a worker with that app's code,
+# because a run of its `on_failure` pipeline may have to follow. $4 the pipelines that have an `on_failure` pipeline.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -104,7 +104,7 @@ async def dispatch(
     the hints to be published (messages that tell workers of due tasks). A job whose deliveries cannot be written delays
     no other job.
 
-    `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed task of another app is left
+    `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed job of another app is left
     to a process with that app's code. `job_id`: the caller will change this job's row in the same transaction. So its
     deliveries are written now, whichever app the job belongs to. The call waits until other transactions have released
     the row.

@@ -86,9 +86,9 @@ async def keep_leases(connection: Connection, worker: UUID, lease_seconds: float
     """If the worker has not been on this incarnation of the server, extend each of its leases to `lease_seconds` from
     now.
 
-    Call this before `appear` and `record_alive`. Until these, a lease of the worker counts as passed only ten seconds
-    after its end (LEASE_HAS_PASSED). After these, the worker still needs a moment to renew the leases of its tasks, and
-    to release the tasks that it does not hold any more.
+    Call this before `appear` and `record_alive`, which record the incarnation. Until then, a lease of the worker counts
+    as passed only ten seconds after its end (LEASE_HAS_PASSED). From then on, the worker has no such extra time, but it
+    still needs a moment to renew the leases of its tasks, and to release the tasks that it does not hold any more.
     """
     await connection.execute(_KEEP_LEASES, worker, timedelta(seconds=lease_seconds))
 

@@ -18,8 +18,8 @@ from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 # or its owner is dead, or its lease has expired, and it has not had too many losses (attempts whose worker was lost).
 #
 # In a job that is being cancelled, only a workflow (`journaled`) is claimed, because its code must see the cancel. If
-# the lease of such a workflow expires, nobody takes it over: the sweeper ends the task (`end_cancels` in
-# transitions/sweeps.py).
+# the lease of such a workflow expires, no claim takes it over. Within the grace the sweeper makes the workflow due
+# again, unless it was lost too often; otherwise the sweeper ends it (`end_cancels` in transitions/sweeps.py).
 #
 # The CASE keeps the planner from using an index by status, because that would read a whole backlog to find a few tasks.
 _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
@@ -32,14 +32,13 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                     AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
-# SQL: the claim charges the task a loss. If the owner claims again what it holds,
-# only an answer was lost, and no attempt. So a failover, which loses many answers, charges no task.
+# SQL: the claim charges the task a loss, because the task was running. Exception: if the owner claims a task again that
+# it holds, no attempt was lost, only the answer to a claim. So a failover, which loses many answers, charges no task.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
-# $1 task ids, $2 owner, $3 duration of the lease, $4 the losses with which nobody takes a running task over any more,
-# $5 dead owners, $6 whether the owner also claims tasks again that it holds. `mark_claimed` adds the CTEs that claim.
-# In its conditions `t` is the task. Its last CTE, `numbered_tasks`, has each claimed task with the number of its
-# attempt.
+# $1 task ids, $2 owner, $3 duration of the lease, $4 the bound on losses: a running task with this many losses is not
+# taken over, $5 dead owners, $6 whether the owner also claims tasks again that it holds. `mark_claimed` adds the CTEs
+# that claim. In its conditions `t` is the task. Its last CTE, `numbered_tasks`, has a row for each claimed task.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
@@ -77,7 +76,8 @@ async def claim(
     `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost. Such a
     claim charges no loss.
 
-    A task that is not in the answer has ended, is not due, is unknown, or has a living owner: acknowledge its hint.
+    Acknowledge also the hint of a task that is not in the answer. Such a task has ended, is not due, is unknown, has a
+    living owner or too many losses, or waits for its paused queue; or its job is being cancelled.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

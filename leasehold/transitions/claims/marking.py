@@ -14,7 +14,7 @@ _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "param
 #: reads.
 _COLUMNS_OF_JOB_TASKS = (*_JOB_COLUMNS, "single_task")
 
-#: Column -> the expression that computes it from the table `job`, for columns that the table does not have as such.
+#: Column -> the expression that computes it from the table `job`. All other columns are read as the table has them.
 #: `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
 #: `grace_seconds` is the rest of the grace.
 _EXPRESSION_OF_COLUMN = {
@@ -36,9 +36,10 @@ def _columns(names: Sequence[str], alias: str, replacements: Mapping[str, str]) 
     return ", ".join(f"{replacements[name]} AS {name}" if name in replacements else f"{alias}.{name}" for name in names)
 
 
-#: A step that a workflow started (`contained`) has an argument and an output prefix of its own. Its name has a `#`,
-#: which would need quoting in a URL. A part of a fan-out, whose name ends in a point and its number, has a prefix of
-#: its own, too: else the parts would overwrite the outputs of one another, because one handler names them.
+#: SQL: the parameters and the output prefix of the task `t`. A step that a workflow started (`contained`) has an
+#: argument and an output prefix of its own. The prefix has a point where the step's name has a `#`, because a `#` would
+#: need quoting in a URL. A part of a fan-out, whose name ends in a point and its number, has a prefix of its own, too:
+#: else the parts would overwrite the outputs of one another, because one handler names them.
 _PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END"""
 _OUTPUT_PREFIX = """CASE WHEN t.contained OR strpos(t.step, '.') > 0
                      THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')

@@ -70,11 +70,14 @@ WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")
 
 
 async def to_cancel(connection: Connection, owner: UUID, task_ids: Iterable[UUID]) -> list[UUID]:
-    """Those of `owner`'s tasks `task_ids` whose job is being cancelled. The query is cheap: call it twice a second."""
+    """Those of `owner`'s tasks `task_ids` that must stop: the task is cancelable, and its job is being cancelled. The
+    query is cheap: call it twice a second.
+    """
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(task_ids))]
 
 
-# $1 the owner, $2 the instant, $3 the duration of a lease: a lease that ends before $2 + $3 was taken before $2.
+# $1 the owner, $2 the instant, $3 the duration of a lease. A lease that ends before $2 + $3 was claimed, and for the
+# last time renewed, before $2.
 _OWNED_BEFORE = """
 -- owned_before
 SELECT t.id, t.epoch FROM task t

@@ -2,11 +2,12 @@
 of `gate`. A row of `gate_job` is a job that waits at a limit, or that the limit has admitted.
 
 PostgreSQL counts the admitted, unfinished jobs each time, because a stored count could become wrong. A transaction that
-admits jobs locks the limits' rows in order: so no limit is ever exceeded. Jobs are admitted when a job arrives, when a
-job of the same limit ends, and by the sweeper. A job without limits costs nothing.
+admits jobs first locks the limits' rows, so no limit is ever exceeded. All transactions lock them in the same order, so
+they cannot deadlock. Jobs are admitted when a job arrives, when a job of the same limit ends, and by the sweeper. A job
+without limits costs nothing.
 
-Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. One place of a shared limit
-is reserved for tenants without an admitted job, because an admitted job cannot be made to wait again.
+Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. A shared limit of at least
+four jobs reserves one place for tenants without an admitted job, because an admitted job cannot be made to wait again.
 """
 
 from leasehold.transitions.concurrency.admission import admit, admit_each

@@ -72,8 +72,9 @@ FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job
 GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
 """
 
-# $1 the jobs. While a job is held, each of its first steps waits for one more step (`waiting_on`), which stands for all
-# limits. `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
+# $1 the jobs. `waiting_on` counts the steps for which a task waits. While a job is held, the count of each of its first
+# steps is 1, although the step needs no other step: this 1 stands for all limits. `jobs` locks each job and reads its
+# columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -133,10 +134,11 @@ async def admit(
     connection: Connection, names: Iterable[ConcurrencyLimitName], ended: Sequence[UUID] | None = None
 ) -> list[Announcement]:
     """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
-    tenant go by priority and age. Returns the hints to be published (messages that tell workers of due tasks).
+    tenant go by priority and age. A job that one of its other limits holds back does not delay the jobs after it.
+    Returns the hints to be published (messages that tell workers of due tasks).
 
-    `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know, so the
-    statement reads all admitted jobs. If a job is held back by another of its limits, the jobs after it do not wait.
+    `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
+    the statement reads all admitted jobs.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []

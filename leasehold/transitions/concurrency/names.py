@@ -12,7 +12,8 @@ ConcurrencyLimitName: TypeAlias = tuple[str, str]
 #: The end of a limit's key that names a value of the payload: `=`, and a digest of the value.
 _VALUE = re.compile(r"=[0-9a-f]{40}\Z")
 
-#: The duties in the quarantine: jobs whose admission fails, and limits whose admissions fail.
+#: The names of two duties in the table `quarantine`. The units of JOBS are jobs whose admission failed, and the units
+#: of LIMITS are limits whose admissions failed.
 JOBS, LIMITS = "admissions", "gates"
 #: SQL: the limit `g` as a unit of the duty LIMITS.
 LIMIT_UNIT = "g.tenant_id || '/' || g.key"

@@ -139,7 +139,11 @@ def first_state(new: NewJob) -> JobState:
 
 
 def _first_job_state(tasks: Sequence[tuple[str, bool]]) -> JobState:
-    """`tasks`: the first state of each task, and whether it is for an external worker."""
+    """The job's first state. `tasks`: the first state of each task, and whether it is for an external worker.
+
+    WAITING_WORKER: all tasks that nothing blocks are for external workers. QUEUED: a worker may claim a task now.
+    PENDING: all tasks are blocked, or wait for their start time.
+    """
     first_tasks = [task for task in tasks if task[0] in ("pending", "waiting")]
     states_for_workers = [state for state, is_external in first_tasks if not is_external]
     if first_tasks and not states_for_workers:

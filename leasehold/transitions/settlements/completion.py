@@ -138,9 +138,9 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
 #
 # With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
-# message through the broker and a commit. Two sorts of steps are never claimed in this way: a less urgent step, because
-# more urgent tasks may be due; and a step of a job with external workers, because the status of such a job has other
-# rules.
+# message through the broker and a commit. These steps are never claimed in this way: a step of another queue or of a
+# paused queue; a less urgent step, because more urgent tasks may be due; a step of a job that is being cancelled; and a
+# step of a job with external workers, because the status of such a job has other rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
 # then judges the new version: so it updates rows in any state that has not ended. A workflow that `updated_dependents`

@@ -43,11 +43,11 @@ class Completion:
     is_last: bool = False  # no other step needs this one, as far as the worker knows
 
     def claiming_next(self) -> Completion:
-        """The same, with `claim_next`."""
+        """The same completion with `claim_next`, and not `is_last`: after a last step, no step could be claimed."""
         return Completion(self.lease, self.outputs, self.value, claim_next=True)  # a hot path: `replace` takes longer
 
     def of_last_step(self) -> Completion:
-        """The same, with `is_last`."""
+        """The same completion with `is_last`, and not `claim_next`."""
         return Completion(self.lease, self.outputs, self.value, is_last=True)
 
 

@@ -64,8 +64,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Calls to be written while the workflow goes on. `has_seen_cancel`: the error
-    Cancelled was raised in its code, because its run is being cancelled.
+    """Calls to be written while the workflow goes on. `has_seen_cancel`: the error Cancelled was raised in the
+    workflow's code, because its run is being cancelled.
     """
 
     lease: Lease
