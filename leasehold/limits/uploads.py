@@ -1,8 +1,8 @@
 """Limits the bytes of a tenant's unfinished uploads, and removes uploads that no client completes.
 
-A client sends an object to the store itself, and the API does not see the transfer. So each key that a client may write
-to has a row before it has an object. Housekeeping inspects the keys in the store (`inspect`). A row stays as long as a
-transfer that began before the URL expired may still arrive.
+A client sends an object directly to the store, and the API does not see the transfer. So each key that a client may
+write to has a row before it has an object. Housekeeping inspects the keys in the store (`inspect`). A row stays as long
+as a transfer that began before the URL expired may still arrive.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ UPDATE upload SET
 WHERE key = $1 AND look_at < clock_timestamp()
 """
 # The row of a file that an external worker has announced stays until the attempt has ended: then the attempt takes the
-# row, or `give_up` closes it (external_files.py). Until then nothing changes at the key.
+# row, or `give_up` closes it (external_files.py). Until then an inspection a day is enough, because no transfer can
+# arrive any more.
 _FORGET_OVER = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL)"
 _KEEP_OVER = """
 -- upload_kept

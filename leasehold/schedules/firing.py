@@ -294,7 +294,7 @@ async def _submit_by_overlap(
         async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
             limit_names, ended = await _cancel(connection, schedule, to_cancel)
             created = await _submit_charged(connection, prepared, schedule, tick, keep_seconds, admission)
-    except (TooMany, Unavailable):
+    except (TooMany, Unavailable):  # are RequestErrors, too, but pass: the tick stays due
         raise
     except RequestError as error:
         await _record_refusal(connection, schedule["id"], tick, error)

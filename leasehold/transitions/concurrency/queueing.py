@@ -81,11 +81,13 @@ async def _bounds(
     connection: Connection, limits: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
 ) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
     """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets the
-    present bounds of the declared limit: the operator may have changed them since the job was made. None, None: the
-    limit is declared itself, so its row has its bounds already; or the operator has withdrawn the declared limit.
+    present bounds of the declared limit: the operator may have changed them since the job was made.
+
+    (None, None) changes no existing row: the limit is declared itself, so its row has its bounds already; or the
+    operator has withdrawn the declared limit.
     """
-    # `limit.limit` is the name of the declared limit whose bounds count for `limit`: its own name if it is declared
-    # itself, or else the limit that it follows. None: it has bounds of its own.
+    # `limit.limit`: the name of the declared limit whose bounds `limit` has. This is the name of `limit` itself if
+    # `limit` is declared. None: `limit` has bounds of its own.
     followed_names = sorted(
         {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
     )

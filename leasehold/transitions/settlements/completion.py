@@ -21,7 +21,8 @@ from leasehold.transitions.settlements.records import Completion, Settled, Verdi
 
 #: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
-#: SQL: the step `c` (a blocked step, or a waiting workflow) is due once `dep.ended_needs` more of its tasks have ended.
+#: SQL: the step `c` (a blocked step, or a waiting workflow) becomes due, because `dep.ended_needs` more of the steps
+#: for which it waits have ended.
 _IS_READY = (
     "CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs"
     " WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END"
