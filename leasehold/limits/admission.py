@@ -5,8 +5,9 @@
             ... write the jobs ...
 
 A submission is charged in the transaction that writes its jobs, so a refused or failed submission costs nothing. A
-repetition with the same idempotency key is not charged again. All submissions take locks in the same order: first the
-rows of the rates, before any write, and last the locks of the queues' depths (how many tasks wait in a queue).
+repetition with the same idempotency key is not charged again. All submissions take their locks in the same order, so
+that they cannot deadlock: first the rows of the rates, before any write, and last a lock for the depth of each queue
+(how many tasks wait in it).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`debounce`: a run that has not started yet takes the arguments of a later submission, and starts later.
+"""Debounces runs (`postpone`): a run that has not started yet takes the arguments of a later submission, and starts
+later.
 
 A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
 the run with its key has started, that run loses the key, and the submission becomes a run of its own.

@@ -24,9 +24,10 @@ from leasehold.db.database import unindexed
 # are skipped or cancelled, and no step keeps a lease. If the job goes on, a failed step that a workflow started
 # (`contained`) is given up: it counts as an ended step of the job, and wakes the workflow.
 #
-# The statement may read `advanced_jobs`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
-# job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints (messages that
-# tell workers of due tasks) of woken workflows: id, task_id, queue, priority, headers.
+# After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each of these jobs: id, tenant_id,
+# status, trace, pipeline, seq (the number of the job's last event before this statement), and outcome and seconds of a
+# job that failed. `woken_hints` has the hints (messages that tell workers of due tasks) of woken workflows: id,
+# task_id, queue, priority, headers.
 END_FAILED_JOBS = f"""
 , other_steps AS (
     -- The other open steps of the jobs that fail.
@@ -111,9 +112,9 @@ END_FAILED_JOBS = f"""
 # Needs the CTE `stopped_steps`: leased steps that have stopped, in jobs that are being cancelled. Its columns: id,
 # job_id, step, position and epoch of the task; `data`: the data of its event, or NULL.
 #
-# Each step gets an event. A job whose last leased step has stopped is cancelled now. The statement may read
-# `advanced_jobs`, a row for each of these jobs: id, tenant_id, status, pipeline, seq (the job's last event before
-# these), stopped_count and seconds.
+# Each step gets an event. A job whose last leased step has stopped is cancelled now. After the fragment, the statement
+# may read `advanced_jobs`, a row for each of these jobs: id, tenant_id, status, pipeline, seq (the number of the job's
+# last event before this statement), stopped_count and seconds.
 END_CANCELLED_JOBS = """
 , advanced_jobs AS (
     UPDATE job j

@@ -1,6 +1,6 @@
-"""Steps that external workers (programs of clients) claim over HTTP. Ends such steps after their time limit, and reads
-the results of the steps that they need. The time limit runs by PostgreSQL's clock: neither a heartbeat nor a renewed
-lease extends it.
+"""Steps that external workers (programs of clients) claim over HTTP. This module ends such a step after its time limit,
+and reads the results of the steps that it needs. The time limit runs by PostgreSQL's clock: neither a heartbeat nor a
+renewed lease extends it.
 """
 
 from __future__ import annotations

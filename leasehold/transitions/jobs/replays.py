@@ -32,11 +32,12 @@ _REPLAYABLE = unindexed(
 )
 
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
-# reset. Webhooks are sent at its next end, too. $4: whether the job must wait at its concurrency limits (is `held`)
-# first. Then `waiting_on` of each runnable step becomes 1: this 1 stands for all limits. $5: whether $6 replaces the
-# exclusive key. $7: the pipelines whose failures start a run of their `on_failure` pipeline. $8: the band of the hints
-# (NULL: the step's priority). $9: the data of the events (NULL: none). `uncounted`: the column `steps_left` lacks this
-# step, because END_FAILED_JOBS took it off when the step of a workflow failed.
+# reset. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are sent at the job's next end, too. $4:
+# whether the job must wait at its concurrency limits (is `held`) first. Then `waiting_on` of each runnable step becomes
+# 1: this 1 stands for all limits. $5: whether $6 replaces the exclusive key. $7: the pipelines whose failures start a
+# run of their `on_failure` pipeline. $8: the band of the hints (NULL: the step's priority). $9: the data of the events
+# (NULL: none). `uncounted`: the column `steps_left` lacks this step, because END_FAILED_JOBS took it off when the step
+# of a workflow failed.
 REPLAY = f"""
 -- replay
 WITH locked_jobs AS MATERIALIZED (

@@ -37,7 +37,7 @@ LOCKED_JOBS = """lease_batch AS MATERIALIZED (
     FOR UPDATE OF j
 ), """
 
-#: SQL: a row `a` for each lease of the row of `jobs`.
+#: SQL: a row `a` for each lease of one job, the current row of the CTE `jobs`.
 LEASES_OF_JOBS = "unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)"
 
 #: SQL: the lease `a` is valid for the task `t`. The CASE keeps the planner from reading an index of all running tasks:
