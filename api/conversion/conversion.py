@@ -284,8 +284,8 @@ async def get_conversion(
 
 
 def _etag(row: Row) -> str:
-    """The ETag of the record: a hash of its bytes, because progress and promotion change the record without an
-    event.
+    """The ETag of the record: a hash of its bytes. The number of the last event would not do, because progress and
+    promotion change the record without an event.
     """
     return f'"{hashlib.sha256(encoded(record(row))).hexdigest()[:32]}"'
 

@@ -106,7 +106,8 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if len(set(keys)) != len(keys):
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
-        # The request becomes a call that has claimed the job, and must first undo the changes of calls that died.
+        # Claim the job for this request (the `call`). `earlier_changes`: what calls that died have changed at the
+        # target. This call must undo these changes first.
         call_and_changes = await promotions.begin(connection, caller.tenant_id, job_id)
     if call_and_changes is None:
         return await _answer_without_call(services, caller, job_id, keys)
@@ -128,8 +129,9 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
 
 
 async def _answer_without_call(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
-    """The answer if another request has promoted the conversion to the same keys. Raises Conflict if that request has
-    promoted it to other keys, or has not finished.
+    """The answer to a request that could not claim the job, because another request has claimed it. If the other
+    request has promoted the conversion to the same keys, its result is the answer. Raises Conflict if the other request
+    has promoted to other keys, or has not finished, and NotFound.
     """
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)

@@ -12,12 +12,14 @@ from leasehold.limits import rates
 
 
 async def check_rate(services: Services, caller: Caller, operation: Literal["posts", "reads"]) -> dict[str, str]:
-    """Charge one request to the caller's key. Returns the RateLimit headers. Raises TooMany `rate_limited`."""
+    """Charge one request to the caller's key. Returns the RateLimit headers; {}: the installation sets no such limit.
+    Raises TooMany `rate_limited`.
+    """
     settings = services.settings
     per_minute = settings.conversion_posts_per_key if operation == "posts" else settings.conversion_reads_per_key
     if per_minute is None:
         return {}
-    with on_primary():
+    with on_primary():  # an endpoint may read from a standby, but the charge writes a row
         async with services.pool.acquire() as connection:
             quota = await rates.take(connection, f"conversion:{operation}:{caller.quota_key}", per_minute)
     policy = f"conversion-{operation}"

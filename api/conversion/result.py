@@ -177,7 +177,8 @@ async def _end_download(
 
 class _ArtifactStream(Response):
     """Streams an artifact, with one piece in memory. The stream ends early if the client disconnects, the time limit
-    passes, or the store fails. `record_end`: called at its end with the bytes that were sent, and the outcome.
+    passes, or the store fails. `record_end` is called when the stream ends, early or not, with the number of sent bytes
+    and the outcome.
     """
 
     def __init__(

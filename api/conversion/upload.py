@@ -1,8 +1,8 @@
 """Reads the form of a new conversion from the socket into the object store, within bounds of bytes, time and memory.
 
-conversion.py calls `receive`, which stores the model in parts, and all reference images in one tar archive. A form with
-an error is read to its end, too, because a client that is still sending would not read an earlier answer. Nothing of
-such a form stays in the store.
+conversion.py calls `receive`, which stores the model in parts, and all reference images in one tar archive. After an
+error, the rest of the form is still read, because a client that is still sending would not read an earlier answer.
+Nothing of a form with an error stays in the store.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PARAMETER_FIELDS = (
     "enable_sim_hw",
 )
 _FLAG = {"type": "boolean", "default": False}
-#: Names that the client's own users and tenants have.
+#: The schema of `user_id` and `tenant_id`: the client's own names for its users and tenants.
 _USER = {"type": "string", "pattern": f"^[ -~]{{1,{_MAX_USER_CHARACTERS}}}$"}
 #: The parts of the form, for the OpenAPI document.
 FORM: dict[str, Any] = {
@@ -122,7 +122,9 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], se
 
 
 class _Form:
-    """Handles the parts as they arrive. It remembers the first error, and `finish` raises it."""
+    """Handles the parts as they arrive. After the first error it ignores all further parts, and `finish` raises this
+    error.
+    """
 
     def __init__(self, model: Upload, references: Upload, settings: Settings) -> None:
         self._model = model

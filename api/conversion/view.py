@@ -31,7 +31,8 @@ _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
     "toolchain",
 )  # fmt: skip
-#: The `stage_status` of an ended conversion. Before the end it is the name of the stage, as in `ONNX`.
+#: The `stage_status` of an ended conversion. Before the end, `stage_status` is the name of the current stage in capital
+#: letters, such as `ONNX`.
 _STAGE_STATUS_AT_END = {"completed": "COMPLETED", "failed": "FAILED"}
 
 

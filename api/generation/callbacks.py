@@ -25,8 +25,9 @@ from leasehold.transitions.wakes import wake
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 # The endpoint declares no body, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
-#: Seconds for which the endpoint waits until the job's poll step sleeps (snoozes), because only then it can be woken.
-#: This is less than a provider waits for the answer (Ark: five seconds). After an answer 503, the provider calls again.
+#: Only a poll step that snoozes (sleeps until a time) can be woken. If the poll step does not snooze yet, the endpoint
+#: waits for this many seconds, and then answers 503: the provider calls again. A provider waits longer for the answer
+#: (Ark: five seconds).
 _WAIT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 
@@ -35,7 +36,7 @@ _RETRY_SECONDS = 0.2
     ROUTE,
     operation_id="hearProvider",
     status_code=204,
-    include_in_schema=False,  # only providers call it, at the address in the order
+    include_in_schema=False,  # only providers call it: the order that they got names the address
 )
 async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str, Path(max_length=100)]) -> Response:
     """Wake the job's poll. 404 `task_not_found`; 503 `not_waiting`: the provider sends the callback again."""

@@ -135,7 +135,7 @@ async def _create(
             if submitted is not None:
                 submissions.append(submitted)
                 job_id = new_generation.job.id
-            else:  # another request has written the same order since the first look
+            else:  # another request has written the same order since the query above
                 job_id = await generations.existing_order(connection, new_generation)
         answer_body = GenerationAccepted(
             created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id)
@@ -153,9 +153,9 @@ async def _create(
 async def _submit(
     services: Services, connection: Connection, caller: Caller, new_generation: NewGeneration
 ) -> tuple[Submitted | None, dict[str, str]]:
-    """Write the job, and charge the caller. Also returns the RateLimit fields.
+    """Write the job, and charge the caller. Returns what was submitted, and the RateLimit fields.
 
-    None in place of the job: another request has just submitted the same order. Then the caller is not charged.
+    None in place of the submission: another request has just submitted the same order. Then the charge is refunded.
     """
     queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
     async with services.admission.submitting(connection, caller.payer, queues) as charge:
@@ -166,7 +166,9 @@ async def _submit(
 
 
 def _terms_of(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
-    """The terms of the order's provider in this installation. Raises Invalid if it cannot serve the order."""
+    """The terms of the order's provider in this installation. Raises Invalid if the order names no provider and there
+    is no default, if the provider is unknown, or if nobody has given a credential for it.
+    """
     name = order.provider or catalogue.default
     if not name:
         raise Invalid("provider_not_configured", "Name a provider: this installation has no default.")
@@ -223,7 +225,7 @@ def _new_generation(
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
         keep_seconds=settings.generation_keep_seconds,
-        deadline_at=params.deadline_at + BACKSTOP,  # later than the order's own deadline, at which a poll ends the job
+        deadline_at=params.deadline_at + BACKSTOP,  # a poll ends the job at the order's deadline; this one ends a job that does not poll
         trace=trace,
         id=job_id,
         limits=own_limits(settings, caller.tenant_id, order.server_id, terms),

@@ -66,7 +66,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:
-        if not time_limit.expired():  # the database was too slow, and not the client
+        if not time_limit.expired():  # not the client was too slow, but the database
             raise
         raise form_too_slow() from None
     except StoreError as error:

@@ -43,8 +43,8 @@ def status_text(row: Row) -> StatusText:
 
 
 def unknown_answer(task_id: str) -> GenerationAnswer:
-    """The answer for an unknown task. It is no problem document (RFC 9457), because this API imitates another API,
-    whose clients do not expect a problem.
+    """The answer for an unknown task, with the status 200. The answer is no problem document (RFC 9457), because this
+    API imitates another API, whose clients do not expect a problem.
     """
     return GenerationAnswer(
         created=int(time()),
@@ -104,7 +104,9 @@ def _error_of(row: Row) -> GenerationError:
 
 
 def _metadata_of(row: Row) -> dict[str, Any]:
-    """The metadata of a result. The provider's own links are left out."""
+    """The metadata of a finished generation. The provider's own links are left out. A generation without a result gets
+    the reason of its failure.
+    """
     metadata: dict[str, Any] | None = row["stored"]
     if metadata is not None:
         return {name: value for name, value in metadata.items() if name != "original_urls"}

@@ -119,7 +119,7 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
     Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller may only read the job but wants to change
-    it, or the other way round. `check_targets` raises it for an operation on other tenants' jobs.
+    it, or the other way round, and for an operation on jobs of other tenants (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

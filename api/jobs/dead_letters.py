@@ -82,8 +82,9 @@ def dead_letter_filter(
     *,
     write: bool = False,
 ) -> DeadLetterFilter:
-    """The filter that finds the dead letters that the caller may read or, with `write`, replay. A caller without the
-    scope of jobs may do this only with dead letters of runs. `kind`, `template`, `code`: None: any.
+    """The filter that finds the dead letters that the caller may read or, with `write`, replay. A caller without
+    `jobs:read` (with `write`: `jobs:operate`) may do this only with dead letters of runs. `kind`, `template`, `code`:
+    None stands for any.
     """
     kinds = services.job_kinds
     runs_only = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
@@ -167,8 +168,8 @@ async def _replay_each(
     """Replay the jobs of a request, each in a transaction of its own. The request was charged for all jobs; the charge
     for jobs that were not replayed is refunded. Returns the replayed jobs, and the refusals as JSON.
 
-    When a limit of the tenant is full, no further job is tried, and the jobs before stay replayed. Raises TooMany if no
-    job was replayed before.
+    When a limit of the tenant is full, no further job is tried: the jobs that were not tried are in neither result.
+    Raises TooMany if no job was replayed before.
     """
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
@@ -201,8 +202,8 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     access = access_of(services, caller, row)
     check_retry(access)
     template_version = await template_of(services.actions, connection, access.target)
-    # 0: the request was charged for this job already. {}: the retry may begin at a step of any queue, so
-    # `add_queues_of` tells the queues.
+    # 0: the request was charged for this job already. {}: the retry may begin at a step of any queue, and
+    # `add_queues_of` adds this queue when it is known.
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
         effects = await revive(services.actions, connection, access.target, template_version)
         if effects is not None:

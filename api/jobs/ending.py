@@ -80,7 +80,7 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, limit_names, [access.id])
     if prefix is None:
-        # The job is absent if its cancel had been requested before.
+        # If the job's cancel was requested earlier, this call has not cancelled the job, and `states` lacks it.
         return effects.states.get(access.id, JobState.CANCEL_REQUESTED)
     await _remove_objects_and_rows(services, access, prefix)
     return None

@@ -130,7 +130,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
     """The reason of a concurrency limit at which the job waits. `inside`: the admitted jobs that are unfinished.
     `lately`: the jobs admitted in the last minute.
     """
-    # A limit that counts by a value of the payload has the value's digest in its key, which says nothing to a reader.
+    # The key of a limit that counts by a value of the payload ends with the value's digest. Leave out the digest: it
+    # says nothing to a reader.
     key = without_value(row["key"])
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
@@ -167,7 +168,9 @@ def _is_handler_missing(row: Row, serving: Serving) -> bool:
 
 
 def _reasons_of_lapsed_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
-    """The lease has expired. Nobody takes over a step of a paused queue, or of a job that is being cancelled."""
+    """The reasons of a running step whose lease has expired. Another worker takes the step over, but not from a paused
+    queue, and not in a job that is being cancelled.
+    """
     step = row["step"]
     lapsed = f"The lease on {step} has expired."
     if is_cancelling:
@@ -249,7 +252,7 @@ def _last_seen_sentence(task: str, served: Served) -> str:
 
 def _task_of(handler: str) -> str:
     """The task's name as its author knows it. A task of an app is the pipeline `APP.TASK` with one step, so its handler
-    `APP.TASK.STEP` is shortened to `APP.TASK`.
+    `APP.TASK.STEP` is shortened to `APP.TASK`. A handler of another pipeline (`PIPELINE.STEP`) stays as it is.
     """
     pipeline, _, _ = handler.rpartition(".")
     return pipeline if "." in pipeline else handler

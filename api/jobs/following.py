@@ -26,7 +26,7 @@ from leasehold.db.database import Connection
 from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.domain.json_values import MAX_INTEGER
 
-#: The largest `integer` of PostgreSQL, the type of the column.
+#: The column of the attempt's number has PostgreSQL's type `integer`: this is its largest value.
 _MAX_ATTEMPT = 2**31 - 1
 #: A stream reads at most this many items at once.
 _BATCH = 500
@@ -124,6 +124,7 @@ async def _follow(
             continue
         if last_number == ENDED:
             return
-        # The last item may be one that the query's filter leaves out.
+        # The filter may leave out the job's last item. So wait for an item after the job's last one, and not only after
+        # the last one that was sent: otherwise the wait would end immediately, again and again.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -93,7 +93,8 @@ def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, 
         return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.has_more else None}
     # `positions`: the terms of the filter, and where they stand in its text.
     if not job_filter.positions.keys().isdisjoint(_SEARCH_TERMS):
-        # The job at which the page ended was not searched. The next page begins with it: with the first id below this.
+        # The job at which the page ended was not searched, so the next page must begin with it. A page begins with the
+        # largest id below its cursor: the cursor is this job's id + 1.
         next_cursor = cursor_of(UUID(int=page.ended_at["id"].int + 1))
         return {"jobs": items, "next_cursor": next_cursor, "searched_back_to": page.ended_at["created_at"]}
     first_term = min(job_filter.positions, key=lambda name: job_filter.positions[name], default="")

@@ -50,7 +50,7 @@ def _chunk_events(item: Item) -> bytes:
     return restart_event + format_sse_event(data_str=orjson.dumps(content).decode(), event=event, id=str(item["n"]))
 
 
-# The functions read a page, and the number of the last item of each job.
+# The two functions of each source read a page, and the number of the last item of each job.
 LOG = Source("lines", log_reads.log_page, log_reads.log_numbers, _line_event)
 STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chunk_events)
 

@@ -42,7 +42,9 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The answer with the operation's JSON, and the RateLimit headers. A repeated answer has no such headers."""
+    """The answer with the operation's JSON, and the RateLimit headers. {}: the answer repeats that to an earlier
+    request, or no rate is limited.
+    """
 
     answer: Answer
     limit_headers: dict[str, str]

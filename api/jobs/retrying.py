@@ -16,8 +16,8 @@ from leasehold.transitions import jobs
 
 
 async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tuple[str, dict[str, str]]:
-    """Retry the job. Returns its status as committed, and the RateLimit headers. Raises the problems that the endpoint
-    `retryJob` documents.
+    """Retry the job. Returns the status that the retry has committed, and the RateLimit headers. Raises the problems
+    that the endpoint `retryJob` documents.
     """
     check_retry(access)
     caller = access.caller
@@ -25,7 +25,8 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     if body.payload is not None:
         if not access.row["is_run"]:
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
-        # Before the payload is checked, because the check costs more. {}: the queues are not known yet.
+        # Refuse a request over a limit now, because the check of its payload costs more. {}: the queues are not known
+        # yet.
         await refuse_early(services, caller, {})
     async with services.pool.acquire() as connection:
         template_version = await template_of(services.actions, connection, access.target)

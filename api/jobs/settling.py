@@ -33,8 +33,9 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     async with services.pool.acquire() as connection, connection.transaction():
         step = await _write_settlement(services, connection, access, orders, body)
         if body.action != "give_up":
-            # With `queues`, the depth of the step's queue is checked now. `add_queues_of` would not check it for a job
-            # that waits at a limit: it counts only runnable tasks.
+            # `queues` makes `submitting` check the depth of the step's queue. `add_queues_of` adds only the queues of
+            # runnable tasks. A job that will wait at a limit has none, so without `queues` its queue would not be
+            # checked.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)

@@ -30,7 +30,8 @@ router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 What = Literal["orders", "approvals", "external", "webhooks", "schedules"]
-#: The items of a page, newest first, and the `before` of the next page; None: this is the last page.
+#: The items of a page, newest first, and the id at which the page ended (the `before` of the next page). None in place
+#: of the id: this is the last page.
 _ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
 
 
@@ -73,8 +74,8 @@ async def read_unsettled(
     before: UUID | None,
     limit: int,
 ) -> _ItemsAndNext:
-    """At most `limit` cases of one sort (`what`), of the kinds of work that the caller may read. `before`: only
-    items with smaller ids than this, which are older; None: the first page.
+    """At most `limit` cases of one sort (`what`), of the kinds of work that the caller may read, and the `before` of
+    the next page. `before`: the id at which the page before ended; None: the first page.
     """
     read_items = {
         "orders": _read_orders, "approvals": _read_approvals, "external": _read_external_steps,
@@ -84,8 +85,8 @@ async def read_unsettled(
 
 
 def to_be_settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
-    """Which failures leave an order that only a person can settle: each by its pipeline, step and error code. Only
-    kinds that the caller may read.
+    """Which failures leave an order that only a person can settle: each by its pipeline, step and error code. Failures
+    of kinds that the caller may not read are left out.
     """
     kinds = services.job_kinds
     return [

@@ -90,8 +90,8 @@ def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    # A held job waits at concurrency limits. `limits` lacks the limit of its scope: if it is empty, the job waits only
-    # at that limit.
+    # A held job waits at concurrency limits. `limits` never names the limit of a run's scope. So if `limits` is empty,
+    # the job waits only for other runs of its scope.
     if row["held"]:
         return [{"limit": key} for key in row["limits"] or ["scope"]]
     now = datetime.now(UTC)
