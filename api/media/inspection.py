@@ -24,7 +24,7 @@ class Refusal:
 
 async def inspect_upload(store: ObjectStore, key: str, declared_type: str, limits: PictureLimits) -> int | Refusal:
     """The object's size in bytes, or the reason of its refusal. `declared_type`: the content type that the client
-    named.
+    named for the upload URL.
 
     Raises Conflict if there is no object yet, StoreUnavailable if the store does not answer.
     """

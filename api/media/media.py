@@ -98,7 +98,7 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
         await services.store.delete(deletion.original_key)
         if deletion.prefix is not None:  # None: a worker still writes the results, or there are no results
             await uploads.remove_below(services.store, f"{deletion.prefix}/")
-    except StoreError as error:  # housekeeping, a maintenance loop of the workers, deletes them later
+    except StoreError as error:  # housekeeping, a maintenance loop of the workers, deletes the objects later
         log.warning("objects of a deleted media are left for the housekeeping", error=type(error).__name__)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 

@@ -75,8 +75,8 @@ async def create_upload_url(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket):
-        # More than half of the first URL's time has passed, so the same media gets a new URL. A repetition before this
-        # time gets the first answer unchanged.
+        # More than half of the first URL's time has passed, so the same media gets a new URL. An earlier repetition
+        # gets the first answer unchanged. So does one after the upload has ended, although its URL may not work.
         ticket = _make_ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")

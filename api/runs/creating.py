@@ -1,7 +1,9 @@
 """POST /v1/runs: starts a run of a template.
 
-If no concurrency limit applies to the run, `Submissions` writes it together with the runs of other clients. Every other
-run gets a transaction of its own. `batches` and `replays` use the helpers below, too.
+`Submissions` writes a simple run together with the runs of other clients. A run is simple if it has no idempotency key
+and no dedupe key, if its template lets runs of the same scope run at once, and if no limit must be checked for it: no
+concurrency limit, rate or queue depth, and the tenant is far from its bound on unfinished jobs. Every other run gets a
+transaction of its own. `batches` and `replays` use the helpers below, too.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ async def create_run(
             existing_run = await _existing_run(connection, caller.tenant_id, body)
         if existing_run is not None:  # before the payload is checked and the submission charged
             return accepted_response(existing_run)
-    # `is_reserved`: the run has its place among the tenant's unfinished jobs, and no rate or queue depth is set.
+    # `is_reserved`: the run has its place among the tenant's unfinished jobs, and the settings limit neither rates nor
+    # the depths of queues. So nothing else must be charged or checked.
     is_reserved = await services.admission.reserve_single_run(services.pool, caller.tenant_id)
     if not is_reserved:
         queued_tasks: dict[str, int] = {}  # no queues to check yet: the template names them, and is read later

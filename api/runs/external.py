@@ -37,10 +37,12 @@ from leasehold.transitions.settlements import Completion, Failure, Settled, Verd
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
-#: The UUID namespace for the owners of leases. An owner is made from the tenant and the worker's id, so that workers of
-#: two tenants with the same id have different owners.
+#: The UUID namespace for the owners of leases. An owner is made from the tenant and the worker's id. So workers of two
+#: tenants with the same id have different owners.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-#: A task that has lost this many workers is not given to another worker, because it may be what ends them.
+#: `LeaseTerms` needs this number, but `claim_due` does not read it. The sweeper (a maintenance loop of the workers)
+#: bounds the losses: it fails a task that loses more than LEASEHOLD_MAX_LOSSES workers, because the task may be what
+#: ends them.
 _MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
@@ -199,7 +201,8 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
 async def in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
     """Open the transaction for a worker's report about its step. Yields whether the step is within its time limit.
 
-    If not, this function ends the attempt, even if the lease still holds. Then the caller must write nothing.
+    False: the step is past its limit, and this function has ended the attempt, even if the lease was still valid. The
+    caller must then write nothing, and must raise no error inside the block: an error would roll this end back.
     """
     timed_out: Settled | None = None
     async with connection.transaction():

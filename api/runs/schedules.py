@@ -58,8 +58,8 @@ _NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Remove null from the schema of each field, because a client that keeps a value leaves the field out. Exception:
-    `version` and the fields of _NULLABLE may be null.
+    """Remove null from the schema of each field: None is only the default of a field that the client leaves out, to
+    keep the value. Exception: `version` and the fields of _NULLABLE may be null.
     """
     for name, field in schema["properties"].items():
         choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
@@ -190,7 +190,7 @@ async def create_schedule(
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if is_repeat:  # the stored answer has expired since then, and nobody has checked the payload
+        if is_repeat:  # the stored answer has expired since `is_repeated`, and nobody has checked the payload
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
@@ -223,7 +223,8 @@ async def create_schedule(
 
 async def _prepare(services: Services, row: Row) -> schedules.Prepared:
     """The template and the parameters of the schedule's runs, or the error that prevents them. As `schedules.prepare`,
-    but without a connection while the payload is checked. Raises TooMany or Unavailable if it cannot be checked now.
+    but holds no connection while the payload is checked. Raises TooMany or Unavailable if the payload cannot be checked
+    now.
     """
     try:
         async with services.pool.acquire() as connection:
@@ -310,8 +311,8 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     """Write the changed members of the schedule. Returns the new row. Raises NotFound, and Invalid for a wrong cron
     expression or time zone.
 
-    A change of the cron expression, the time zone or `enabled` moves the next tick. Any other change leaves it, even if
-    it is due already.
+    A change of the cron expression, the time zone or `enabled` moves the next tick. Any other change leaves the next
+    tick as it is, even if the tick is due already.
     """
     schedule = dict(await _find(connection, tenant_id, schedule_id, "FOR UPDATE")) | changes
     if {"cron", "timezone"} & changes.keys() or changes.get("enabled"):
@@ -376,7 +377,7 @@ async def run_now(
     async def work(connection: Connection) -> Answer:
         # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
-        # The queues are empty here, because they are known only when the run is written: see `add_queues_of`.
+        # {}: the queues are known only when the run is written. Then `add_queues_of` adds them.
         async with services.admission.submitting(connection, caller.payer, {}) as charge:
             created_run = await schedules.submit_now(connection, prepared_run, row, None, keep_seconds)
             if created_run is None:

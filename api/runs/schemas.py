@@ -27,8 +27,9 @@ def _utc(instant: datetime) -> datetime:
     return instant.astimezone(UTC)
 
 
-#: An instant that a client names. Between its bounds it fits the column, and Python can convert it to every time zone.
-#: It is converted to UTC, because RFC 3339 allows offsets up to 23:59, and PostgreSQL reads offsets up to 15:59.
+#: An instant that a client names. An instant between these bounds fits the column, and Python can convert it to every
+#: time zone. It is converted to UTC, because RFC 3339 allows offsets up to 23:59, and PostgreSQL reads only offsets up
+#: to 15:59.
 Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), AfterValidator(_utc), JsonInstant]
 
 
@@ -189,7 +190,7 @@ def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _phase(steps: list[Mapping[str, Any]]) -> str | None:
-    """The first step that is not done."""
+    """The first step that has neither succeeded nor been skipped. None: there is no such step."""
     return next((step["id"] for step in steps if step["status"] not in ("succeeded", "skipped")), None)
 
 

@@ -71,7 +71,7 @@ async def signal_run(
     services = services_of(request)
     await find_listed_run(services, caller, run_id)  # only to raise NotFound, if the caller may not see the run
     payload = None if body is None else body.payload
-    payload_json = encoded_payload({"payload": payload})  # raises Invalid if it is too large
+    payload_json = encoded_payload({"payload": payload})  # raises Invalid if the payload is too large
     # Hints (messages that tell workers of due tasks). Stays empty if the request repeats an earlier one.
     hints: list[Announcement] = []
 

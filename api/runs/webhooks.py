@@ -82,8 +82,8 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 async def _check_url(services: Services, url: str) -> None:
-    """Raise Invalid if the rules for outgoing requests forbid the URL, so that the client learns this immediately. Each
-    delivery checks its URL again.
+    """Raises Invalid if the rules for outgoing requests forbid the URL, so that the client learns this immediately.
+    Each delivery checks its URL again.
     """
     try:
         async with Egress.from_settings(services.settings) as egress:
@@ -131,7 +131,7 @@ async def create_webhook(
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        # From now on the ends of jobs that are older than the webhook are sent to it, too.
+        # New jobs note that a webhook waits for their end. Older jobs do not: `watch` makes them report theirs, too.
         await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
         return await _with_secret(services, connection, caller, answer)
 
