@@ -1,8 +1,8 @@
 """Computes the cost of a JSON Schema: how many nodes an evaluation would visit, called the expanded size.
 
-A node is a subschema, or a value in `enum` and `const`, or a character of a pattern. A `$ref` counts as much as its
-target: if each of 27 definitions refers twice to the next one, they count 2^27. Recursion through the payload (a tree's
-children) counts once: the payload's own size and the evaluator's time limit bound it.
+A node is a subschema, a keyword, a value in `enum`, `const` or `required`, or a character of a pattern. A `$ref` counts
+as much as its target: if each of 27 definitions refers twice to the next one, they count 2^27. Recursion through the
+payload (a tree's children) counts once: the payload's own size and the evaluator's time limit bound the recursion.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Document:
         uri, fragment = urldefrag(reference)
         fragment = unquote(fragment)
         if dynamic and (targets := self._dynamic_anchors.get(fragment)):
-            return list(targets)
+            return list(targets)  # the path of an evaluation decides which of them it takes, so all of them count
         base = urljoin(self._base_of.get(id(schema), ""), uri)
         if fragment and not fragment.startswith("/"):
             return [self._anchors.get((base, fragment))]
@@ -173,8 +173,8 @@ def _pattern_cost(pattern: str) -> int:
 
 
 def _recursions(root: _Node) -> dict[int, list[_Node]]:
-    """Number the groups of all nodes. Returns group -> its recursive parts: nodes of the group that apply to a part of
-    the value of another one of its nodes.
+    """Number the groups of all nodes. Returns group -> its recursive parts: the nodes of the group that a node of the
+    same group, perhaps itself, applies to a part of its value.
     """
     nodes = _number_groups(root)
     recursions: dict[int, list[_Node]] = {}
@@ -211,8 +211,11 @@ def _number_groups(root: _Node) -> list[_Node]:
 
 
 class _Costs:
-    """The costs of nodes. `recursions`: group -> its recursive parts. A recursive part counts 1 where it stands, and
-    once for each way into its group: its recursion ends with the payload.
+    """The costs of nodes. `recursions`: group -> its recursive parts.
+
+    A recursive part counts only 1 at its place in the schema, so that counting ends. Its whole cost is added once for
+    each place where a node outside the group leads into the group (`of`). The depth of the recursion does not count,
+    because the payload bounds it.
     """
 
     def __init__(self, recursions: Mapping[int, Sequence[_Node]]) -> None:
@@ -222,7 +225,7 @@ class _Costs:
         self._visiting: set[_Node] = set()
 
     def of(self, node: _Node) -> int:
-        """The cost of the node for a reader from outside its group. Raises InPlaceCycle."""
+        """The cost of the node for a node outside its group: with the group's recursive parts. Raises InPlaceCycle."""
         if node.group not in self._of_recursions:
             parts = self._recursions.get(node.group, ())
             self._of_recursions[node.group] = min(_MAX_COST, sum(map(self._cost_once, parts)))

@@ -69,7 +69,7 @@ class _Tenant:
 
 
 class Evaluator:
-    """Checks schemas and payloads, for any number of tasks of one event loop. `evaluating(settings)` opens it."""
+    """Checks schemas and payloads, for all asyncio tasks of one event loop. `evaluating(settings)` opens it."""
 
     def __init__(self, limits: EvaluationLimits) -> None:
         self._limits = limits
@@ -143,8 +143,8 @@ class Evaluator:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)  # only the wait for the turn has this limit
-                # The children are asked in a task of its own, because a client that disconnects must not kill a child.
-                # The task may outlive this function, so the task releases the turn.
+                # An asyncio task of its own asks the children: a client that disconnects cancels this function, and
+                # that must not kill a child. The task may outlive this function, so the task releases the turn.
                 task = asyncio.create_task(self._ask_children(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -160,7 +160,7 @@ class Evaluator:
             raise self._too_many("Other payloads of this tenant take long to be checked.") from None
         finally:
             tenant.waiting -= 1
-            # The turn is locked if the client disconnected, and the task still runs.
+            # The turn is still locked if the client has disconnected and the task goes on.
             if not tenant.waiting and not tenant.turn.locked():
                 self._tenants.pop(tenant_id, None)
 
@@ -233,7 +233,7 @@ class _Question:
 
 
 class _Child:
-    """A child process, which is replaced when it dies. Questions wait for their turn."""
+    """A child process, which is replaced when it dies. It gets one question at a time: others wait for their turn."""
 
     def __init__(self, limits: EvaluationLimits, cpu_seconds: float) -> None:
         self._limits = limits
@@ -243,7 +243,8 @@ class _Child:
 
     async def ask(self, question: _Question) -> dict[str, Any]:
         """The child's answer. Raises Died and Late. A child may die because earlier questions have filled its memory.
-        So if the child had answered questions before, a new child gets this question once more.
+        So if the child had answered questions before, and has not died of too much CPU time, a new child gets this
+        question once more.
         """
         async with self._turn:
             process = await self._start_if_dead()
@@ -256,7 +257,7 @@ class _Child:
             return await self._exchange(await self._start_if_dead(), question)
 
     async def _exchange(self, process: Process, question: _Question) -> dict[str, Any]:
-        """Ask by the schema's name first, and with the schema when the child does not know it."""
+        """Ask by the schema's name first, and again with the schema if the child does not know the name."""
         for with_schema in (False, True):
             body = question.encode(with_schema=with_schema)
             answer = await process.ask(body, self._cpu_seconds, self._limits.wall_seconds)

@@ -109,7 +109,9 @@ class Templates:
     async def find(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None = None
     ) -> TemplateVersion:
-        """The version; None: the newest enabled version. Raises NotFound `template_not_found`."""
+        """The template in this version, enabled or not; `version` None: in its newest enabled version. Raises NotFound
+        `template_not_found`, and Conflict `template_unreadable`.
+        """
         template_version = self.declared_in_code(template_type, version)
         if template_version is not None:
             return template_version
@@ -166,7 +168,9 @@ class Templates:
     async def params_of_all(
         self, tenant_id: str, template_version: TemplateVersion, payloads: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """As `params`, for many payloads. Raises PayloadMismatch, which has the payload's position, for Invalid."""
+        """As `params`, for many payloads. If one of the payloads is at fault, the error is a PayloadMismatch, which has
+        the payload's position.
+        """
         all_params: list[dict[str, Any]] = []
         encoded_payloads: list[bytes] = []
         async for payload in paced(payloads):  # pauses, because other requests must run meanwhile
@@ -245,8 +249,8 @@ class Templates:
 
     async def delete(self, connection: Connection, tenant_id: str, template_type: str, version: int) -> None:
         """Delete a version that nothing uses. Call it in a transaction, after `limits.bounds.lock_additions` for
-        templates and for schedules. A run that is submitted at the same moment may still begin, like a run that was
-        submitted before.
+        templates and for schedules. No lock stops the submission of a run at the same moment: such a run is carried out
+        without its template, but can never be retried or repeated.
 
         Raises NotFound, and Conflict `template_in_use` or, for a template in code, `template_reserved`.
         """

@@ -136,7 +136,7 @@ def request(operation: str, key: str) -> Iterator[None]:
         STORE.record_error(error, operation)
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
     except BaseException:
-        outcome = "left"  # the block was cancelled, or raised another error
+        outcome = "left"  # the block was cancelled, raised another error, or was left before the last byte was read
         raise
     else:
         STORE.record_answer()

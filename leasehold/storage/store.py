@@ -1,8 +1,8 @@
 """ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
-If the key of a put has an object already, the put compares its bytes with the object's. If they are equal, another
-attempt has stored them, and the put succeeds. If they differ, a dead attempt has left the object. Then the put replaces
-it only if the caller's `may_replace` returns True.
+If the key of a put already has an object, the put compares the new bytes with the object's bytes. If they are equal,
+another attempt has stored them, and the put succeeds. If they differ, a dead attempt has left the object. Then the put
+replaces the object only if the caller's `may_replace` returns True.
 
 `probe` finds out whether the store honours `If-None-Match`. If not, each put first reads the head of the object, and
 two attempts may overwrite each other's object. That is harmless only because a step that runs again makes the same
@@ -113,7 +113,9 @@ class ObjectStore:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the installation has no store. Reads and writes then raise StoreAbsent; deletes do nothing."""
+        """Whether the installation has no store. Then reads and writes raise StoreAbsent, deletes do nothing, and lists
+        are empty.
+        """
         return self._settings.object_store == "none"
 
     def require(self) -> None:

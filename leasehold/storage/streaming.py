@@ -45,8 +45,8 @@ class Upload:
     """One upload. Use it as `async with store.upload(key) as upload`: call `write`, then `finish`. Without `finish`
     nothing is stored. `write` and `finish` raise StoreErrors.
 
-    `attributes`: the content type and the metadata, as botocore's parameters. `timeout_for`: the timeout of a request
-    that sends this many bytes. `only_new`: store the object only if the key has none.
+    `attributes`: the content type and the metadata, as botocore's parameters. `timeout_for(size)`: the timeout of a
+    request that sends `size` bytes. `only_new`: store the object only if the key has none.
     """
 
     def __init__(
