@@ -109,6 +109,7 @@ async def _split_by_existing(
         connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys
     )
     existing_ids = {key: UUID(str(row["id"])) for key, row in rows.items()}
+    # `reversed`: of several runs with a key, the dictionary keeps the one that it gets last: the first of the request.
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing_ids}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
     # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.

@@ -89,7 +89,7 @@ async def create_run(
         if (
             new_run.dedupe_key is None
             and new_run.template_version.independent  # its runs neither exclude nor replace each other
-            and await services.submissions.create(new_run)
+            and await services.submissions.create(new_run)  # False: a concurrency limit applies, nothing is written
         ):
             _record_submission(new_run)
             return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, runs.first_state(new_run))))

@@ -62,7 +62,7 @@ class NewWebhook(BaseModel):
 
 
 class Changes(BaseModel):
-    """A member that is left out keeps its value. Only `enabled` enables a disabled webhook."""
+    """A member that is left out keeps its value. A disabled webhook stays disabled until `enabled` is sent as true."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
 

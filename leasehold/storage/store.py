@@ -189,6 +189,7 @@ class ObjectStore:
             sha256, size = await asyncio.to_thread(digest_of_bytes, source), len(source)
         all_metadata = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
+        # A conditional put finds out by itself whether the key has an object.
         existing = None if self.conditional else await self.head(key)
         for _ in range(_MAX_PUTS):
             if existing is not None:
