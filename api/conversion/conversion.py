@@ -114,8 +114,8 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except RequestError:  # a limit of the tenant is reached, or the idempotency key is refused
         await _clean_up(services, caller, job_id)
         raise
-    # After any other error it is unknown whether the job was written. If it was not, the sweeper (a maintenance loop of
-    # the workers) deletes the files.
+    # After any other error it is unknown whether the job was written. If it was not, housekeeping (a maintenance loop
+    # of the workers) deletes the files.
     for name, value in rate_fields.items():
         response.headers.setdefault(name, value)  # a header that the tenant's limits have set stays
     return response
@@ -149,7 +149,7 @@ def _announced_bytes(request: Request) -> int:
 
 
 async def _announce_upload(services: Services, caller: Caller, job_id: UUID, form_bytes: int) -> None:
-    """Record the prefix of the form's files before the first file is stored, so that the sweeper deletes the files if
+    """Record the prefix of the form's files before the first file is stored, so that housekeeping deletes the files if
     no job is written.
     """
     async with services.pool.acquire() as connection, connection.transaction():
@@ -223,7 +223,7 @@ def _new_conversion(
 
 
 async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
-    """Delete the stored files of a refused job. If an outage prevents this, the sweeper deletes them later."""
+    """Delete the stored files of a refused job. If an outage prevents this, housekeeping deletes them later."""
     is_deleted = True
     try:
         await services.store.delete(*keys_of(job_id).values())

@@ -2,10 +2,10 @@
 process. Exception: the calling process itself checks payloads against flat schemas, which cost little (flat.py).
 
 A question is a schema, with the payloads to check against it. There are two children; each starts when it is first
-needed. A question goes to the quick child, where it may take a few milliseconds of CPU. If it takes longer, the kernel
-kills the child. The question then goes to the slow child, and so do all questions of that tenant for a minute: tenants
-with cheap schemas must not wait for expensive ones. The children work on one question of a tenant at a time, because
-other tenants must get turns.
+needed. A question goes to the quick child, where it may take a tenth of the CPU time that the settings allow. If it
+takes longer, the kernel kills the child. The question then goes to the slow child, and so do all questions of that
+tenant for a minute: tenants with cheap schemas must not wait for expensive ones. The children work on one question of a
+tenant at a time, because other tenants must get turns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _MAX_REFUSALS = 4096
 @dataclass(frozen=True, slots=True)
 class EvaluationLimits:
     """The limits of evaluations. `schema_max_size`: the highest cost of a schema (cost.py). `cpu_seconds` and
-    `wall_seconds` of one question. `memory_bytes` of a child. `waiting`: the most questions of a tenant at once.
+    `wall_seconds`: for one question, however many payloads it has; a question also waits at most `wall_seconds` for its
+    tenant's turn. `memory_bytes`: of a child. `waiting`: the most questions of a tenant that wait or run.
     """
 
     schema_max_size: int
