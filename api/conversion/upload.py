@@ -36,8 +36,8 @@ MAX_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024
 #: The largest memory that one form needs. The model and the archive each have two parts in memory: one is filling, and
 #: one is being sent to the store. A picture may be in memory twice: in the buffer, and on its way to the archive.
 MEMORY_BYTES = 4 * PART_BYTES + 2 * LIMITS.max_image_bytes
-#: Seconds that an upload may take: 500 MB at 180 KB a second. Soon after this time, housekeeping (a maintenance loop of
-#: the workers) deletes the files of an unfinished upload.
+#: Seconds that an upload may take: 500 MB at 180 KB a second. Housekeeping (a maintenance loop of the workers) deletes
+#: the files of an unfinished upload within the hour.
 MAX_SECONDS = 3000.0
 _MAX_FIELDS = 20
 _MAX_FIELD_BYTES = 4096

@@ -168,8 +168,8 @@ async def _replay_each(
     """Replay the jobs of a request, each in a transaction of its own. The request was charged for all jobs; the charge
     for jobs that were not replayed is refunded. Returns the replayed jobs, and the refusals as JSON.
 
-    When a limit of the tenant is full, no further job is tried: the jobs that were not tried are in neither result.
-    Raises TooMany if no job was replayed before.
+    When a limit of the tenant is full, no further job is tried, and the jobs before stay replayed. The jobs that were
+    not tried are in neither result. Raises TooMany if no job was replayed before.
     """
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []

@@ -57,7 +57,7 @@ async def create_runs(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
-    written_runs: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and what follows from them
+    written_runs: list[tuple[int, CreatedRuns]] = []  # how many runs `work` has written, and the effects; empty: no run
     limit_headers: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)  # {}: the queues are not known yet
     new_runs = await _check_runs(services, caller, body, identity_of(request).trace)

@@ -225,7 +225,9 @@ class _Costs:
         self._visiting: set[_Node] = set()
 
     def of(self, node: _Node) -> int:
-        """The cost of the node for a node outside its group: with the group's recursive parts. Raises InPlaceCycle."""
+        """The cost of the node where its group is entered from outside: with the whole cost of the group's recursive
+        parts. Raises InPlaceCycle.
+        """
         if node.group not in self._of_recursions:
             parts = self._recursions.get(node.group, ())
             self._of_recursions[node.group] = min(_MAX_COST, sum(map(self._cost_once, parts)))
