@@ -1,6 +1,7 @@
 """The multipart upload of a large local file, for ObjectStore.put.
 
-Memory is bounded: two parts are read at once. An upload that fails is aborted, so that no parts stay in the store.
+Memory is bounded: at most two parts are in memory at once. An upload that fails is aborted, so that no parts stay in
+the store.
 """
 
 from __future__ import annotations

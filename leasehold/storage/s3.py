@@ -58,7 +58,9 @@ def _client_config(settings: Settings) -> AioConfig:
 
 
 class _Credentials(AioCredentials):
-    """The keys of the settings. Each signature reads them again, because the files with the keys may change."""
+    """The access key and the secret key of the settings. Each signature reads them again, because the files that hold
+    them may change.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -69,7 +71,7 @@ class _Credentials(AioCredentials):
 
 
 class _CredentialProvider:
-    """The credential provider of a session: it always answers with the keys of the settings."""
+    """The credential provider of a session: it always answers with the credentials of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         self._credentials = _Credentials(settings)

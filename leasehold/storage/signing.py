@@ -1,4 +1,4 @@
-"""UrlSigner: signed URLs, by which a client without the store's keys reads or writes one object.
+"""UrlSigner: signed URLs, by which a client without the store's credentials reads or writes one object.
 
 botocore computes the signatures. Its own `generate_presigned_url` is three times as slow, because each call also
 evaluates the rules of its endpoints and serialises the parameters. A UrlSigner asks the client once for the address of
@@ -24,7 +24,7 @@ _ANY_KEY = "key"  # `of_client` removes it from the URL again
 
 
 def credentials_of(settings: Settings) -> ReadOnlyCredentials:
-    """The store's keys as the settings have them now: the files that hold them may change."""
+    """The store's access key and secret key as the settings have them now: the files that hold them may change."""
     return ReadOnlyCredentials(
         settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value(), None
     )
