@@ -47,6 +47,8 @@ class Enabling(BaseModel):
 
 def _answer(template_version: TemplateVersion) -> dict[str, Any]:
     source = "code" if template_version.in_code else "api"
+    # `warnings=False`: a template in code is built without validation (`template_of_pipeline`), and Pydantic would warn
+    # about the types of its values.
     return template_version.template.model_dump(mode="json", warnings=False) | {
         "enabled": template_version.enabled,
         "source": source,
