@@ -89,7 +89,9 @@ def _check_rights(*, owns_schema: bool) -> Finding:
 
 
 def _check_presence(settings: Settings, *, has_own_session: bool) -> Finding:
-    """Presence: a lock of the worker's database session shows that the worker lives. A pooler shares sessions."""
+    """Presence: a lock of the worker's database session shows that the worker lives. Behind a pooler the lock shows
+    nothing, because several clients use one session.
+    """
     return Finding(
         "presence",
         has_own_session or not settings.presence,
@@ -110,7 +112,7 @@ _STANDBY_HAS = {
 
 def _check_replication(standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None) -> Finding:
     """What a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the WAL
-    that the most advanced standby does not have yet; None: this role may not read the number.
+    that the most advanced standby does not have yet; None: there is no standby, or this role may not read the number.
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit

@@ -35,9 +35,10 @@ POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 
 
 class WorkerPool(BaseModel):
-    """A pool of workers that is scaled by GET /v1/scaling/{pool}. `queues`: the queues that its workers serve; empty:
-    all queues that the pipelines declare. `labels`: the labels of its workers. `target_wait_seconds`: how long a task
-    may wait for a worker. `least`, `most`: the fewest and the most workers that the endpoint may answer.
+    """A pool of workers. An autoscaler asks GET /v1/scaling/{pool} how many workers the pool should have. `queues`: the
+    queues that its workers serve; empty: all queues that the pipelines declare. `labels`: the labels of its workers.
+    `target_wait_seconds`: how long a task may wait for a worker. `least`, `most`: the fewest and the most workers that
+    the endpoint may answer.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

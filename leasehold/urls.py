@@ -77,8 +77,8 @@ def refuse_bad_urls(settings: Settings) -> None:
 
 
 def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl:
-    """Parse the URL of the variable `name`. A URL without a host has those of PGHOST and PGPORT, as libpq's clients do.
-    Raises BadSetting.
+    """Parse the URL of the variable `name`. A URL without a host takes host and port from PGHOST and PGPORT, as
+    libpq's clients do. Raises BadSetting.
     """
     return _database_url(text, name, os.environ.get("PGHOST", ""), os.environ.get("PGPORT", ""))
 

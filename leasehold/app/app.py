@@ -107,11 +107,11 @@ class App:
         function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run. The run starts that time
-        after the last submission, with its arguments. `batch`: the function takes a list of items and returns a list of
-        results; each item is a run. `on_failure`: a task that runs when a run has failed for good or has expired; the
-        task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a cancelled run may take to stop, in whole
-        seconds, at most an hour; then the worker stops the attempt.
+        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run. The run starts this long
+        after the last submission, with that submission's arguments. `batch`: the function takes a list of items and
+        returns a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or
+        has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a cancelled run may take
+        to stop, in whole seconds, at most an hour; then the worker stops the attempt.
         """
         terms = TaskTerms(**options)
         if function:

@@ -17,7 +17,9 @@ class NotInTask(LeaseholdError):
 class Current:
     """The attempt, as `current()` returns it.
 
-    `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work), for what this class does not have.
+    `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work; LocalAttempt for `task.local`), for
+    what this class does not have. In a task with `isolated=True` this is a Work, so only `progress`, `emit`,
+    `checkpoint` and `directory` work; the other members raise AttributeError.
     """
 
     def __init__(self, task: str, attempt: Any) -> None:
@@ -44,7 +46,9 @@ class Current:
 
     @property
     def state(self) -> Any:
-        """What the app's lifespan yielded in this worker. None without a lifespan."""
+        """What the app's lifespan yielded in this worker. None without a lifespan, and in a task with `process=True`:
+        the value cannot be sent to its process.
+        """
         opened = self.attempt.opened
         return None if opened is None else opened.state
 
@@ -65,8 +69,8 @@ class Current:
 
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the run's stream. Clients follow the stream as it grows.
-        Returns False if the attempt has emitted too much and the stream is cut. In a `process=True` task it always
-        returns True, because the worker sends no answer to the process.
+        Returns False if the attempt has emitted too much and the stream is cut. In a task with `process=True` or
+        `isolated=True` it always returns True, because the worker sends no answer to the task's process.
         """
         return self.attempt.emit(chunk) is not False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 #: The file holds secrets of throw-away servers: only its owner may read it, and git ignores its folder.
 FOLDER = ".leasehold"
 NAME = "dev.env"
-#: The first line of the file, before the id of the process that wrote it.
+#: How the first line of the file begins. After it comes the id of the process that wrote the file.
 _HEAD = "# of the process "
 
 

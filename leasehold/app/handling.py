@@ -63,9 +63,9 @@ class Handling:
         return await done_with_result(attempt, self._results.encoded(result))
 
     async def batched(self, attempt: Any) -> Done:
-        """Handle a leasehold.Attempt whose function takes a list of items: each attempt brings one, its only argument.
-        From its second attempt on, an item gets a call of its own. So an item that always fails costs other items only
-        one attempt.
+        """Handle a leasehold.Attempt whose function takes a list of items. Each attempt brings one item: the only
+        argument of its run. From its second attempt on, an item gets a call of its own. So an item that always fails
+        costs other items only one attempt.
         """
         assert self._batch is not None
         positional, named = self._arguments.decoded(attempt.params)

@@ -209,7 +209,8 @@ class DatabaseLink:
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound, and Unreachable
-        if PostgreSQL is away from the start. An outage that begins during the wait prolongs it.
+        if PostgreSQL is away from the start for `submit_seconds`. If `seconds` pass first, returns False. An outage
+        that begins later raises nothing: the wait goes on, up to `seconds`.
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:

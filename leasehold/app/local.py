@@ -50,7 +50,7 @@ class LocalAttempt:
         return True
 
     def checkpoint(self) -> None:
-        """Nobody can cancel a local run."""
+        """Does nothing: nobody can cancel a local run."""
 
     def close(self) -> None:
         if "_folder" in self.__dict__:

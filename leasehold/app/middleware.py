@@ -12,8 +12,8 @@ Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
 
 
 def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """Returns a context manager. The worker enters it around each attempt of the task, and `current()` then returns the
-    attempt (Current). `middleware`: the first is the outermost.
+    """Returns a function that makes a context manager for an attempt of the task. The worker enters the context manager
+    around the attempt, and inside it `current()` returns the attempt. `middleware`: the first is the outermost.
     """
 
     @asynccontextmanager

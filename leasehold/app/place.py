@@ -13,7 +13,9 @@ from leasehold.domain.errors import DeclarationError
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """`file:line` of the function; the file is relative to the current folder if it lies there."""
+    """`file:line` of the function; the file is relative to the current folder if it lies there. For an object without
+    Python code, such as a class: its module and name.
+    """
     code = getattr(unwrap(function), "__code__", None)
     if code is None:
         return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -17,7 +17,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class PortalClosed(LeaseholdError):
-    """The app's connections were closed while a call waited for them, or before it began."""
+    """The app's connections were closed while a call waited for them, or before the call began."""
 
     def __init__(self) -> None:
         super().__init__("the connections of the app were closed during this call")

@@ -91,7 +91,7 @@ def receive(channel: socket.socket) -> tuple[Kind, bytes] | None:
 def _read_exactly(channel: socket.socket, count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
-        part = channel.recv(min(count, 1 << 20))  # at most 1 MiB in one call, because it takes a buffer of that size
+        part = channel.recv(min(count, 1 << 20))  # at most 1 MiB: `recv` allocates as much as it is asked for
         if not part:
             return None
         parts.append(part)

@@ -57,7 +57,7 @@ class Run(Generic[R]):
 
     def wait(self, timeout: float | None = None) -> Run[R]:
         """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
-        Unreachable as `status` does. An outage that begins during the wait only prolongs it.
+        Unreachable as `status` does. An outage that begins during the wait raises nothing: the wait goes on.
         """
         self._refuse_in_loop("wait", "awaited")
         self._connections.call(self._wait(timeout))

@@ -202,7 +202,7 @@ class Task(Generic[P, R]):
     def _local_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[LocalAttempt, tuple[Any, ...], dict[str, Any]]:
-        """The attempt of a local call, and the positional and named arguments as JSON and back."""
+        """The attempt of a local call, and its positional and named arguments after their way to JSON and back."""
         params = self.arguments.model.model_validate(self.arguments.encoded(args, kwargs))
         return LocalAttempt("local"), *self.arguments.decoded(params)
 

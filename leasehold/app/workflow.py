@@ -52,7 +52,7 @@ class WorkflowHandling:
             coroutine: Coroutine[Any, Any, Any] = self._function(Context(driver), *positional, **named)
             return coroutine
 
-        outcome = await attempt.drive(start)  # it makes the driver, which executes what the function asks of `ctx`
+        outcome = await attempt.drive(start)  # `drive` makes the driver, which executes what the function asks of `ctx`
         if not outcome.ended:
             return outcome.suspension
         return await done_with_result(attempt, self._results.encoded(outcome.result))

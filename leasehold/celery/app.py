@@ -96,8 +96,8 @@ class Celery:
         return leasehold_task
 
     def find(self, run_id: UUID) -> Run[Any]:
-        """The run with this id, of any of the app's tasks. Any task finds all runs; the canvas is one that always
-        exists.
+        """The run with this id, of any of the app's tasks. The `find` of any task finds it. The
+        canvas is used, because every app has a canvas.
         """
         run: Run[Any] = self._canvas.find(run_id)
         return run

@@ -20,7 +20,7 @@ _STATES = {
     "running": "STARTED",
     "cancel_requested": "STARTED",
 }
-#: The error code of a run that no worker could start before its `expires` (Celery's option).
+#: The error code of a run whose attempt began after its `expires` (Celery's option).
 EXPIRED = "task_expired"
 
 

@@ -55,7 +55,9 @@ class Request:
 
 
 class CeleryTask:
-    """Calling it runs the function. `name`: the task's name in Celery. `task`: the task in Leasehold."""
+    """A call of the object runs the function in this process. `name`: the task's name in Celery. `task`: the task in
+    Leasehold.
+    """
 
     MaxRetriesExceededError = MaxRetriesExceededError
 
@@ -102,8 +104,9 @@ class CeleryTask:
         task_id: str | None = None,
         **other_options: Any,
     ) -> AsyncResult:
-        """Submit a run. `countdown`: seconds until it starts; `eta`: the time instead. A run that starts after
-        `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent. `task_id`: a UUID.
+        """Submit a run. `countdown`: seconds until it starts; `eta`: the time at which it starts, in place of
+        `countdown`. A run whose attempt begins after `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent.
+        `task_id`: a UUID.
 
         Raises TypeError for arguments that the function does not take, and NotSupported.
         """

@@ -29,8 +29,8 @@ class Interrupted(Refused):
 
 class Fields(dict[str, Any]):
     """A JSON object of an answer. If a command reads a field that the object lacks, the command ends with a sentence,
-    because probably another program than Leasehold answered. It does not raise Refused: commands also read answers
-    after the client is closed, where nothing catches Refused.
+    because probably another program than Leasehold answered. `Fields` does not raise Refused: commands also read
+    answers after the client is closed, where nothing catches Refused.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
@@ -48,7 +48,7 @@ class ApiClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        # Longer than the API holds any request, so that a slow answer is not taken for none.
+        # Longer than the API holds any request: a slow answer must not look like no answer.
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0)
 
     def __enter__(self) -> Self:
@@ -108,7 +108,9 @@ class ApiClient:
         return Interrupted(f"{self._http.base_url} does not answer: {error}")
 
     def _body_of(self, answer: httpx2.Response) -> dict[str, Any]:
-        """The JSON of the answer. Raises Refused for an error, and for an answer that is not Leasehold's."""
+        """The JSON of the answer; {} for an answer without content. Raises Refused for an error, and for an answer that
+        is not Leasehold's.
+        """
         if answer.status_code == _NO_CONTENT:
             return {}
         try:

@@ -152,7 +152,9 @@ async def _json_of(request: Awaitable[httpx2.Response]) -> dict[str, Any]:
 
 
 def _check(answer: httpx2.Response) -> None:
-    """Raises DemoFailed for a refusal. The path has no secret; the query of a signed URL has."""
+    """Raises DemoFailed for a refusal. The message names the path of the URL, not its query: the query of a signed URL
+    has a secret.
+    """
     if not answer.is_success:
         request = answer.request
         raise DemoFailed(f"{request.method} {request.url.path} answered {answer.status_code}: {answer.text[:500]}")

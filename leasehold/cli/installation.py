@@ -248,8 +248,8 @@ class Installation:
 
 
 def _load_upgrade() -> Upgrade:
-    """Import alembic in a thread while PostgreSQL starts, because the import takes half a second, and much longer the
-    first time.
+    """Import alembic, and return its `upgrade`. Call this in a thread while PostgreSQL starts: the import takes half a
+    second, and much longer the first time.
     """
     from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - as above
 

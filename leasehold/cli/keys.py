@@ -16,8 +16,8 @@ from leasehold.settings import Settings
 async def create_one(
     settings: Settings, tenant: str, client: str, scopes: Sequence[str], lifetime: timedelta | None = None
 ) -> NewKey:
-    """Create an API key. Its text is stored nowhere, and names the cell (this one of the installations that share the
-    tenants). Raises Invalid for wrong values, and Conflict `too_many_keys`.
+    """Create an API key. The key's text is stored nowhere, and contains the name of this cell, if the installation is
+    a cell (one of several that share the tenants). Raises Invalid for wrong values, and Conflict `too_many_keys`.
     """
     async with connected(settings, "keys") as connection:
         return await keys.make(

@@ -1,4 +1,6 @@
-"""The command `leasehold`, and those of its commands that need no API. remote.py has those that call the API."""
+"""The command `leasehold`, and the commands that run servers or work directly on the database and the store. remote.py
+adds most of the commands that call the API.
+"""
 
 from __future__ import annotations
 

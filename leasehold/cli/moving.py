@@ -77,8 +77,8 @@ ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = 
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
 """
-# Without keys that end with `/`: such a key is the prefix of a form's files, and the old cell's API has refused the
-# form.
+# Without keys that end with `/`. Such a key is the prefix of the files of a form, and a client sends a form to the API,
+# not to the store. The old cell's API has refused the form, so the old store has no late files of it.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
 # A URL counts as expired a minute after its end, because clocks differ.
 _OPEN_UPLOADS = """

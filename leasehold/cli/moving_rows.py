@@ -67,8 +67,8 @@ class MovedTable:
     has_tenant: bool
 
     def select_list(self) -> str:
-        """SQL: the columns. A due time that the move has postponed gets its earlier value again. DUE: the column with
-        due times, by table.
+        """SQL: the columns. A due time that the move has postponed gets its earlier value again. `DUE` names the column
+        with due times of each table that has one.
         """
         due_column = DUE.get(self.name)
         due_time = f"t.{due_column}"
@@ -192,7 +192,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
 
 async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
     """Refuse each change of the tenant's rows. Only the connections of workers and of this command may still change
-    them: the trigger's function (migration 0040) knows these by name.
+    them: the trigger's function (migration 0040) knows these connections by their `application_name`.
     """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     statements = []

@@ -1,6 +1,7 @@
 """Commands that call the API: for runs, schedules, dead letters, queues and workers.
 
-`--json` prints the API's answer. jobs.py, operations.py and logs.py have the other commands that call the API.
+`--json` prints the API's answer. jobs.py, operations.py, logs.py and audit.py have the other commands that call the
+API.
 """
 
 from __future__ import annotations

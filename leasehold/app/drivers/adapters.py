@@ -27,8 +27,8 @@ _FAILED_SENTENCE = "the transaction has failed, so nothing can be written in it:
 
 
 class Adapter(ABC):
-    """The user's connection, with asyncpg's methods. `is_sync`: the driver blocks. The methods are coroutines all the
-    same, but they never wait for the event loop: `run_now` runs them without one.
+    """The user's connection, with asyncpg's methods. `is_sync`: the driver blocks. The methods of such an adapter are
+    coroutines, too, but they never wait for an event loop: `run_now` runs them without a loop.
     """
 
     is_sync = False
@@ -70,7 +70,7 @@ class Adapter(ABC):
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """PostgreSQL's code of a driver's error. SQLAlchemy wraps the driver's error in its own."""
+    """PostgreSQL's code in a driver's error, also in SQLAlchemy's error around it. None: it has no code."""
     for candidate in (error, getattr(error, "orig", None), error.__cause__):
         code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if code is not None:
@@ -233,7 +233,9 @@ def _rows_of(result: Any) -> list[Row]:
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine over a sync driver to its end without an event loop. It never waits: its driver blocks."""
+    """Run a coroutine to its end without an event loop. Its statements use a sync driver: the driver blocks, so the
+    coroutine never waits for a loop.
+    """
     try:
         while True:
             if work.send(None) is not None:  # sleep(0) yields None
