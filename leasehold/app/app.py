@@ -1,4 +1,6 @@
-"""`App`: a program declares functions as tasks with it. `leasehold dev MODULE:app` and `leasehold worker` run them."""
+"""`App`: the object by which a program declares functions as tasks. `leasehold dev MODULE:app` and `leasehold worker
+MODULE:app` run the tasks.
+"""
 
 from __future__ import annotations
 
@@ -328,6 +330,8 @@ class App:
 
 
 def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
-    """The local names of the frame's caller, because an annotation may name a class that is defined in a function."""
+    """The local names of the frame's caller. Annotations are evaluated with them, because an annotation may name a
+    class that is defined in a function.
+    """
     caller = None if frame is None else frame.f_back
     return {} if caller is None else dict(caller.f_locals)

@@ -1,7 +1,7 @@
 """Converts the arguments of a task's function to JSON and back, by a pydantic model.
 
-If the function has a single parameter, and this is a pydantic model whose JSON is an object, that model is used. For
-any other function, a model is made of its signature.
+If the function has a single parameter whose type is a pydantic model, and the model's JSON is an object, that model is
+used. For any other function, a model is made of its signature.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Arguments:
         return call.arguments[self._model_parameter]
 
     def decoded(self, params: BaseModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the named arguments of a call with these checked parameters."""
+        """The positional and the named arguments of a call with these checked parameters. Only positional-only
+        parameters get their arguments by position.
+        """
         if self._model_parameter is not None:
             values: dict[str, Any] = {self._model_parameter: params}
         else:
@@ -144,7 +146,9 @@ def _is_object_schema(schema: Mapping[str, Any], definitions: Mapping[str, Any])
 
 
 def _field_name(name: str) -> str:
-    """The model's attribute for a parameter. A parameter may have the name of one of pydantic's own attributes."""
+    """The model's attribute for a parameter. It has a prefix, because a parameter may have the name of an attribute of
+    pydantic's own.
+    """
     return f"p_{name}"
 
 

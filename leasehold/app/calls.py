@@ -119,5 +119,6 @@ class Call(Generic[R]):
 
     @property
     def scheduled_at(self) -> datetime | None:
+        """When the run starts: after the delay of the call, or the debounce of the task. None: immediately."""
         delay = self.options.delay or self.task.terms.debounce
         return datetime.now(UTC) + delay if delay else None

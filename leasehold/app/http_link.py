@@ -89,7 +89,9 @@ class HttpLink:
         return True
 
     async def outcome(self, run_id: UUID) -> Outcome:
-        """Raises NotFound, and ObjectMissing if the result was stored as an output and the output is gone."""
+        """The state of the run, with its result. Raises NotFound, and ObjectMissing if the result was stored as an
+        output and the output is gone.
+        """
         run = await _with_platform_errors(self._client.get_run(run_id))
         error = None
         if run.ended and run.status != "succeeded":

@@ -62,7 +62,8 @@ class Outcome:
 
 class Link(Protocol):
     """Submits calls, and follows their runs. Each method reaches only runs of the link's tenant. When PostgreSQL does
-    not answer for `submit_seconds`, `submit` raises Unanswered, and the others raise Unreachable.
+    not answer for `submit_seconds`, `submit` of a DatabaseLink raises Unanswered, and its other methods raise
+    Unreachable. An HttpLink raises Unavailable when the API does not answer.
     """
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]: ...
@@ -136,7 +137,7 @@ class DatabaseLink:
                 # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
                 # this submission, whose answer was lost. The next try leaves them out.
                 stored_ids = await self._ids_written_earlier(calls)
-                if not stored_ids.keys() - earlier_ids.keys():  # another tenant's run has an id
+                if not stored_ids.keys() - earlier_ids.keys():  # not ours: another tenant's run has one of the ids
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
                 earlier_ids = stored_ids
                 continue
@@ -236,7 +237,7 @@ class DatabaseLink:
         return Outcome(row["status"], row["ended"], _error_of(row), row["value"], large)
 
     async def _row_of(self, run_id: UUID) -> asyncpg.Record:
-        """Raises NotFound, and Unreachable."""
+        """The row of the run. Raises NotFound, and Unreachable."""
 
         async def read() -> asyncpg.Record | None:
             async with self._pool.acquire() as connection:

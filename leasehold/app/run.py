@@ -51,13 +51,14 @@ class Run(Generic[R]):
         """pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
 
         Like every method of a Run, raises NotFound, and Unreachable when PostgreSQL does not answer for
-        LEASEHOLD_SUBMIT_SECONDS.
+        LEASEHOLD_SUBMIT_SECONDS. After `app.use_api`, raises Unavailable in its place.
         """
         return self._connections.call(self._outcome()).status
 
     def wait(self, timeout: float | None = None) -> Run[R]:
         """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, NotFound, and
-        Unreachable as `status` does. An outage that begins during the wait raises nothing: the wait goes on.
+        Unreachable as `status` does. An outage that begins during the wait raises nothing: the wait goes on, up to
+        `timeout`.
         """
         self._refuse_in_loop("wait", "awaited")
         self._connections.call(self._wait(timeout))
@@ -87,7 +88,7 @@ class Run(Generic[R]):
         earlier chunks. Raises NotFound, and Unreachable as `status`.
         """
         self._refuse_in_loop("stream", "astream")
-        last_number, is_end = 0, False  # of the last chunk that was read
+        last_number, is_end = 0, False  # the number is that of the last chunk read
         while not is_end:
             chunks = self._connections.call(self._chunks(last_number))
             yield from chunks.items
@@ -118,7 +119,7 @@ class Run(Generic[R]):
 
     async def astream(self) -> AsyncIterator[Chunk]:
         """As `stream`."""
-        last_number, is_end = 0, False  # of the last chunk that was read
+        last_number, is_end = 0, False  # the number is that of the last chunk read
         while not is_end:
             chunks = await self._connections.acall(self._chunks(last_number))
             for chunk in chunks.items:

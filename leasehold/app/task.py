@@ -80,6 +80,9 @@ class Task(Generic[P, R]):
         return hints_of(function, local_names)
 
     def _declare_limits(self) -> None:
+        """Check the options `debounce`, `unique` and `on_failure`, and give the pipeline its limit and the task that
+        follows a failure. Raises DeclarationError.
+        """
         if self.terms.limit is not None:
             limit = self.terms.limit
             self.pipeline.limits = (PipelineLimit(limit.at_most, limit.per_minute, limit.by),)
@@ -100,6 +103,7 @@ class Task(Generic[P, R]):
             self.pipeline.on_failure = follower.pipeline
 
     def _handler(self) -> Callable[..., Any]:
+        """The handler that the options choose. Raises DeclarationError for options that exclude each other."""
         if (self.terms.process or self.terms.isolated) and self._is_async:
             raise declaration_error(
                 self.function, "an async def runs in the worker's loop: a process of its own needs a plain def"

@@ -120,7 +120,7 @@ class Celery:
                 import_module(f"{package}.{related_name}")
 
     def config_from_object(self, source: Any, namespace: str = "") -> None:
-        """Take the settings of a module or an object. Raises NotSupported for one that means nothing here."""
+        """Take the settings of a module or an object. Raises NotSupported for a setting that means nothing here."""
         settings = import_module(source) if isinstance(source, str) else source
         if namespace:
             raise NotSupported("leasehold.celery reads no settings with a namespace: use LEASEHOLD_* variables")
@@ -205,6 +205,8 @@ def shared_task(*function: Callable[..., Any], **options: Any) -> Any:
 
 
 def _allowed_name(name: str) -> str:
-    """A name of Celery's as leasehold allows it: small letters, digits, `_` and `-`."""
+    """A name of Celery's as leasehold allows it: small letters, digits, `_` and `-`. The first must be a letter, so a
+    name that begins otherwise gets the prefix `c-`.
+    """
     allowed_name = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
     return allowed_name if allowed_name[:1].isalpha() else f"c-{allowed_name}"

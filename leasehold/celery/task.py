@@ -182,7 +182,8 @@ class CeleryTask:
 
         The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
         For an error that does not come from `self.retry`, such as a store that is away or a middleware that fails, this
-        function therefore applies the task's own `max_retries`. An attempt that has lost its lease decides nothing.
+        function therefore applies the task's own `max_retries`. An attempt that has lost its lease decides nothing:
+        LeaseLost and ObjectExists (another attempt has stored the output) are signs of that.
         """
         if not self.options.bind or isinstance(error, Retry | LeaseLost | ObjectExists):
             return False

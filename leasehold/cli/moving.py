@@ -422,7 +422,7 @@ async def _record(connection: Connection, action: str, tenant: str, from_cell: s
 
 
 async def _copy_objects(cells: _Cells, move: Move) -> int:
-    """Copy the tenant's objects that the other store lacks, and check that it has all. Returns their number."""
+    """Copy the tenant's objects that the other store lacks, and check that it has all. Returns the number of all."""
     if cells.shares_store:
         return 0
     limit = asyncio.Semaphore(_COPIES_AT_ONCE)

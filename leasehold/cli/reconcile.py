@@ -42,7 +42,8 @@ EXAMPLES = 20
 _OUTPUTS = """
 SELECT task_id, name, key, size FROM output WHERE (task_id, name) > ($1, $2) ORDER BY task_id, name LIMIT $3
 """
-# The ids among $1 that belong to a job. The row of an upload exists before the row of its job, so it counts, too.
+# The ids among $1 that belong to a job. The row of an upload exists before the row of its
+# job, so an upload counts, too.
 _JOBS = """
 SELECT id FROM job WHERE id = ANY($1::uuid[])
 UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (

@@ -23,8 +23,8 @@ console = Console()
 #: All control characters except tab and line feed; marks that change the direction, and so the order, of shown text;
 #: other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The width that every column of a table but the first needs, with its border. The first column may have the rest of
-#: the terminal's width, and always half of it.
+#: The width that each column of a table needs with its border, except the first. The first column may use the rest of
+#: the terminal's width, or half of the terminal's width if that is more.
 _OTHER_COLUMN_WIDTH = 10
 
 

@@ -198,7 +198,7 @@ class TestApp:
         self._errors[task.name].append(error)
 
     def die_at(self, point: str) -> None:
-        """The next `drain` begins with a worker process that is killed at this point; then it starts another.
+        """The next `drain` begins with a worker process that is killed at this point; then `drain` runs another worker.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
         `commit.NAME`: a statement has committed; NAME is one of leasehold/db/commit_points.py. The worker process
@@ -248,7 +248,7 @@ _NeverRetried = tuple[type[Exception], ...]
 def _failing_in_loop(
     handler: Callable[..., Any], errors: list[BaseException], never: _NeverRetried
 ) -> Callable[..., Any]:
-    """The handler of an async function, which raises the next of `errors` as long as there is one."""
+    """An async handler that raises the next of `errors` as long as there is one, and then calls `handler`."""
 
     async def failing(attempt: Any) -> Any:
         _raise_next(errors, never)

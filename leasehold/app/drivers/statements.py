@@ -22,6 +22,8 @@ def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mappi
     def replacement(token: re.Match[str]) -> str:
         if token[1] is None:
             return escapes.get(token[0], token[0])
+        # An argument that is JSON comes as text (`parameter`), so PostgreSQL converts it. SQLAlchemy needs escaped
+        # colons.
         colons = escapes.get(":", ":") * 2
         return placeholder(token[1]) + (f"{colons}text{colons}jsonb" if token[2] else "")
 
