@@ -18,7 +18,7 @@ class Current:
     """The attempt, as `current()` returns it.
 
     `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work; LocalAttempt for `task.local`), for
-    what this class does not have. In a task with `isolated=True` this is a Work, so only `progress`, `emit`,
+    what this class does not have. In a task with `isolated=True` this is a Work, so only `task`, `progress`, `emit`,
     `checkpoint` and `directory` work; the other members raise AttributeError.
     """
 
@@ -46,8 +46,8 @@ class Current:
 
     @property
     def state(self) -> Any:
-        """What the app's lifespan yielded in this worker. None without a lifespan, and in a task with `process=True`:
-        the value cannot be sent to its process.
+        """What the app's lifespan yielded in this worker. None without a lifespan, in `task.local`, and in a task
+        with `process=True`: the value cannot be sent to the task's process.
         """
         opened = self.attempt.opened
         return None if opened is None else opened.state

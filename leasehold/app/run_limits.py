@@ -1,5 +1,5 @@
 """Options of `@app.task`. `Limit`: how many runs run at once. `Batch`: one call for several runs. `Unique`: which
-submissions are the same run.
+submissions give the same run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Unique:
             raise DeclarationError(f"Unique.by is a tuple of names such as ({by!r},), not a string")
 
     def key(self, params: Mapping[str, Any]) -> str:
-        """The key of a submission: two submissions with one key are one run."""
+        """The key of a submission: submissions with the same key give the same run."""
         values = {name: params[name] for name in self.by} if self.by else dict(params)
         # 40 characters (160 bits) of the hash: no two keys collide, and the key stays short.
         return f"unique:{hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]}"

@@ -255,9 +255,10 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     @overload
     def submit(self, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # it checks the arguments itself
-        """Submit a run: a worker will run the function. Returns once it is committed.
+        """Submit a run: a worker will run the function. Returns once the run is committed.
 
-        Raises InvalidArguments if the arguments do not fit, Invalid for options, and Unanswered.
+        Raises InvalidArguments if the arguments do not fit, Invalid for options, Conflict for an `id` that another run
+        has, and Unanswered.
         """
         return self._submit([self._call_with_options(args, kwargs)])[0]
 

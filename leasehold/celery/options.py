@@ -93,7 +93,7 @@ class CeleryOptions:
 
     @property
     def times(self) -> int:
-        """How often a run may be tried again."""
+        """How often a run may be tried again. With `max_retries=None`: as often as Leasehold allows (MAX_TIMES)."""
         return MAX_TIMES if self.max_retries is None else self.max_retries
 
 

@@ -57,7 +57,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
     lines, because no more can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # raises if the API does not answer; if it stops later, the stream breaks and is opened again
+    client.get(path)  # raises if the API does not answer now; a stream that breaks later is opened again
     has_ended = False  # whether the job had ended before the next stream begins
     while True:
         cursor_before = after

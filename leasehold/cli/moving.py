@@ -3,9 +3,9 @@
 The table `tenant_move` of the old cell has the stage of the move. So a command that was killed can be run again, and
 goes on from there:
 
-- drain: the old cell refuses new jobs of the tenant, and its workers claim none of its tasks. Running steps end.
-- copy: the old cell refuses each change of the tenant. The command copies the objects, and the rows as they are at one
-  moment. Then it compares copies and originals.
+- drain: the old cell refuses new jobs of the tenant, and its workers claim no task of the tenant. Running steps end.
+- copy: the old cell refuses each change of the tenant's rows. The command copies the rows as they are at one moment,
+  then the objects. It compares each copy with its original.
 - switch: one transaction makes the copies the tenant's rows in the new cell.
 - moved: the old cell goes on refusing, until `clean` deletes the tenant's rows and objects there.
 
@@ -117,7 +117,8 @@ class _Cells:
 
 def target_settings(path: Path) -> Settings:
     """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. Settings that the file does not name
-    are those of this environment, except for the database.
+    are those of this environment, except for the database. A `.env` of the current folder counts, too, even for the
+    database.
 
     Raises Invalid `bad_target` for a file that cannot be used. The error shows no value of the file.
     """

@@ -116,9 +116,9 @@ class TestApp:
         if self._death_point is not None:
             point, self._death_point = self._death_point, None
             await self._run_until_killed(point, deadline)
-            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. A dead
-            # worker is also known by its presence, a lock of its connection to PostgreSQL. But on a busy machine it may
-            # have died before it took the lock.
+            # End the leases of the dead worker, so that the next worker can claim its tasks immediately. Presence
+            # (a lock of the worker's connection to PostgreSQL) also shows that a worker is dead. But on a busy machine
+            # the worker may have died before it took the lock.
             async with connected(self.settings, "testing") as connection:
                 await end_leases(connection)
         with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
