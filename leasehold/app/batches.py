@@ -50,7 +50,7 @@ async def result_alone(item: Any, call_all: CallAll) -> Any:
 
 def result_of_one(returned: Any) -> Any:
     """The result of a call with one item. Raises the error that the function returned for the item, and Permanent if
-    it did not return a list of one.
+    the function did not return a list with one result.
     """
     (result,) = _checked_results(returned, 1)
     if isinstance(result, BaseException):

@@ -1,6 +1,6 @@
 """Writes runs in the user's own transaction, for `submit_in`. After the commit the app publishes their hints (messages
-that tell workers of due tasks). It can do so only if the driver tells of the commit and the app's settings name the
-database. Else a worker publishes the hints within a second.
+that tell workers of due tasks), if the driver reports the commit and the app's settings name the database. In all other
+cases a worker publishes the hints within a second.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from leasehold.settings import Settings
 
 
 def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
-    """Write the runs of the calls on a connection of a sync driver. Returns their ids. Raises TypeError for an async
-    one.
+    """Write the runs of the calls on a connection of a sync driver. Returns their ids. Raises TypeError for a
+    connection of an async driver.
     """
     adapter = adapter_of(connection)
     if not adapter.is_sync:
@@ -31,8 +31,8 @@ def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connectio
 
 
 async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
-    """Write the runs of the calls on a connection of an async driver. Returns their ids. Raises TypeError for a sync
-    one.
+    """Write the runs of the calls on a connection of an async driver. Returns their ids. Raises TypeError for a
+    connection of a sync driver.
     """
     adapter = adapter_of(connection)
     if adapter.is_sync:

@@ -12,8 +12,8 @@ from leasehold.domain.ids import new_id
 
 
 class LocalAttempt:
-    """An attempt without a worker. It is the run's first (`number`), no attempt has failed before (`errors`), and it
-    has nothing that a worker would open for all attempts (`opened`). `reports`: (percent, summary) of each `progress`.
+    """An attempt without a worker: the first of its run (`number`), before which none has failed (`errors`). Nothing is
+    opened that a worker would open for all attempts (`opened`). `reports`: (percent, summary) of each `progress`.
     `chunks`: what was emitted.
     """
 

@@ -1,7 +1,7 @@
 """The frames (messages) between a worker and the processes of its `process=True` tasks. A frame has a kind, a length
 and a body.
 
-processes.py sends and reads them in the worker. process_child.py does so in the process, by `send` and `receive`.
+processes.py sends and reads frames in the worker. In the process, process_child.py uses `send` and `receive`.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Signature:
         return canvas_result
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the keyword arguments of a single call: `args` come before its own, and `kwargs` replace
-        its own. An immutable call (`.si`) takes neither.
+        """The positional and the keyword arguments of a single call: `args` come before the call's own, and `kwargs`
+        replace the call's own. An immutable call (`.si`) takes neither.
         """
         if self.plan["immutable"]:
             return self.plan["args"], self.plan["kwargs"]

@@ -142,8 +142,8 @@ def target_settings(path: Path) -> Settings:
 
 @contextmanager
 def _environment_of(variables: dict[str, str]) -> Iterator[None]:
-    """Set these variables for the block. Inside it, this cell's own values of the same settings are missing (NAME and
-    NAME_FILE are two forms of one setting), and so are all settings of this cell's database.
+    """Set these variables for the block. Remove for the block this cell's values of the same settings (NAME and
+    NAME_FILE are two forms of one setting), and all variables of this cell's database.
     """
     saved_environment = dict(os.environ)
     try:
@@ -160,7 +160,7 @@ def _environment_of(variables: dict[str, str]) -> Iterator[None]:
 
 @asynccontextmanager
 async def _open_cells(settings: Settings, other_settings: Settings, move: Move) -> AsyncIterator[_Cells]:
-    """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if the two do not fit."""
+    """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if these cells cannot do it."""
     _check_cell_names(settings, other_settings, move)
     settings, other_settings = (
         each.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for each in (settings, other_settings)

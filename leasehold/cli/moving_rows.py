@@ -258,7 +258,8 @@ async def _run_locking(connection: Connection, statements: Sequence[str]) -> Non
 
 
 async def copy_rows(source: Connection, target: Connection, tenant: str, tables: Sequence[MovedTable]) -> int:
-    """Copy the tenant's rows of one moment into the tables of the move, and compare both. Returns the number of rows.
+    """Copy the tenant's rows, as they are at one moment, into the tables of the move. Compare the copies with the rows.
+    Returns the number of rows.
 
     Raises Conflict `copy_differs` if a copy has other rows.
     """

@@ -41,7 +41,7 @@ class Adapter(ABC):
         """Raises TransactionRefused if the connection is not in a transaction, or the transaction has failed."""
 
     def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers tell nobody of a commit
-        """Call `announce` after the user's transaction has committed, if the driver tells of a commit. `announce` does
+        """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` does
         not block, and raises nothing. It may also be called when nothing was committed: it only tells workers to look
         for new work.
         """
@@ -174,7 +174,7 @@ class _SqlAlchemy(Adapter):
     _user_connection: Any
 
     def on_commit(self, announce: Callable[[], None]) -> None:
-        """A Session tells of its commit. A Connection does not: its event `commit` comes before the commit."""
+        """A Session reports its commit. A Connection does not: its event `commit` comes before the commit."""
         from sqlalchemy import event  # noqa: PLC0415 - the user's program has loaded SQLAlchemy
 
         session = getattr(self._user_connection, "sync_session", self._user_connection)
