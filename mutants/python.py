@@ -120,7 +120,7 @@ def _replace_operator(
 
 
 def _constant(source: Source, node: ast.Constant) -> Iterator[Change]:
-    near = source.text[max(source.place(node)[0] - 40, 0) : source.place(node)[1] + 20]
+    near = source.code_around(node)
     match node.value:
         case bool():
             yield Change("constant", near, (Edit(*source.place(node), str(not node.value)),))

@@ -39,6 +39,28 @@ class Source:
         """The node's text."""
         return self.text[slice(*self.place(node))]
 
+    def code_around(self, node: ast.Constant) -> str:
+        """The code around a constant, in one line. Neither comments nor the layout of the file change it."""
+        value, marker = node.value, _Marker(node.value)
+        node.value = marker  # type: ignore[assignment]  # ast.unparse prints the `repr` of any object
+        try:
+            lines = ast.unparse(self._statements[node]).splitlines()
+        finally:
+            node.value = value
+        line = next(line for line in lines if marker.text in line)
+        start = line.index(marker.text)
+        around = line[max(start - 40, 0) : start + len(marker.text) + 20]
+        return around.replace(marker.text, repr(value)).strip()
+
+    @cached_property
+    def _statements(self) -> dict[ast.AST, ast.stmt]:
+        """The innermost statement of each node."""
+        statements: dict[ast.AST, ast.stmt] = {}
+        for outer in ast.walk(self.tree):  # inner statements come after outer ones
+            if isinstance(outer, ast.stmt):
+                statements |= dict.fromkeys(ast.walk(outer), outer)
+        return statements
+
     @cached_property
     def scopes(self) -> list[tuple[int, int, str]]:
         """The first line, the last line and the name of every function, class and constant. Inner ones come after
@@ -50,6 +72,16 @@ class Source:
         """The name of the innermost function, class or constant at the line; `module`: there is none."""
         around = [name for first, last, name in self.scopes if first <= line <= last]
         return around[-1] if around else "module"
+
+
+class _Marker:
+    """Stands for a constant in code that is printed."""
+
+    def __init__(self, value: object) -> None:
+        self.text = f"<<{value!r}>>"
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def _scopes(node: ast.AST, prefix: str) -> Iterator[tuple[int, int, str]]:

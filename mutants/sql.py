@@ -148,7 +148,7 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
     """
     for n, token in enumerate(tokens):
         before = tokens[n - 1].word if n else ""
-        near = text[max(token.start - 30, 0) : token.end + 30]
+        near = " ".join(one.word for one in tokens[max(n - 5, 0) : n + 6])  # not the text: it may have comments
         if token.word in _MOVED_BOUNDS and not token.literal:
             yield Change("bound moved", near, (Edit(token.start, token.end, _MOVED_BOUNDS[token.word]),))
         elif token.number and token.word.isdigit() and not _is_unguarding(token, before):

@@ -107,6 +107,28 @@ def test_each_decision_of_a_function_is_changed_once(tmp_path: Path) -> None:
     )
 
 
+def test_a_mutant_keeps_its_id_if_only_comments_docstrings_or_the_layout_change(tmp_path: Path) -> None:
+    text = FUNCTION.replace("LIMIT = 3", "LIMIT = 3\n#: The bound, of 4 pieces.\nBOUNDS = {'a': 1, 'b': (2, 1)}")
+    other = text.replace("#: The bound, of 4 pieces.", "#: Another\n#: sentence.").replace("A docstring", "Words")
+    other = other.replace("{'a': 1, 'b': (2, 1)}", "{\n    'a': 1,  # one\n    'b': (2, 1),\n}")
+
+    def ids(code: str) -> list[str]:
+        (tmp_path / "one.py").write_text(code)
+        return [mutant.id for mutant in named("one.py", code, found(Source(tmp_path, "one.py")))]
+
+    assert ids(text) == ids(other)
+    assert len(set(ids(text))) == len(ids(text)) > len(FUNCTION.split("\n"))
+
+
+def test_the_id_of_a_bound_does_not_depend_on_the_comments_of_its_statement() -> None:
+    text = "SELECT 1 FROM a -- a comment\nWHERE b < 3"
+    abouts = [
+        [change.about for change in sql.changes(one)] for one in (text, text.replace("a comment", "of other words"))
+    ]
+    assert abouts[0] == abouts[1]
+    assert any("B < 3" in about for about in abouts[0])
+
+
 def found(source: Source) -> list[tuple[str, Change]]:
     return [("module", change) for change in python.changes(source)]
 
