@@ -43,8 +43,8 @@ class _Watch(ABC, Generic[_Key]):
         self._released = False  # by `release_all`
 
     @abstractmethod
-    async def _read_numbers(self) -> Mapping[_Key, int]:
-        """Query the number of each key that requests wait for. A key without a number does not exist."""
+    async def _read_numbers(self, keys: Sequence[_Key]) -> Mapping[_Key, int]:
+        """Query the numbers of the keys. A key without a number does not exist."""
 
     @abstractmethod
     def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
@@ -101,14 +101,15 @@ class _Watch(ABC, Generic[_Key]):
         """The loop. It ends when no request waits, and the next request starts it again."""
         while self._waiters:
             started_at = monotonic()
+            keys = list(self._waiters)  # others may be added during the query, which has no number for them
             try:
-                numbers = await self._read_numbers()
+                numbers = await self._read_numbers(keys)
             except TRY_AGAIN as error:
                 DATABASE.record_error(error, "watches")
             else:
                 DATABASE.record_answer()
-                for key, waiters in self._waiters.items():
-                    for waiter in self._ready(waiters, numbers.get(key)):
+                for key in keys:
+                    for waiter in self._ready(self._waiters.get(key, {}), numbers.get(key)):
                         _resolve(waiter, changed=True)
             query_seconds = monotonic() - started_at
             await asyncio.sleep(max(self._interval, query_seconds / _QUERY_SHARE))
@@ -125,9 +126,9 @@ class JobWatch(_Watch[UUID]):
         """Wait until the job has an event with a number above `after`, or is deleted. False: as in `_wait`."""
         return await self._wait([job_id], after, seconds)
 
-    async def _read_numbers(self) -> Mapping[UUID, int]:
+    async def _read_numbers(self, keys: Sequence[UUID]) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
-            return await event_reads.last_event_numbers(connection, list(self._waiters))
+            return await event_reads.last_event_numbers(connection, keys)
 
     def _ready(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # A deleted job counts as changed. The request then reads the job, and learns that it does not exist.
@@ -137,17 +138,17 @@ class JobWatch(_Watch[UUID]):
 class LogWatch(JobWatch):
     """A job's number is the number of its last log line. A job that has ended has a number above all its lines."""
 
-    async def _read_numbers(self) -> Mapping[UUID, int]:
+    async def _read_numbers(self, keys: Sequence[UUID]) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
-            return await log_reads.log_numbers(connection, list(self._waiters))
+            return await log_reads.log_numbers(connection, keys)
 
 
 class StreamWatch(JobWatch):
     """A job's number is the number of its last chunk. A job that has ended has a number above all its chunks."""
 
-    async def _read_numbers(self) -> Mapping[UUID, int]:
+    async def _read_numbers(self, keys: Sequence[UUID]) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
-            return await log_reads.stream_numbers(connection, list(self._waiters))
+            return await log_reads.stream_numbers(connection, keys)
 
 
 class QueueWatch(_Watch[str]):
@@ -165,8 +166,8 @@ class QueueWatch(_Watch[str]):
         """
         return await self._wait(queues, 0, seconds)
 
-    async def _read_numbers(self) -> Mapping[str, int]:
-        waiter_counts = {queue: len(waiters) for queue, waiters in self._waiters.items()}
+    async def _read_numbers(self, keys: Sequence[str]) -> Mapping[str, int]:
+        waiter_counts = {queue: len(self._waiters[queue]) for queue in keys}
         async with self._pool.acquire() as connection:
             return await run_reads.count_runnable(connection, waiter_counts)
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
 
 from leasehold.api.http import streams
-from leasehold.db.database import Connection
+from leasehold.api.process.watch import JobWatch
+from leasehold.db.database import Connection, connect
+from leasehold.settings import Settings
+from tests.api.conftest import Running, job_of
 from tests.api.driver import claim_step, fail_step, finish_all
 from tests.api.media_api import PNG, MediaApi, Ticket, problem
+from tests.support.lock_waits import until_waiting
 
 
 async def told(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
@@ -126,3 +132,28 @@ async def test_a_last_event_id_that_is_no_number_is_refused(media_api: MediaApi,
     ticket = await media_api.submitted()
     answer = await media_api.client.get(f"/media/{ticket.media_id}/events", headers={"Last-Event-ID": wrong})
     problem(answer, 422, "invalid_event_id")
+
+
+@pytest.mark.parametrize("name", ["watch", "log_watch", "stream_watch"])
+async def test_a_wait_that_begins_during_the_query_of_another_does_not_end_with_it(
+    api: Running, media_api: MediaApi, rows: Connection, settings: Settings, name: str
+) -> None:
+    """The job of the later wait lives and is unchanged. It must not be taken for a deleted one."""
+    first, later = [await job_of(rows, (await media_api.submitted()).media_id) for _ in range(2)]
+    watch: JobWatch = getattr(api.services, name)
+
+    def wait(job_id: UUID, after: int) -> asyncio.Task[bool]:
+        return asyncio.create_task(watch.changed(job_id, after, 600))
+
+    holder = await connect(settings, "test")
+    async with holder.transaction():
+        await holder.execute("LOCK TABLE job")
+        changed = wait(first, -1)
+        await until_waiting(rows)
+        unchanged = wait(later, 2**40)
+        while watch.waiting < 2:
+            await asyncio.sleep(0)
+    await holder.close()
+    assert await changed
+    watch.release_all()  # a wait that goes on is answered False
+    assert not await unchanged
