@@ -106,18 +106,23 @@ async def export_audit(request: Request, caller: Reader, tenant: Tenant = None) 
     services = services_of(request)
     async with services.pool.acquire() as connection:
         heads = await audit.heads(connection, listed_tenant(caller, tenant))
-    return StreamingResponse(_export_lines(services, heads), media_type=_JSON_LINES)
+    tenant_ids = [head["tenant_id"] for head in heads]
+    return StreamingResponse(_export_lines(services, tenant_ids), media_type=_JSON_LINES)
 
 
-async def _export_lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _export_lines(services: Services, tenant_ids: list[str]) -> AsyncIterator[bytes]:
     """The export in pieces. No connection is held while the client reads a piece."""
-    for head in heads:
+    for tenant_id in tenant_ids:
+        # One snapshot has the head and the oldest rows. Otherwise retention might delete, between the two reads, rows
+        # that the head promises.
+        async with (
+            services.pool.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            (head,) = await audit.heads(connection, tenant_id)
+            rows = await audit.read_part(connection, head, head["first_seq"] - 1)
         yield encoded({"head": head}) + b"\n"
-        last_seq = head["first_seq"] - 1  # the number of the last row that was sent
-        while last_seq < head["seq"]:
-            async with services.pool.acquire() as connection:
-                rows = await audit.read_part(connection, head, last_seq)
-            if not rows:
-                break  # these rows became too old meanwhile, and were deleted: the next export begins at a higher `seq`
+        while rows:
             yield b"".join(encoded(audit.as_answer(row)) + b"\n" for row in rows)
-            last_seq = rows[-1]["seq"]
+            async with services.pool.acquire() as connection:
+                rows = await audit.read_part(connection, head, rows[-1]["seq"])

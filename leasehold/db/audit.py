@@ -135,7 +135,7 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
     """The head of each chain: the number (`seq`) and the hash of its last row. `first_seq`, `first_previous`: the
     number of its first row, and the hash of the row before. An operator who keeps the heads outside of the database can
-    later `verify` against an old head, and so see whether rows up to that head were deleted.
+    later `verify` against an old head, and so see whether the rows up to that head were written anew or cut off.
     """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
@@ -148,7 +148,7 @@ async def read_part(connection: Connection, head: Mapping[str, Any], after: int)
 
 async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow | None:
     """Recompute the hashes of a chain up to the head. Returns the first row that was changed or is missing; None: the
-    chain is intact. If retention deletes rows of the chain after `head` was read, they count as missing.
+    chain is intact. Rows that retention has deleted since `head` was read are not missing.
     """
     return await _check(connection, head, Chain.from_head(head))
 
@@ -166,12 +166,34 @@ async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most
 
 
 async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) -> BrokenRow | None:
-    while rows := await read_part(connection, head, chain.seq):
+    while chain.seq < head["seq"]:
+        rows = await read_part(connection, head, chain.seq)
+        if not rows or rows[0]["seq"] > chain.seq + 1:
+            beginning = await _new_beginning(connection, chain)
+            if beginning is None:
+                return chain.check(rows[0]) if rows else chain.check_end(head)
+            if beginning.seq > head["seq"]:
+                return None  # retention has deleted all rows up to the head
+            chain = beginning
+            continue
         for row in rows:
             broken_row = chain.check(row)
             if broken_row is not None:
                 return broken_row
     return chain.check_end(head)
+
+
+async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
+    """A check from the row on that the chain begins with now, if retention has deleted the next row of `chain`. None:
+    it has not, so the row is missing.
+
+    Only `forget_audit` and the owner of the schema write where a chain begins. `forget_audit` deletes no row of the
+    last 30 days.
+    """
+    for head in await heads(connection, chain.tenant_id):
+        if head["first_seq"] > chain.seq + 1:
+            return Chain.from_head(head)
+    return None
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> None:

@@ -164,18 +164,20 @@ async def test_each_tenant_has_a_chain_of_its_own(rows: Connection) -> None:
     assert (await verified(rows, "other")) is not None
 
 
-async def older(rows: Connection, days: int, seqs: str) -> None:
+async def older(rows: Connection, days: int, seqs: str, tenant: str = "acme") -> None:
     """Let rows be older, with hashes as if they had been written then."""
-    await rows.execute(f"UPDATE audit SET at = at - $1::interval WHERE seq = ANY('{{{seqs}}}')", days * DAY)
+    await rows.execute(
+        f"UPDATE audit SET at = at - $1::interval WHERE seq = ANY('{{{seqs}}}') AND tenant_id = $2", days * DAY, tenant
+    )
     previous = ""
-    for row in await whole(rows):
+    for row in await whole(rows, tenant):
         digest = hash_of(row | {"previous": previous})
         await rows.execute(
             "UPDATE audit SET previous = decode($2, 'hex'), hash = decode($3, 'hex') WHERE id = $1",
             row["id"], previous, digest,
         )  # fmt: skip
         previous = digest
-    await rows.execute("UPDATE audit_chain SET hash = decode($1, 'hex')", previous)
+    await rows.execute("UPDATE audit_chain SET hash = decode($1, 'hex') WHERE tenant_id = $2", previous, tenant)
 
 
 async def test_old_rows_go_from_the_beginning_on_and_the_rest_is_verified(rows: Connection) -> None:
@@ -206,6 +208,73 @@ async def test_a_chain_whose_rows_are_all_gone_goes_on(rows: Connection) -> None
     await act(rows)
     assert [row["seq"] for row in await whole(rows)] == [3]
     assert await verified(rows) is None
+
+
+@pytest.mark.parametrize("newest", [None, 5])
+async def test_rows_that_retention_deletes_after_the_head_was_read_are_not_missing(
+    rows: Connection, newest: int | None
+) -> None:
+    await act(rows, 6)
+    await older(rows, 50, "1,2,3,4,5,6")
+    (head,) = await audit.heads(rows, "acme")
+    last = (await whole(rows))[3]
+    head_at_4 = head | {"seq": last["seq"], "hash": last["hash"]}
+
+    async def check(one: dict[str, Any]) -> BrokenRow | None:
+        return await (audit.verify(rows, one) if newest is None else audit.verify_newest(rows, one, newest))
+
+    await audit.forget(rows, 40, at_most=3)
+    assert await check(head) is None
+    forged = await check(head | {"hash": head["first_previous"]})
+    assert (forged and forged.why) == "it is not the row that the chain ends with"
+    await rows.execute("DELETE FROM audit WHERE seq = 5")
+    missing = await check(head)
+    assert (missing and missing.seq) == 5
+    await audit.forget(rows, 40, at_most=1)
+    assert await check(head_at_4) is None  # the deleted rows end with the head
+    forged = await check(head_at_4 | {"hash": head["hash"]})
+    assert (forged and forged.why) == "it is not the row that the chain ends with"
+    await audit.forget(rows, 40)
+    assert await whole(rows) == []
+    assert await check(head_at_4) is None
+    await rows.execute("DELETE FROM audit_chain")
+    missing = await check(head_at_4)
+    assert missing is not None
+
+
+async def test_rows_that_retention_deletes_between_two_reads_of_a_check_are_not_missing(
+    rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await act(rows, 6)
+    await older(rows, 50, "1,2,3,4")
+    read_part = audit.read_part
+
+    async def read_and_forget(*arguments: Any) -> list[dict[str, Any]]:
+        read = (await read_part(*arguments))[:2]
+        await audit.forget(rows, 40, at_most=4)
+        return read
+
+    monkeypatch.setattr(audit, "read_part", read_and_forget)
+    assert await verified(rows) is None
+    assert [row["seq"] for row in await rows.fetch("SELECT seq FROM audit ORDER BY seq")] == [5, 6]
+
+
+async def test_a_row_that_is_missing_among_the_rows_that_were_read_is_named_although_retention_deletes_them(
+    rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await act(rows, 4)
+    await older(rows, 50, "1,2,3,4")
+    await rows.execute("DELETE FROM audit WHERE seq = 2")
+    read_part = audit.read_part
+
+    async def read_and_forget(*arguments: Any) -> list[dict[str, Any]]:
+        read = await read_part(*arguments)
+        await audit.forget(rows, 40)
+        return read
+
+    monkeypatch.setattr(audit, "read_part", read_and_forget)
+    broken = await verified(rows)
+    assert (broken and broken.seq) == 2
 
 
 @pytest.mark.parametrize("days", [29, 0, -1, None])

@@ -23,6 +23,7 @@ from leasehold.domain.audit import Actor
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, api, client_of, make_key, serving
 from tests.api.media_api import problem
+from tests.audit.test_chain import older
 
 pytestmark = pytest.mark.usefixtures("own_width")
 
@@ -231,6 +232,27 @@ async def test_an_export_that_was_changed_is_found_out(
     file.write_bytes(b"".join(spoil(file.read_bytes().splitlines(keepends=True))))
     result = await cli("audit", "verify", str(file))
     assert (result.exit_code, says in result.output) == (1, True), result.output
+
+
+async def test_an_export_beside_which_retention_deletes_rows_is_verified(
+    cli: Cli, operator: httpx2.AsyncClient, rows: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_part = audit.read_part
+    for tenant in ("acme", "other"):
+        await act(rows, *[tenant] * 4)
+        await older(rows, 50, "1,2", tenant)
+
+    async def forget_and_read(*arguments: Any) -> list[dict[str, Any]]:
+        await audit.forget(rows, 40)
+        return await read_part(*arguments)
+
+    monkeypatch.setattr(audit, "read_part", forget_and_read)
+    answer = await operator.get("/v1/audit/export")
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["seq"] for line in lines if "seq" in line] == [1, 2, 3, 4, 3, 4]
+    (tmp_path / "audit.jsonl").write_text(answer.text)
+    result = await cli("audit", "verify", str(tmp_path / "audit.jsonl"))
+    assert result.exit_code == 0, result.output
 
 
 async def test_what_the_command_line_does_to_keys_names_the_user_of_the_machine(cli: Cli, rows: Connection) -> None:
