@@ -7,7 +7,7 @@ If plain fields are not enough for the schema, the form has one field for JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import orjson
@@ -24,7 +24,8 @@ _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "int
 @dataclass(frozen=True, slots=True)
 class Input:
     """A field of the form. `name`: the member of the payload for this field; empty: the field is the whole payload.
-    `hint`: the explanation beside the field.
+    `hint`: the explanation beside the field. `null_if_empty`: the member of an empty field is null; otherwise the
+    payload has no such member.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Input:
     required: bool
     choices: tuple[str, ...] = ()
     hint: str = ""
+    null_if_empty: bool = False
 
 
 def inputs_of(schema: Any) -> list[Input]:
@@ -58,12 +60,12 @@ def _input_of(name: str, schema: Any, *, required: bool) -> Input | None:
         return None
     title = str(schema.get("title") or name or "Payload")[:80]
     hint = str(schema.get("description", ""))[:200]
-    options = [option for option in schema.get("anyOf", []) if option != {"type": "null"}]
-    if len(options) == 1:  # the value is this option or null: a field that may stay empty
-        option_input = _input_of(name, options[0], required=False)
-        if option_input is None:
-            return None
-        return Input(name, title, option_input.kind, option_input.required, option_input.choices, hint)
+    any_of = schema.get("anyOf", [])
+    options = [option for option in any_of if option != {"type": "null"}]
+    if len(options) == 1:
+        is_nullable = len(any_of) > 1  # the value is this option or null, so the field may stay empty
+        option_input = _input_of(name, options[0], required=required and not is_nullable)
+        return option_input and replace(option_input, label=title, hint=hint, null_if_empty=required and is_nullable)
     choices = schema.get("enum")
     if isinstance(choices, list) and len(choices) <= _MAX_CHOICES and all(isinstance(item, str) for item in choices):
         return Input(name, title, "choice", required, tuple(choices), hint)
@@ -78,11 +80,11 @@ def payload_of(inputs: list[Input], form: Mapping[str, str]) -> Any:
     if [field.name for field in inputs] == [""]:
         return _typed_value(inputs[0], form.get("payload", ""))
     values = {field.name: _typed_value(field, form.get(f"payload.{field.name}", "")) for field in inputs}
-    return {name: value for name, value in values.items() if value is not None}
+    return {field.name: values[field.name] for field in inputs if values[field.name] is not None or field.null_if_empty}
 
 
 def _typed_value(field: Input, text: str) -> Any:
-    """The value of the field. None: the field is empty. The payload then has no such member."""
+    """The value of the field. None: the field is empty."""
     if field.kind == "boolean":
         return {"true": True, "false": False}.get(text)
     if field.kind in ("text", "choice"):

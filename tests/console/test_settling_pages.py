@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID, uuid4
 
 import pytest
+from pydantic import BaseModel
 
 from leasehold.api.console import assets, overview
 from leasehold.api.console.signal_form import Input, inputs_of, payload_of
@@ -235,6 +236,44 @@ def test_a_form_has_the_fields_of_its_schema_or_one_for_json() -> None:
     assert payload_of(inputs_of({"type": "boolean"}), {"payload": "false"}) is False
     text = [Input("a", "A", "text", required=True), Input("b", "B", "text", required=False)]
     assert payload_of(text, {"payload.a": "", "payload.b": ""}) == {"a": ""}
+
+
+class Grading(BaseModel):
+    by: str | None
+    grade: Literal["a", "b"] | None
+    amount: int | None
+    final: bool | None
+    remark: str | None = None
+
+
+async def test_an_empty_field_answers_null_where_a_required_member_may_be_null(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """A member that may be left out is left out."""
+    somebody = await person(ROLES["operator"])
+    job_id = await waits(maker, rows, Grading.model_json_schema())
+    page = await somebody.see(f"/jobs/{job_id}")
+    assert page.count("may stay empty") == len(Grading.model_fields)
+    assert not re.findall(r'name="payload[^>]* required', page)
+    empty = {f"payload.{name}": "" for name in Grading.model_fields}
+    path, back = f"/jobs/{job_id}/signals/approved", f"/jobs/{job_id}"
+    assert "The job has your answer to approved." in await somebody.do(path, **empty, once="x", back=back)
+    full = {"by": "anna", "grade": "a", "amount": "0", "final": "false"}
+    answer = empty | {f"payload.{name}": value for name, value in full.items()}
+    assert "The job has your answer to approved." in await somebody.do(path, **answer, once="y", back=back)
+    sent = [
+        row["payload"] for row in await rows.fetch("SELECT payload FROM signal WHERE job_id = $1 ORDER BY id", job_id)
+    ]
+    assert sent == [
+        {"by": None, "grade": None, "amount": None, "final": None},
+        {"by": "anna", "grade": "a", "amount": 0, "final": False},
+    ]
+
+
+def test_a_field_with_one_option_that_is_not_null_must_be_filled_in() -> None:
+    schema = {"type": "object", "required": ["n"], "properties": {"n": {"anyOf": [{"type": "integer"}]}}}
+    assert inputs_of(schema) == [Input("n", "n", "integer", required=True)]
+    assert payload_of(inputs_of(schema), {"payload.n": ""}) == {}
 
 
 async def test_a_keys_secret_is_shown_once_and_the_key_works(
