@@ -1,5 +1,6 @@
 """The rates of the last hour, for the Overview: how many jobs were created, how many of them failed, and how long they
-waited and ran. The hour has twelve parts of five minutes. Of each part only the newest jobs are read: the sample.
+waited and ran. An operator gets the rates of all tenants. The hour has twelve parts of five minutes. Of each part only
+the newest jobs are read: the sample.
 
 If a part has more jobs than SAMPLE, their number is estimated from the time that the sample covers. So the page reads
 the same number of rows among ten million jobs as among ten thousand.

@@ -231,11 +231,29 @@ async def test_the_overview_says_what_is_wrong_and_leads_there(
     assert "The queue default is paused: the disk is full" in page
     assert "1 step has failed for good in the last hour, mostly with no_space." in page
     assert "The oldest waiting job has waited 20 min" in page
-    assert "<dd>1</dd><dt>jobs in the last hour" in page
+    assert "<dd>1</dd><dt>jobs of all tenants in the last hour" in page
     nobody = await person(frozenset())
     page = await nobody.see("/")
     assert "no_space" not in page
     assert "the disk is full" not in page
+
+
+async def test_each_number_of_the_overview_says_whose_jobs_it_counts(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    for tenant in ("acme", "other"):
+        await rows.execute("UPDATE job SET tenant_id = $2 WHERE id = $1", await maker.make("media"), tenant)
+    page = await (await person(ROLES["viewer"])).see("/")
+    assert '<dd>1</dd><dt><a href="/console/jobs">unfinished jobs</a>' in page
+    assert "<dd>1</dd><dt>jobs in the last hour" in page
+    assert "all tenants" not in page
+    operator = await person(ROLES["admin"])
+    page = await operator.see("/")
+    own = re.search(r'<dd>1</dd><dt><a href="/console(/jobs[^"]+)">unfinished jobs of acme</a>', page)
+    assert own is not None
+    assert len(set(re.findall(r"/console/jobs/[0-9a-f-]{36}", await operator.see(own[1])))) == 1
+    assert "<dd>2</dd><dt>jobs of all tenants in the last hour" in page
+    assert "<h2>Jobs of all tenants in the last hour" in page
 
 
 async def test_the_overview_names_the_oldest_job_that_is_late_beside_older_ones_that_wait_on_purpose(
