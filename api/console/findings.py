@@ -215,8 +215,8 @@ async def _findings_about_unsettled(services: Services, connection: Connection, 
         seconds = services.settings.external_silent_seconds
         steps = await overview_reads.silent_steps(connection, caller.tenant_id, seconds)
         if_one, if_many = (
-            "No external worker works on one step that is due.",
-            "steps that are due have no external worker.",
+            "One due step has no external worker.",
+            "due steps have no external worker.",
         )
         findings += _unsettled("external", steps, if_one, if_many, has_more=steps >= _MAX_UNSETTLED)
     return findings

@@ -93,7 +93,9 @@ async def _admit_person(request: Request, services: Services, identity: Identity
     admitted_rows = [row for row in rows if row["disabled_at"] is None]
     if not admitted_rows:
         _count_refusal(request, "no_role", identity.login)
-        raise Forbidden("no_role", "You are known, but no group of yours has a role here, or an admin disabled you.")
+        raise Forbidden(
+            "no_role", "The provider knows you, but none of your groups has a role here, or an admin has disabled you."
+        )
     return admitted_rows[0]
 
 

@@ -194,7 +194,7 @@ def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Resp
     page_of_form = _PAGE_OF_FORM.match(requested_path) if request.method == "POST" else None
     if page_of_form is not None:
         following = page_of_form[0]
-        sentence = "Your session has ended, and nothing was done. Sign in, and repeat it."
+        sentence = "Your session has ended, and nothing was done. Sign in, and send the form again."
     status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
     services = services_of(request)
     provider = services.settings.console_oidc_name if services.openid is not None else ""

@@ -179,7 +179,9 @@ def check_form(request: Request, token: str) -> None:
     """
     check_origin(request)
     if not hmac.compare_digest(token.encode(), viewer_of(request).form_token.encode()):
-        raise Forbidden("form_expired", "The page was made for another session. Open it again, and repeat.")
+        raise Forbidden(
+            "form_expired", "The page was made for another session. Open it again, and send the form again."
+        )
 
 
 def check_origin(request: Request) -> None:

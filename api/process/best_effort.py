@@ -27,6 +27,6 @@ def best_effort(work: str) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
-        log.warning("work after a request was left to the workers", work=work, code=error.code)
+        log.warning("work after a request was not done", work=work, code=error.code)
     except TRY_AGAIN as error:
         DATABASE.record_error(error, work)

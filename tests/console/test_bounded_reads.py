@@ -109,7 +109,7 @@ async def test_overview_finds_silent_steps_beside_any_number_of_live_jobs(
     somebody = await person(ROLES["viewer"])
     page = await somebody.see("/")
     assert f"{overview_reads.MAX_UNFINISHED:,}+" in page
-    assert "No external worker works on one step that is due." in page
+    assert "One due step has no external worker." in page
     async with without_scans(rows):
         for statement in (overview_reads.SILENT_STEPS, unsettled.SILENT_STEPS):
             plan = "\n".join(row[0] for row in await rows.fetch(f"EXPLAIN {_with_values(statement)}"))

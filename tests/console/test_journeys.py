@@ -203,7 +203,7 @@ async def test_a_silent_external_step_is_found_and_its_end_is_seen(
     job_id = await maker.make("run")
     await rows.execute("UPDATE task SET available_at = now() - interval '1 day' WHERE job_id = $1", job_id)
     page = await visit(role)
-    await expect(page.get_by_label("Findings")).to_contain_text("No external worker works on one step that is due.")
+    await expect(page.get_by_label("Findings")).to_contain_text("One due step has no external worker.")
     await page.get_by_label("Findings").get_by_role("link", name="To settle").click()
     await expect(page.locator("tbody tr")).to_have_count(1)
     await page.locator("tbody a").first.click()

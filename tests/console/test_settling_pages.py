@@ -95,7 +95,7 @@ async def test_overview_names_what_waits_for_a_person_and_leads_to_it(
         "UPDATE task SET queue = 'ext:acme:people', available_at = now() - interval '1 day' WHERE job_id = $1", job_id
     )
     page = await viewer.see("/")
-    assert "No external worker works on one step that is due." in page
+    assert "One due step has no external worker." in page
     assert "/console/to-settle?what=external" in page
     assert "to-settle?what=" not in await stranger.see("/")
 
