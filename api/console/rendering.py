@@ -51,8 +51,8 @@ _RELATIVE_TIME = re.compile(r"(<time[^>]*>)[^<]*")
 #: The element with the age of the page's rows. The mark ignores this element: the age changes with each refresh, and
 #: the browser reads it from the header Leasehold-Read-Lag.
 _AS_OF = re.compile(r'<p id="as-of".*?</p>')
-#: Seconds of a unit, and its name.
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+#: Seconds of each unit.
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
 @cache
@@ -280,17 +280,19 @@ def span(seconds: float | None) -> str:
     """
     if seconds is None:
         return ""
-    for length, name in _UNITS:
-        if seconds >= length:
-            rest, smaller = _rest(seconds % length, length)
-            return f"{int(seconds // length)} {name}" + (f" {rest} {smaller}" if rest and length > 60 else "")  # noqa: PLR2004 - minutes stand alone
-    return f"{int(seconds)} s"
+    if seconds < _MINUTE:
+        return f"{int(seconds)} s"
+    if seconds < _HOUR:
+        return f"{int(seconds // _MINUTE)} min"
+    if seconds < _DAY:
+        return _two_units(seconds, _HOUR, "h", _MINUTE, "min")
+    return _two_units(seconds, _DAY, "d", _HOUR, "h")
 
 
-def _rest(seconds: float, length: int) -> tuple[int, str]:
-    """The seconds as a number of the next unit below the unit of `length` seconds, and the name of that unit."""
-    smaller, name = _UNITS[1] if length == _UNITS[0][0] else _UNITS[2]
-    return int(seconds // smaller), name
+def _two_units(seconds: float, unit: int, name: str, smaller_unit: int, smaller_name: str) -> str:
+    """`2 d 3 h`; `2 d` if the rest is shorter than the smaller unit. The units are given in seconds."""
+    rest = int(seconds % unit // smaller_unit)
+    return f"{int(seconds // unit)} {name}" + (f" {rest} {smaller_name}" if rest else "")
 
 
 def lasting(seconds: float | None) -> str:
@@ -299,7 +301,7 @@ def lasting(seconds: float | None) -> str:
         return ""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 60 else span(seconds)  # noqa: PLR2004 - a minute
+    return f"{seconds:.1f} s" if seconds < _MINUTE else span(seconds)
 
 
 def size(n_bytes: float) -> str:

@@ -249,12 +249,13 @@ class Guarded(HttpToolsProtocol):
         is_body_arriving = self._in_message
         if self.transport.is_closing() or self._unanswered > (1 if is_body_arriving else 0):
             return
-        has_answer = is_body_arriving and not self._unanswered
-        if is_body_arriving and not has_answer and self.cycle.response_started:  # `cycle`: uvicorn's present request
+        if is_body_arriving and not self._unanswered:  # its request has its answer
+            self.transport.close()
+            return
+        if is_body_arriving and self.cycle.response_started:  # `cycle`: uvicorn's present request
             self.transport.abort()  # the client would read a second answer as a part of the first
             return
-        if not has_answer:
-            self._write(problem)
+        self._write(problem)
         self.transport.close()
 
     def _write(self, problem: Problem) -> None:
