@@ -21,7 +21,7 @@ from leasehold.api.console.routes import Fields, form_error
 from leasehold.api.console.session import SignedIn, viewer_of
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
-from leasehold.api.http.cursors import IdCursor, id_at
+from leasehold.api.http.cursors import IdCursor, id_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs import views
@@ -34,8 +34,7 @@ from leasehold.db import job_lists, job_reads, saved_views
 from leasehold.db.job_lists import Listing
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Invalid, RequestError
-from leasehold.domain.ids import id_at as id_at_instant
-from leasehold.domain.ids import instant_of
+from leasehold.domain.ids import id_of_instant, instant_of
 from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse
 from leasehold.domain.sentences import counted
 from leasehold.domain.states import JobState
@@ -76,7 +75,7 @@ async def show_jobs(
     services, saved = services_of(request), await _read_saved_views(request, caller)
     try:
         job_filter = parse(q, datetime.now(UTC))
-        job_page = await list_page(services, caller, job_filter, id_at(cursor), PAGE, count=count)
+        job_page = await list_page(services, caller, job_filter, id_of_cursor(cursor), PAGE, count=count)
     except InvalidFilter as error:
         return _page(request, HTTPStatus.UNPROCESSABLE_ENTITY, q=q, wrong=error, jobs=[], next_cursor=None, saved=saved)
     return _page(request, q=q, cursor=cursor, saved=saved, **job_page)
@@ -131,7 +130,7 @@ async def _count_newer_jobs(services: Services, caller: Caller, q: str, ids: Seq
     scope = scope_of(services, caller, job_filter)
     if scope is None:  # the caller may read no jobs that match
         return 0
-    newest = max(ids, default=id_at_instant(now))  # an id begins with the instant of its job's creation
+    newest = max(ids, default=id_of_instant(now))  # an id begins with the instant of its job's creation
     since = _created_at(newest)
     if job_filter.created_after is not None:
         since = max(since, job_filter.created_after)

@@ -16,7 +16,7 @@ from leasehold.api.console.session import SignedIn
 from leasehold.api.console.shared import Shared
 from leasehold.api.console.state import state_of
 from leasehold.api.fleet import operators as endpoints
-from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_at
+from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
@@ -107,7 +107,7 @@ async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response
 @may_read_standby
 async def show_limits(request: Request, _caller: Operator, cursor: TextsCursor = None) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        rows = await overview_reads.limits(connection, texts_at(cursor))
+        rows = await overview_reads.limits(connection, texts_of_cursor(cursor))
     limits = rows[: overview_reads.MAX_LIMITS]
     next_cursor = cursor_of_texts(limits[-1]["tenant_id"], limits[-1]["key"]) if len(rows) > len(limits) else None
     return page(

@@ -34,7 +34,7 @@ from leasehold.api.conversion.upload import (
 from leasehold.api.conversion.view import STATES, encoded, is_finished, record
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL
-from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current
@@ -371,7 +371,7 @@ async def list_conversions(
 ) -> dict[str, Any]:
     services = services_of(request)
     response.headers.update(await check_rate(services, caller, "reads"))
-    before, states = id_at(cursor), None if status is None else STATES[status]
+    before, states = id_of_cursor(cursor), None if status is None else STATES[status]
     async with services.pool.acquire() as connection:
         rows, total = await conversions.newest(
             connection, caller.tenant_id, user_id=user_id, states=states, before=before, limit=limit + 1

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from leasehold.api.auth.security import AUDIT_READ, Require, listed_tenant
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
+from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
@@ -86,7 +86,7 @@ async def list_audit(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     audit_filter = AuditFilter(listed_tenant(caller, tenant), actor, action, target, since, until)
-    before = instant_and_id_at(cursor)
+    before = instant_and_id_of_cursor(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await audit.page(connection, audit_filter, before, limit + 1)
     next_cursor = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["id"]) if len(rows) > limit else None

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require, listed_tenant, tenant_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -112,7 +112,7 @@ async def list_all_keys(
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
 ) -> Response:
     """The order is by tenant, client and age."""
-    tenant_id, last_id = listed_tenant(caller, tenant), id_at(cursor)
+    tenant_id, last_id = listed_tenant(caller, tenant), id_of_cursor(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await list_keys(connection, tenant_id, ended=ended, at_most=limit + 1, after=last_id)
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_at
+from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response, publish_and_admit
@@ -151,7 +151,7 @@ async def list_limits(
     cursor: TextsCursor = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Response:
-    tenant_id, key = texts_at(cursor) or (None, None)  # of the last limit on the page before
+    tenant_id, key = texts_of_cursor(cursor) or (None, None)  # of the last limit on the page before
     async with services_of(request).pool.acquire() as connection:
         rows = await connection.fetch(
             # A row of `gate` is a limit. `declared`: an operator has set it.

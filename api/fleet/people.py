@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from leasehold.api.auth.security import PEOPLE_WRITE, Require, listed_tenant, tenant_of
 from leasehold.api.fleet.keys import refuse_scopes_not_held
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
+from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
@@ -96,7 +96,7 @@ async def list_people(
     cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
-    tenant_id, before = listed_tenant(caller, tenant), instant_and_id_at(cursor)
+    tenant_id, before = listed_tenant(caller, tenant), instant_and_id_of_cursor(cursor)
     async with services_of(request).pool.acquire() as connection:
         rows = await people.search(connection, tenant_id, text, limit + 1, before)
     next_cursor = cursor_of(rows[limit - 1]["seen_at"], rows[limit - 1]["id"]) if len(rows) > limit else None

@@ -60,7 +60,7 @@ def cursor_of_texts(first: str, second: str) -> str:
     return base64.urlsafe_b64encode(packed + padding).decode()
 
 
-def texts_at(cursor: str | None) -> tuple[str, str] | None:
+def texts_of_cursor(cursor: str | None) -> tuple[str, str] | None:
     """The two texts of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
@@ -77,7 +77,7 @@ def cursor_of_version(name: str, version: int) -> str:
     return base64.urlsafe_b64encode(packed).decode()
 
 
-def version_at(cursor: str | None) -> tuple[str, int] | None:
+def version_of_cursor(cursor: str | None) -> tuple[str, int] | None:
     """The name and the version of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
@@ -112,7 +112,7 @@ def _malformed_cursor() -> Invalid:
     return Invalid("invalid_cursor", "The cursor is malformed. Send the next_cursor of the page before.")
 
 
-def id_at(cursor: str | None) -> UUID | None:
+def id_of_cursor(cursor: str | None) -> UUID | None:
     """The id of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None
@@ -122,7 +122,7 @@ def id_at(cursor: str | None) -> UUID | None:
     return _id_from_text(packed)
 
 
-def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
+def instant_and_id_of_cursor(cursor: str | None) -> tuple[datetime, UUID] | None:
     """The instant and the id of the row that the page follows. None: this is the first page. Raises Invalid."""
     if cursor is None:
         return None

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from leasehold.actions.retrying import revive, template_of
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
+from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import json_response, publish_run_effects
@@ -63,7 +63,7 @@ async def list_dead_letters(
             connection,
             caller.tenant_id,
             letter_filter,
-            before=instant_and_id_at(cursor),
+            before=instant_and_id_of_cursor(cursor),
             fingerprint=fingerprint,
             limit=limit + 1,
         )

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
@@ -55,7 +55,7 @@ async def list_jobs(
 ) -> Response:
     services = services_of(request)
     job_filter = parse(q, datetime.now(UTC))
-    return json_response(await list_page(services, caller, job_filter, id_at(cursor), limit, count=count))
+    return json_response(await list_page(services, caller, job_filter, id_of_cursor(cursor), limit, count=count))
 
 
 async def list_page(

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, OPERATE, Require, tenant_of
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import IdempotencyKey
 from leasehold.api.http.may_read_standby import may_read_standby
@@ -74,7 +74,7 @@ async def list_operations(
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:
         rows = await operation_reads.newest(
-            connection, caller.tenant_id, id_at(cursor), limit + 1, beyond_tenant=OPERATE in caller.scopes
+            connection, caller.tenant_id, id_of_cursor(cursor), limit + 1, beyond_tenant=OPERATE in caller.scopes
         )
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
     return json_response({"operations": [view(row) for row in rows[:limit]], "next_cursor": next_cursor})
@@ -111,7 +111,7 @@ async def list_refusals(
     operation = await _find(services, caller, operation_id)
     async with services.pool.acquire() as connection:
         rows = await operation_reads.refusals(
-            connection, operation["tenant_id"], operation_id, id_at(cursor), limit + 1
+            connection, operation["tenant_id"], operation_id, id_of_cursor(cursor), limit + 1
         )
     next_cursor = cursor_of(rows[limit - 1]["job_id"]) if len(rows) > limit else None
     return json_response({"refusals": [dict(row) for row in rows[:limit]], "next_cursor": next_cursor})

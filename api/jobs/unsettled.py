@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, RUNS_READ, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import json_response
@@ -58,7 +58,7 @@ async def list_unsettled(
     cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
-    services, before = services_of(request), id_at(cursor)
+    services, before = services_of(request), id_of_cursor(cursor)
     tenant_id = tenant if tenant is not None and OPERATE in caller.scopes else caller.tenant_id
     async with services.pool.acquire() as connection:
         items, next_id = await read_unsettled(connection, services, caller, what, tenant_id, before, limit)

@@ -23,7 +23,7 @@ from leasehold.api.media.inspection import Refusal, inspect_upload
 from leasehold.api.media.media import find_media
 from leasehold.api.media.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from leasehold.api.process.keyring import Caller
-from leasehold.api.process.metrics import REFUSED, SUBMITTED
+from leasehold.api.process.metrics import SUBMITTED, UPLOADS_REFUSED
 from leasehold.api.process.services import Services, services_of
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
@@ -276,7 +276,7 @@ async def _refuse(services: Services, caller: Caller, picture: MediaView, refusa
         await services.store.delete(picture.original_key)
     except StoreError as error:  # housekeeping deletes the object within a minute
         log.warning("a refused object is left for the housekeeping", error=type(error).__name__)
-    REFUSED.labels(refusal.code).inc()
+    UPLOADS_REFUSED.labels(refusal.code).inc()
     log.info("upload refused", code=refusal.code, bytes=refusal.size)
     raise Invalid(refusal.code, refusal.message)
 

@@ -22,8 +22,8 @@ from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 #: The most bytes of a body.
 MAX_BYTES = 64 * 1024
 #: The bound under /v1/, where bodies contain payloads and schemas (leasehold.domain.template bounds these).
-MAX_BYTES_OF_RUNS = 512 * 1024
-_RUNS_PREFIX = "/v1/"
+MAX_BYTES_OF_V1 = 512 * 1024
+_V1_PREFIX = "/v1/"
 #: If a body is too large, the API reads and discards up to this many bytes of it before it answers. If the API closed
 #: the connection while the client still sends, TCP would reset the connection, and the client would never see the
 #: answer.
@@ -66,7 +66,7 @@ class Bodies:
         """Read the whole body. Yields a request whose body is in memory. The room in the budget stays reserved for the
         block. Raises BodyTooLarge, BodyTooSlow, Unavailable, ClientDisconnect.
         """
-        max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS_PREFIX) else MAX_BYTES
+        max_bytes = MAX_BYTES_OF_V1 if request.scope["path"].startswith(_V1_PREFIX) else MAX_BYTES
         content_length = request.headers.get("content-length", "")
         if content_length.isdecimal() and int(content_length) > _DISCARDED_BYTES:  # too much to read and discard
             raise _too_large(max_bytes)

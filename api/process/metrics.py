@@ -29,7 +29,9 @@ CLOSED = counter(
     ["why"],
 )
 SUBMITTED = fast_counter("jobs_submitted_total", "Jobs that this process wrote", ["pipeline"])
-REFUSED = counter("uploads_refused_total", "Uploaded objects that were refused, so that no job was written", ["code"])
+UPLOADS_REFUSED = counter(
+    "uploads_refused_total", "Uploaded objects that were refused, so that no job was written", ["code"]
+)
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 

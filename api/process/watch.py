@@ -39,7 +39,7 @@ class _Watch(ABC, Generic[_Key]):
     def __init__(self, interval: float) -> None:
         self._interval = interval
         self._waiters: defaultdict[_Key, dict[asyncio.Future[bool], int]] = defaultdict(dict)
-        self._loop: asyncio.Task[None] | None = None
+        self._query_task: asyncio.Task[None] | None = None
         self._released = False  # by `release_all`
 
     @abstractmethod
@@ -68,8 +68,8 @@ class _Watch(ABC, Generic[_Key]):
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         for key in keys:
             self._waiters[key][waiter] = mark
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._watch())
+        if self._query_task is None or self._query_task.done():
+            self._query_task = asyncio.create_task(self._watch())
         try:
             async with asyncio.timeout(seconds):
                 return await waiter
@@ -87,8 +87,8 @@ class _Watch(ABC, Generic[_Key]):
 
     async def close(self) -> None:
         self.release_all()
-        if self._loop is not None:
-            await cancel_and_wait(self._loop)
+        if self._query_task is not None:
+            await cancel_and_wait(self._query_task)
 
     def _forget(self, keys: Sequence[_Key], waiter: asyncio.Future[bool]) -> None:
         for key in keys:

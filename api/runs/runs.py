@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.etags import WaitSeconds, matches, may_be_current, weak_etag
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
@@ -65,7 +65,7 @@ async def list_runs(
             template=template,
             scope=None if scope is None else (scope, scope_id or ""),
             status=status,
-            before=id_at(cursor),
+            before=id_of_cursor(cursor),
             limit=limit + 1,
         )
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None

@@ -22,7 +22,7 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL, CallbackUrl, check_callback_url
-from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
@@ -257,7 +257,7 @@ async def list_schedules(
         rows = await connection.fetch(
             "SELECT * FROM schedule WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) ORDER BY id DESC LIMIT $3",
             caller.tenant_id,
-            id_at(cursor),
+            id_of_cursor(cursor),
             limit + 1,
         )
     next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import VersionCursor, cursor_of_version, version_at
+from leasehold.api.http.cursors import VersionCursor, cursor_of_version, version_of_cursor
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import encoded, json_response
@@ -107,7 +107,7 @@ async def list_templates(
     request: Request, caller: Reader, cursor: VersionCursor = None, limit: Limit = 1000
 ) -> Response:
     services = services_of(request)
-    after = version_at(cursor)
+    after = version_of_cursor(cursor)
     async with services.pool.acquire() as connection:
         page = await services.templates.page(connection, caller.tenant_id, after=after, limit=limit)
     return _list_response(page)
@@ -123,7 +123,7 @@ async def list_versions(
     request: Request, kind: str, caller: Reader, cursor: VersionCursor = None, limit: Limit = 1000
 ) -> Response:
     services = services_of(request)
-    after = version_at(cursor)
+    after = version_of_cursor(cursor)
     async with services.pool.acquire() as connection:
         page = await services.templates.page(connection, caller.tenant_id, kind, after=after, limit=limit)
         if not page.versions and after is None:

@@ -28,7 +28,7 @@ import orjson
 
 from leasehold.db.database import Connection, in_index_order
 from leasehold.db.job_reads import COLUMNS, LIVES, Row
-from leasehold.domain.ids import id_at
+from leasehold.domain.ids import id_of_instant
 from leasehold.domain.job_filter import JobFilter, Range
 from leasehold.domain.states import JobState
 
@@ -236,15 +236,13 @@ class Listing:
         if self._before is not None:
             conditions.append(f"< {self._parameters.add(self._before, 'uuid')}")
         if job_filter.created_after is not None:
-            conditions.append(
-                f">= {self._parameters.add(id_at(max(job_filter.created_after, _EARLIEST) - _MAX_CLOCK_SKEW), 'uuid')}"
-            )
+            first_id = id_of_instant(max(job_filter.created_after, _EARLIEST) - _MAX_CLOCK_SKEW)
+            conditions.append(f">= {self._parameters.add(first_id, 'uuid')}")
         if job_filter.created_before is not None:
-            conditions.append(
-                f"< {self._parameters.add(id_at(max(job_filter.created_before, _EARLIEST) + _MAX_CLOCK_SKEW), 'uuid')}"
-            )
+            end_id = id_of_instant(max(job_filter.created_before, _EARLIEST) + _MAX_CLOCK_SKEW)
+            conditions.append(f"< {self._parameters.add(end_id, 'uuid')}")
         if self._bound is not None:
-            conditions.append(f"< {self._parameters.add(id_at(self._bound.at + _MAX_CLOCK_SKEW), 'uuid')}")
+            conditions.append(f"< {self._parameters.add(id_of_instant(self._bound.at + _MAX_CLOCK_SKEW), 'uuid')}")
         return conditions
 
     def _between_ends(self, column: str) -> str:

@@ -12,7 +12,7 @@ def new_id() -> UUID:
     return uuid7()
 
 
-def id_at(instant: datetime) -> UUID:
+def id_of_instant(instant: datetime) -> UUID:
     """An id for comparisons with ids of rows. Ids that were made in an earlier millisecond than `instant` sort before
     this id; the order within a millisecond is random.
     """

@@ -30,7 +30,7 @@ from leasehold.domain.errors import (
     StoreAbsent,
     StoreUnavailable,
 )
-from leasehold.domain.ids import id_at, new_id
+from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
@@ -164,7 +164,7 @@ class ObjectStore:
 
     async def delete_old_probes(self, older_than: timedelta) -> None:
         """Delete the objects that `probe` left behind in processes that died."""
-        first_kept_key = f"{_PROBE_PREFIX}{id_at(datetime.now(UTC) - older_than)}"  # ids sort by time
+        first_kept_key = f"{_PROBE_PREFIX}{id_of_instant(datetime.now(UTC) - older_than)}"  # ids sort by time
         await self.delete(*[stored.key async for stored in self.list(_PROBE_PREFIX) if stored.key < first_kept_key])
 
     # --- writing

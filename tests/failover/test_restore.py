@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from leasehold.cli import reconcile as reconciling
 from leasehold.db import database
 from leasehold.db.database import Connection, migrate
-from leasehold.domain.ids import id_at, new_id
+from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.embedded.postgres import USER, Postgres
 from leasehold.embedded.postgres_programs import find_postgres
 from leasehold.embedded.process import run, unprivileged
@@ -152,14 +152,14 @@ async def test_a_restore_to_a_moment_is_reconciled_with_the_store(
     server = await archiving(run_directory / "backed-up", archive)
     backup = None
     try:
-        first = await job_with_output(server, store, id_at(LONG_AGO))
+        first = await job_with_output(server, store, id_of_instant(LONG_AGO))
         backup = await copied(server, run_directory / "restored")
-        kept = await job_with_output(server, store, id_at(LONG_AGO))  # after the backup: only the WAL has it
-        lost = await job_with_output(server, store, id_at(LONG_AGO))
+        kept = await job_with_output(server, store, id_of_instant(LONG_AGO))  # after the backup: only the WAL has it
+        lost = await job_with_output(server, store, id_of_instant(LONG_AGO))
         async with connected(server) as connection:
             moment = await connection.fetchval("SELECT clock_timestamp()")
             await asyncio.sleep(0.05)  # commits are replayed up to the moment, by the clock of the server
-        later = await job_with_output(server, store, id_at(LONG_AGO))
+        later = await job_with_output(server, store, id_of_instant(LONG_AGO))
         young = await job_with_output(server, store, new_id())
         await archived(server, archive)
         await server.kill()
@@ -209,8 +209,8 @@ async def test_pictures_and_uploads_under_way_are_kept_however_many_rows_a_round
     settings: Settings, store: ObjectStore, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciling, "_BATCH", 2)
-    pictures = [id_at(LONG_AGO) for _ in range(5)]
-    uploading, deleted = id_at(LONG_AGO), id_at(LONG_AGO)
+    pictures = [id_of_instant(LONG_AGO) for _ in range(5)]
+    uploading, deleted = id_of_instant(LONG_AGO), id_of_instant(LONG_AGO)
     for media_id in pictures:
         job = jobs.NewJob(ONE, "t")
         await jobs.submit(rows, [job])
@@ -270,7 +270,7 @@ async def test_a_bucket_that_is_mostly_another_s_is_left_alone(
     """
     for n in range(9):
         await store.put(f"media/site/{n}.jpg", b"not ours", content_type="image/jpeg", metadata={})
-    keys = [f"media/{id_at(LONG_AGO)}/original.jpg" for _ in range(3)]
+    keys = [f"media/{id_of_instant(LONG_AGO)}/original.jpg" for _ in range(3)]
     for key in keys:
         await store.put(key, b"a picture", content_type="image/jpeg", metadata={})
     status, printed = await doctor(settings, database_url, "--apply")

@@ -15,7 +15,7 @@ import pytest
 
 from leasehold import App, Context
 from leasehold.db.database import Connection, connect
-from leasehold.domain.ids import id_at
+from leasehold.domain.ids import id_of_instant
 from leasehold.settings import Settings
 from leasehold.transitions import unknown_tasks, workers
 from leasehold.worker.worker import Worker
@@ -129,7 +129,7 @@ async def test_a_task_that_no_worker_knows_is_put_off_for_longer_the_older_its_j
         await workers.register(
             rows, uuid4(), host="h", pid=1, version="1", queues=["default"], handlers=["shop.add.run"]
         )
-    job = (await add.options(id=id_at(datetime.now(UTC) - age)).asubmit(1)).id
+    job = (await add.options(id=id_of_instant(datetime.now(UTC) - age)).asubmit(1)).id
     async with working(settings, tmp_path, OLDER_SHOP):
         task = await put_off(rows, job)
     event = await rows.fetchrow("SELECT at FROM history WHERE job_id = $1 ORDER BY seq DESC LIMIT 1", job)
@@ -144,7 +144,7 @@ async def test_a_worker_that_gets_the_code_wakes_the_tasks_that_no_worker_knew_a
     """However far they were put off. A task that its own handler put off since then waits for its time."""
     old = datetime.now(UTC) - timedelta(days=2)
     async with working(settings, tmp_path / "older", OLDER_SHOP):
-        runs = [await add.options(id=id_at(old + timedelta(seconds=n))).asubmit(n) for n in range(3)]
+        runs = [await add.options(id=id_of_instant(old + timedelta(seconds=n))).asubmit(n) for n in range(3)]
         for run in runs:
             await put_off(rows, run.id)
     assert await rows.fetchval("SELECT count(*) FROM unknown_task") == 3

@@ -24,7 +24,7 @@ from leasehold.domain.errors import (
     StoreError,
     StoreUnavailable,
 )
-from leasehold.domain.ids import id_at
+from leasehold.domain.ids import id_of_instant
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.storage.content import CHUNK
@@ -290,7 +290,7 @@ async def test_wrong_credentials_are_an_error_that_tells_no_secret(s3: Any) -> N
 GREEDY = """
 import asyncio, resource, sys
 from pathlib import Path
-from leasehold.domain.ids import id_at
+from leasehold.domain.ids import id_of_instant
 from leasehold.storage import ObjectStore
 from tests.storage.conftest import settings_of
 
@@ -322,7 +322,8 @@ def test_two_hundred_megabytes_pass_through_a_small_memory(s3: Any, tmp_path: Pa
 
 
 async def test_what_a_dead_probe_left_is_deleted_after_a_while(store: ObjectStore) -> None:
-    old, young = f"probe/{id_at(datetime.now(UTC) - timedelta(hours=2))}", f"probe/{id_at(datetime.now(UTC))}"
+    now = datetime.now(UTC)
+    old, young = [f"probe/{id_of_instant(instant)}" for instant in (now - timedelta(hours=2), now)]
     for key in (old, young):
         await store.put(key, b"1", content_type="text/plain", metadata={})
     await store.delete_old_probes(timedelta(hours=1))
