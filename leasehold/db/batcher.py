@@ -85,7 +85,11 @@ class Batcher(Generic[_Item, _Answer]):
             batch = [self._waiting.popleft() for _ in range(min(self._at_most, len(self._waiting)))]
             if not self._waiting:
                 self._has_items.clear()
-            await self._run_batch(batch)
+            try:
+                await self._run_batch(batch)
+            except BaseException as error:  # `close` cancels this task
+                _fail(batch, error)
+                raise
 
     async def _run_batch(self, batch: list[tuple[_Item, asyncio.Future[_Answer]]], *, repeated: bool = False) -> None:
         try:
@@ -98,9 +102,6 @@ class Batcher(Generic[_Item, _Answer]):
             # of the batch may have committed before the refusal.
             for entry in batch:
                 await self._run_batch([entry], repeated=True)
-        except BaseException as error:  # `close` cancels this task
-            _fail(batch, error)
-            raise
 
     async def _answer(self, items: Sequence[_Item], repeated: bool) -> Sequence[_Answer]:  # noqa: FBT001 - passed on to the statement
         """Run the statement. While PostgreSQL does not answer, reconnect and try again, for `patience` seconds."""

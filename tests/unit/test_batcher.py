@@ -158,3 +158,24 @@ async def test_who_asks_after_the_end_does_not_wait_for_ever() -> None:
     late = asyncio.create_task(opened.ask(2))
     await asyncio.wait([late], timeout=60)
     assert late.cancelled()
+
+
+@pytest.mark.parametrize("hangs_alone", [False, True], ids=["together", "one by one"])
+async def test_an_end_during_a_round_trip_leaves_no_asker_waiting(hangs_alone: bool) -> None:
+    """Also while the items of a refused batch are tried one by one: some have their answers by then, others wait."""
+    hangs = asyncio.Event()
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        if hangs_alone and len(items) > 1:
+            raise ValueError("one of these cannot be stored")
+        if 2 in items:
+            hangs.set()
+            await asyncio.Event().wait()
+        return items
+
+    async with batcher(statement) as opened:
+        asked = [asyncio.create_task(opened.ask(n)) for n in (1, 2, 3, 4)]
+        await hangs.wait()
+    await asyncio.wait(asked, timeout=60)
+    assert [ask.cancelled() for ask in asked] == [not hangs_alone, True, True, True]
+    assert not hangs_alone or asked[0].result() == 1
