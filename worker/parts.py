@@ -161,8 +161,10 @@ async def open_parts(
         isolated = IsolatedAttempts(
             store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
         )
+        evaluator = await stack.enter_async_context(evaluating(settings))
+        templates = Templates(pipelines, evaluator)
         runner = Runner(
-            pipelines, pool, heartbeat, starts, settlements, admitter, directories, inline, isolated, writers
+            pipelines, pool, heartbeat, starts, settlements, templates, admitter, directories, inline, isolated, writers
         )
         claimer = Claimer(pool, claims, heartbeat, terms, max_claims=_BATCH, takes_over=settings.presence)
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
@@ -170,8 +172,6 @@ async def open_parts(
         kinds = kinds_of(pipelines)
         replica = await stack.enter_async_context(open_replica(settings, "worker", EXPORTER_REPLICA_POOL, pool))
         exporter = stack.enter_context(exporting(settings, worker, pool, broker, questions_of(kinds), replica))
-        evaluator = await stack.enter_async_context(evaluating(settings))
-        templates = Templates(pipelines, evaluator)
         duties = Duties(
             settings,
             registration,

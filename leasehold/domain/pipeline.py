@@ -94,7 +94,8 @@ class Step:
     `version`: raise it when the code gives other output bytes for the same input.
     `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut). A part may read any step.
     `cancelable`: whether a cancel may interrupt a running attempt. If not, the job stops when the attempt has ended.
-    `retry_ladder`: the delays before the second attempt, the third, and so on.
+    `retry_ladder`: the delays before the second attempt, the third, and so on. A template over HTTP that uses the
+    step's handler has its own delays, in its retry policy.
     `timeout_is_final`: an attempt that runs longer than `timeout` is the last.
     `isolated`: the handler runs in a sandboxed child process. If not, the step is inline: the worker itself runs it.
     `external`: external workers do the step over HTTP. They claim it by `queue`.

@@ -44,6 +44,10 @@ class RetryPolicy(_Declaration):
         (60, 300, 1800, 7200), min_length=1, max_length=20
     )
 
+    @property
+    def ladder(self) -> tuple[timedelta, ...]:
+        return tuple(timedelta(seconds=seconds) for seconds in self.backoff_seconds)
+
 
 class CancelPolicy(_Declaration):
     """`grace_seconds`: how long a running step may take to stop. After that the platform ends it."""

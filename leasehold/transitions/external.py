@@ -93,9 +93,7 @@ async def backoff(connection: Connection, templates: Templates, tenant_id: str, 
         return delay_after(1, DEFAULT_LADDER)
     try:
         template_version = await templates.find(connection, tenant_id, row["template"], row["version"])
-        ladder = tuple(
-            timedelta(seconds=seconds) for seconds in template_version.template.retry(row["step"]).backoff_seconds
-        )
+        ladder = template_version.template.retry(row["step"]).ladder
     except RequestError:
         ladder = DEFAULT_LADDER
     return delay_after(row["errors"] + 1, ladder)

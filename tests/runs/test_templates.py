@@ -13,9 +13,10 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.limits.bounds import lock_additions
 from leasehold.pipelines import RESERVED_NAMES
+from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
-from tests.runs.conftest import Client
+from tests.runs.conftest import SECONDS, Client, step_of
 from tests.support.lock_waits import until_waiting
 
 STEP = {"id": "only", "worker_type": "external", "queue": "q"}
@@ -172,6 +173,48 @@ async def test_steps_of_a_template_run_beside_each_other_and_skip_as_declared(cl
     said = await client.until(await client.start("diamond", payload=schema_of_code), "succeeded")
     assert [step["status"] for step in said["progress"]["steps"]] == ["succeeded"] * 4
     problem(await client.submit("diamond-of-nothing", payload={}), 404, "template_not_found")
+
+
+@pytest.mark.parametrize(
+    ("handler", "do"), [("scripted.first", "fail always"), ("scripted.second", "let a CancelledError out")]
+)
+@pytest.mark.parametrize("of_step", [True, False], ids=["the step's", "the template's"])
+async def test_a_step_that_the_platform_does_is_tried_again_by_the_retry_policy_and_not_by_its_code(
+    client: Client, worker: Worker, rows: Connection, of_step: bool, handler: str, do: str
+) -> None:
+    """The code waits for 10 ms before each attempt, and that of `scripted.first` allows two attempts."""
+    policy = {"max_attempts": 3, "backoff_seconds": [0, 7200]}
+    step = {"id": "only", "worker_type": handler}
+    declared = {"steps": [step | {"retry": policy}]} if of_step else {"steps": [step], "retry_policy": policy}
+    assert (await client.post("/v1/templates", type="patient", **declared)).status_code == 201
+    run = await client.start("patient", payload={"do": do})
+    async with asyncio.timeout(SECONDS):
+        while step_of(said := await client.look(run), "only")["attempt"] < 2:
+            await asyncio.sleep(0.02)
+    said = await client.until_step(run, "only", "retry")
+    assert step_of(said, "only")["attempt"] == 2
+    waits_long = "SELECT available_at > clock_timestamp() + interval '30 minutes' FROM task WHERE job_id = $1"
+    assert await rows.fetchval(waits_long, UUID(run))
+
+
+@pytest.mark.parametrize("template", ["spreading", "spread"])
+async def test_the_parts_of_a_step_are_tried_again_by_their_code(
+    client: Client, runs_settings: Settings, rows: Connection, template: str
+) -> None:
+    """A template declares no parts. Also not one in code, of which an earlier release submitted the run."""
+    policy = {"max_attempts": 1, "backoff_seconds": [7200]}
+    steps = [{"id": "only", "worker_type": "spread.gather", "retry": policy}]
+    assert (await client.post("/v1/templates", type="spreading", version=7, steps=steps)).status_code == 201
+    run = UUID(await client.start(template, payload={"do": "fail pieces", "number": 1}))
+    await rows.execute("UPDATE job SET pipeline_version = 7 WHERE id = $1", run)
+    soon = (
+        "SELECT available_at < clock_timestamp() + interval '30 minutes' FROM task"
+        " WHERE job_id = $1 AND status = 'retry'"
+    )
+    async with Worker(runs_settings), asyncio.timeout(SECONDS):
+        while (is_soon := await rows.fetchval(soon, run)) is None:
+            await asyncio.sleep(0.02)
+    assert is_soon
 
 
 async def test_a_template_says_whether_its_runs_are_repeated(client: Client) -> None:

@@ -89,7 +89,9 @@ async def first(attempt: Attempt) -> dict[str, Any] | None:
 
 
 @scripted.handles("second")
-async def second(_attempt: Attempt) -> None: ...
+async def second(attempt: Attempt) -> None:
+    if attempt.params.do == "let a CancelledError out":
+        raise asyncio.CancelledError
 
 
 @spread.handles("gather")
@@ -107,6 +109,8 @@ async def piece(attempt: Attempt) -> dict[str, Any]:
     item = await attempt.item()
     if attempt.params.do == "fail" and item == 1:
         raise Permanent("broken", "piece 1 is broken")
+    if attempt.params.do == "fail pieces":
+        raise Retryable("never", code="unlucky")
     return {"square": item * item}
 
 

@@ -4,6 +4,7 @@ calls this module when a handler, a child (the process of an isolated step) or t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import dropwhile
 from traceback import StackSummary, TracebackException
@@ -94,11 +95,11 @@ def _from_handler_on(part: TracebackException) -> StackSummary:
     return StackSummary.from_list(list(frames))
 
 
-def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
-    """The settlement of an attempt that ended with `error`."""
+def failure_of(claimed: Claimed, step: Step, error: StepError, ladder: Sequence[timedelta]) -> Failure:
+    """The settlement of an attempt that ended with `error`. `ladder`: the delays before the task's further attempts."""
     cause = "timeout" if isinstance(error, StepTimeout) else "crash" if isinstance(error, ChildCrashed) else "error"
     failures_before = claimed.crashes if cause == "crash" else claimed.errors
-    delay = delay_after(failures_before + 1, step.retry_ladder)
+    delay = delay_after(failures_before + 1, ladder)
     if isinstance(error, Unforeseen):
         delay = delay_after(1, _AFTER_UNFORESEEN)
     elif isinstance(error, Retryable) and error.after is not None:

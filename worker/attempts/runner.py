@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
 from uuid import UUID
@@ -19,10 +19,20 @@ import structlog
 
 from leasehold.db import handler_reads
 from leasehold.db.database import Pool
-from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Permanent, Retryable, Unforeseen
+from leasehold.domain.errors import (
+    Cancelled,
+    LeaseLost,
+    ObjectExists,
+    Permanent,
+    RequestError,
+    Retryable,
+    StepError,
+    Unforeseen,
+)
 from leasehold.domain.ids import instant_of
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Templates
 from leasehold.runtime import failpoints
 from leasehold.runtime.foreign_errors import contained
 from leasehold.runtime.gather import being_cancelled
@@ -64,6 +74,9 @@ _AFTER_LIMIT_SECONDS = 120.0
 #: (transitions/unknown_tasks.py). A worker of an older release cannot do so.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
 
+#: No template can be read now, or there is none.
+_NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
+
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
 _UNFORESEEN_CODE = Unforeseen("").code
 
@@ -92,6 +105,7 @@ class Runner:
         heartbeat: Heartbeat,
         starts: Starts,
         settlements: SettlementBatcher,
+        templates: Templates,
         admitter: Admitter,
         directories: Directories,
         inline: InlineAttempts,
@@ -104,6 +118,7 @@ class Runner:
         self._heartbeat = heartbeat
         self._starts = starts
         self._settlements = settlements
+        self._templates = templates
         self._admitter = admitter
         self._directories = directories
         self._inline = inline
@@ -271,7 +286,7 @@ class Runner:
         try:
             return await work
         except (asyncio.CancelledError, Cancelled) as stop:
-            settlement = self._settlement_of_stop(claimed, step, held, stop)
+            settlement = await self._settlement_of_stop(claimed, step, held, stop)
             if isinstance(settlement, Failure):
                 log_and_stream.recorder.add_final("error", settlement.message, trace=traceback_of(stop))
             elif isinstance(stop, Cancelled) and stop.__cause__ is not None:  # the cleanup of a workflow failed
@@ -291,9 +306,9 @@ class Runner:
             # A second unforeseen exception in a row is hardly an accident: retry no more.
             if isinstance(step_error, Unforeseen) and await self._was_unforeseen_before(claimed):
                 step_error = Permanent(step_error.code, step_error.message)
-            return failure_of(claimed, step, step_error)
+            return await self._failure(claimed, step, step_error)
 
-    def _settlement_of_stop(
+    async def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
         """The settlement of work that stopped early, by the first reason that holds: the lease is lost (None); a client
@@ -306,13 +321,37 @@ class Runner:
             return CancelAcknowledged(claimed.lease)
         if isinstance(stop, Cancelled):
             message = "the handler raised Cancelled, but nobody has cancelled the job"
-            return failure_of(claimed, step, Permanent("handler_cancelled", message))
+            return await self._failure(claimed, step, Permanent("handler_cancelled", message))
         if self._releasing:
             return Release(claimed.lease)
         if being_cancelled():
             raise stop
         message = "the handler let a CancelledError out, but nobody has cancelled the attempt"
-        return failure_of(claimed, step, Retryable(message, code="handler_error"))
+        return await self._failure(claimed, step, Retryable(message, code="handler_error"))
+
+    async def _failure(self, claimed: Claimed, step: Step, error: StepError) -> Failure:
+        ladder = await self._ladder(claimed, step) if error.retryable else step.retry_ladder
+        return failure_of(claimed, step, error, ladder)
+
+    async def _ladder(self, claimed: Claimed, step: Step) -> Sequence[timedelta]:
+        """The delays before the task's further attempts. If the template of the job declares the step and names this
+        code as its handler, they are those of the template's retry policy. Else, and if the template cannot be read
+        now, they are those of the code.
+        """
+        if claimed.handler is None:
+            return step.retry_ladder
+        try:
+            async with self._pool.acquire() as connection:
+                template = await self._templates.find(
+                    connection, claimed.tenant_id, claimed.pipeline, claimed.pipeline_version
+                )
+        except _NO_TEMPLATE as error:  # NotFound: a part or a workflow's task in a job of no template
+            log.debug("no retry policy of a template", error=type(error).__name__)
+            return step.retry_ladder
+        declared_step = template.template.step(claimed.step)
+        if declared_step is None:  # a part or a workflow's task, which the code of a step has started
+            return step.retry_ladder
+        return template.template.retry(claimed.step).ladder
 
     async def _was_unforeseen_before(self, claimed: Claimed) -> bool:
         """Whether the last attempt that raised an error ended with an unforeseen exception, too."""
@@ -363,7 +402,7 @@ class Runner:
         """PostgreSQL refused the settlement's values: fail the attempt instead."""
         declaration = self._declaration(claimed)
         assert declaration is not None  # the handler has run
-        failure = failure_of(claimed, declaration[1], error)
+        failure = await self._failure(claimed, declaration[1], error)
         return failure, await self._settlements.settle(failure)
 
 
