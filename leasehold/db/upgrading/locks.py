@@ -39,6 +39,8 @@ _VOLATILE = (
     "nextval",
     "uuid_generate_v1",
     "uuid_generate_v4",
+    "uuidv4",
+    "uuidv7",
 )
 
 
@@ -73,18 +75,29 @@ class Effect:
     recurses: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """The foreign key `name` of `columns` of `table`, which refer to the table `other`."""
+
+    table: str
+    name: str
+    columns: frozenset[str]
+    other: str
+
+
 @dataclass
 class SchemaTables:
     """What is known of the tables of the database. Call `apply` with each statement of the revisions, in their order:
     it returns the effect of the statement, and updates this object.
 
-    `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `new_tables`: the
-    tables that this revision has made, which nobody else uses yet. `new_columns`: the columns that this revision has
-    added.
+    `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `foreign_keys`:
+    those that the database had before the revisions. `new_tables`: the tables that this revision has made, which nobody
+    else uses yet. `new_columns`: the columns that this revision has added.
     """
 
     index_tables: dict[str, str] = field(default_factory=dict)
     partitions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    foreign_keys: Sequence[ForeignKey] = ()
     new_tables: set[str] = field(default_factory=set)
     new_columns: set[str] = field(default_factory=set)
 
@@ -122,17 +135,37 @@ class SchemaTables:
 
 
 _Rule = Callable[[SchemaTables, "re.Match[str]", str], Effect]
-#: A name, with or without its schema and quotes. The group is the name itself.
-_NAME = r'(?:"?\w+"?\.)?"?(\w+)"?'
+#: A name, with or without its schema and quotes. The group is the name itself. No rule knows ONLY before a name.
+_NAME = r'(?!ONLY\b)(?:"?\w+"?\.)?"?(\w+)"?'
 _NEXT_ACTION = re.compile(r", (?=(?:ADD|ALTER|DROP|VALIDATE|RENAME) )")
 _DROPPED_CONSTRAINT = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}")
 _ADDED_CONSTRAINT = re.compile(rf"ADD CONSTRAINT {_NAME}")
+_QUOTED = re.compile(r"'[^']*'")
+#: Column types whose default is a number from a sequence.
+_SERIAL = re.compile(r"\b(?:small|big)?serial\b", re.IGNORECASE)
+#: Constraints of a new column for which PostgreSQL reads the whole table, also if the column is NULL everywhere.
+_CHECKED = re.compile(r"\b(?:CHECK|UNIQUE|PRIMARY KEY)\b")
 _REFERENCES = re.compile(rf"\bREFERENCES {_NAME}", re.IGNORECASE)
 
 
 def _locks_of_references(text: str) -> list[Lock]:
     """The locks on the tables to which a new foreign key refers."""
     return [Lock(table, _SHARE_ROW_EXCLUSIVE) for table in _REFERENCES.findall(text)]
+
+
+def _locks_of_dropped_keys(schema: SchemaTables, table: str, name: str | None = None) -> list[Lock]:
+    """The locks on the tables to which the foreign keys of `table` refer. PostgreSQL drops triggers there with a key.
+    `name`: only the key of this name, and the keys with this column.
+    """
+    return [
+        Lock(key.other, _ACCESS_EXCLUSIVE)
+        for key in schema.foreign_keys
+        if key.table == table and (name is None or name == key.name or name in key.columns)
+    ]
+
+
+def _unknown(_schema: SchemaTables, _match: re.Match[str], _text: str) -> Effect:
+    return Effect(known=False)
 
 
 def _no_effect(_schema: SchemaTables, _match: re.Match[str], _text: str) -> Effect:
@@ -184,16 +217,23 @@ def _effect_of_action(schema: SchemaTables, table: str, action: str) -> Effect:
 
 def _add_column(schema: SchemaTables, table: str, match: re.Match[str], action: str) -> Effect:
     schema.new_columns.add(match[1])
-    is_rewrite = "GENERATED" in action or any(f"{name}(" in action for name in _VOLATILE)
-    needs_value = "NOT NULL" in action and "DEFAULT" not in action and "GENERATED" not in action
+    action = _QUOTED.sub("''", action)
+    is_serial = _SERIAL.search(action) is not None
+    is_rewrite = is_serial or "GENERATED" in action or any(f"{name}(" in action for name in _VOLATILE)
+    has_value = is_serial or "DEFAULT" in action or "GENERATED" in action
+    needs_value = "NOT NULL" in action and not has_value
+    is_checked = _CHECKED.search(action) is not None or (has_value and "REFERENCES" in action)
     narrows = f"{table}.{match[1]} has no default: older code writes none" if needs_value else ""
-    work = "rewrite" if is_rewrite else "scan" if needs_value else ""  # the scan looks for a row without a value
+    # If the column needs a value, the scan looks for a row without one.
+    work = "rewrite" if is_rewrite else "scan" if needs_value or is_checked else ""
     lock = Lock(table, _ACCESS_EXCLUSIVE, work)
     return Effect((lock, *_locks_of_references(action)), narrows)
 
 
 def _add_constraint(schema: SchemaTables, table: str, match: re.Match[str], action: str) -> Effect:
-    work = "" if "NOT VALID" in action or "USING INDEX" in action else "scan"
+    # A primary key makes its columns NOT NULL, so PostgreSQL looks for NULL in the table, also with a finished index.
+    is_trusted = "NOT VALID" in action or ("USING INDEX" in action and match[2] != "PRIMARY KEY")
+    work = "" if is_trusted else "scan"
     narrows = "" if _names_new_column(schema, action) else f"{table} refuses rows that older code may write"
     if match[2] == "FOREIGN KEY":
         # PostgreSQL finds the rows of the other table by their key, so it does not scan that table.
@@ -224,8 +264,23 @@ def _loosen(_schema: SchemaTables, table: str, _match: re.Match[str], _action: s
     return Effect((Lock(table, _ACCESS_EXCLUSIVE),))
 
 
-def _drop_table(_schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
-    return Effect((Lock(match[1], _ACCESS_EXCLUSIVE),), f"{match[1]} is gone")
+def _drop_column(schema: SchemaTables, table: str, match: re.Match[str], _action: str) -> Effect:
+    locks = (Lock(table, _ACCESS_EXCLUSIVE), *_locks_of_dropped_keys(schema, table, match[1]))
+    return Effect(locks, f"{table}.{match[1]} is gone")
+
+
+def _drop_constraint(schema: SchemaTables, table: str, match: re.Match[str], _action: str) -> Effect:
+    """Older code still works, because the table allows more than before."""
+    return Effect((Lock(table, _ACCESS_EXCLUSIVE), *_locks_of_dropped_keys(schema, table, match[1])))
+
+
+def _drop_table(schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
+    locks = (Lock(match[1], _ACCESS_EXCLUSIVE), *_locks_of_dropped_keys(schema, match[1]))
+    return Effect(locks, f"{match[1]} is gone")
+
+
+def _drop_trigger(_schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
+    return Effect((Lock(match[2], _ACCESS_EXCLUSIVE),), f"{match[1]} is gone")
 
 
 def _drop_object(_schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
@@ -246,7 +301,7 @@ def _create_trigger(_schema: SchemaTables, match: re.Match[str], _text: str) -> 
 
 
 def _tables_read(text: str) -> list[str]:
-    return re.findall(rf"\b(?:FROM|JOIN) {_NAME}", text)
+    return re.findall(rf"\b(?:FROM|JOIN|USING) {_NAME}", text)
 
 
 def _names_new_column(schema: SchemaTables, text: str) -> bool:
@@ -264,13 +319,16 @@ _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
             rf"CREATE (UNIQUE )?INDEX (CONCURRENTLY )?(?:IF NOT EXISTS )?{_NAME} ON {_NAME}",
             _create_index,
         ),
+        # A drop of several objects, or of what depends on the object: no rule finds the tables of all of them.
+        (r"(?:DROP|ALTER TABLE) .* CASCADE\b|DROP [^(]*,", _unknown),
         (rf"DROP INDEX (CONCURRENTLY )?(?:IF EXISTS )?{_NAME}", _drop_index),
-        (rf"ALTER TABLE {_NAME} (.+)", _alter_table),
+        (rf"ALTER TABLE (?:IF EXISTS )?{_NAME} (.+)", _alter_table),
         (rf"DROP TABLE (?:IF EXISTS )?{_NAME}", _drop_table),
-        (rf"DROP (VIEW|FUNCTION|TRIGGER) (?:IF EXISTS )?{_NAME}", _drop_object),
+        (rf"DROP TRIGGER (?:IF EXISTS )?{_NAME} ON {_NAME}", _drop_trigger),
+        (rf"DROP (VIEW|FUNCTION) (?:IF EXISTS )?{_NAME}", _drop_object),
         (rf"(?:UPDATE|DELETE FROM|INSERT INTO) {_NAME}", _write_rows),
         (rf"CREATE (?:OR REPLACE )?VIEW {_NAME}", _create_view),
-        (rf"CREATE (?:CONSTRAINT )?TRIGGER \w+ .*? ON {_NAME}", _create_trigger),
+        (rf"CREATE (?:OR REPLACE )?(?:CONSTRAINT )?TRIGGER \w+ .*? ON {_NAME}", _create_trigger),
         (r"CREATE (?:OR REPLACE )?FUNCTION ", _no_effect),
         (r"REVOKE ALL ON FUNCTION ", _no_effect),
         (r"DO \$do\$ BEGIN EXECUTE format\('ALTER FUNCTION [^;]*; END \$do\$$", _no_effect),
@@ -281,7 +339,7 @@ _ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[SchemaTables, str, re.Match[
     (re.compile(pattern), rule)
     for pattern, rule in (
         (rf"ADD COLUMN (?:IF NOT EXISTS )?{_NAME}", _add_column),
-        (rf"ADD CONSTRAINT {_NAME} (CHECK|UNIQUE|PRIMARY KEY|FOREIGN KEY)", _add_constraint),
+        (rf"ADD (?:CONSTRAINT {_NAME} )?(CHECK|UNIQUE|PRIMARY KEY|FOREIGN KEY)", _add_constraint),
         (rf"VALIDATE CONSTRAINT {_NAME}", _validate),
         (
             rf"ALTER COLUMN {_NAME} SET NOT NULL",
@@ -293,8 +351,8 @@ _ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[SchemaTables, str, re.Match[
             rf"ALTER COLUMN {_NAME} DROP DEFAULT",
             _narrowing("", "{table}.{name} has no default: older code writes none"),
         ),
-        (rf"DROP COLUMN (?:IF EXISTS )?{_NAME}", _narrowing("", "{table}.{name} is gone")),
-        (rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}", _loosen),
+        (rf"DROP COLUMN (?:IF EXISTS )?{_NAME}", _drop_column),
+        (rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}", _drop_constraint),
         (r"SET \(fillfactor = \d+\)", _set_storage),
         (
             rf"RENAME (?:COLUMN )?(?:{_NAME} )?TO",

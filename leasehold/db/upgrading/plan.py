@@ -12,7 +12,7 @@ import asyncpg
 
 from leasehold.db.database import Connection
 from leasehold.db.schemas import Schema, state_of
-from leasehold.db.upgrading.locks import Effect, SchemaTables
+from leasehold.db.upgrading.locks import Effect, ForeignKey, SchemaTables
 from leasehold.db.upgrading.rendering import Rendered, render
 
 _INDEXES = """
@@ -26,6 +26,12 @@ SELECT c.relname AS name, p.relname AS parent, greatest(c.reltuples, 0)::bigint 
 FROM pg_class c LEFT JOIN pg_inherits h ON h.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = h.inhparent
 WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) AND c.relnamespace <> 'pg_catalog'::regnamespace
 ORDER BY 1
+"""
+_FOREIGN_KEYS = """
+SELECT t.relname AS "table", k.conname AS name, other.relname AS other,
+    ARRAY(SELECT a.attname FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attnum = ANY(k.conkey)) AS columns
+FROM pg_constraint k JOIN pg_class t ON t.oid = k.conrelid JOIN pg_class other ON other.oid = k.confrelid
+WHERE k.contype = 'f' AND k.conparentid = 0 AND pg_table_is_visible(t.oid)
 """
 
 
@@ -88,7 +94,7 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
     """
     indexes = await connection.fetch(_INDEXES)
     tables = await connection.fetch(_TABLES)
-    schema_tables = SchemaTables({row["name"]: row["table"] for row in indexes}, _partitions(tables))
+    schema_tables = await tables_of(connection)
     validity_by_index = {row["name"]: row["valid"] for row in indexes}
     planned_revisions: list[PlannedRevision] = []
     for number, schema in enumerate(schemas):
@@ -100,6 +106,18 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
         pending = render(current_revision, target, versions=folder, indexes=validity_by_index)
         planned_revisions.extend(_plan_revision(schema.name, rendered, schema_tables) for rendered in pending)
     return Plan(tuple(planned_revisions), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
+
+
+async def tables_of(connection: Connection) -> SchemaTables:
+    """What the database knows of its tables."""
+    indexes = await connection.fetch(_INDEXES)
+    foreign_keys = [
+        ForeignKey(row["table"], row["name"], frozenset(row["columns"]), row["other"])
+        for row in await connection.fetch(_FOREIGN_KEYS)
+    ]
+    return SchemaTables(
+        {row["name"]: row["table"] for row in indexes}, _partitions(await connection.fetch(_TABLES)), foreign_keys
+    )
 
 
 def _partitions(tables: Sequence[asyncpg.Record]) -> dict[str, list[str]]:
