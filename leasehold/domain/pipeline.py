@@ -73,14 +73,21 @@ class SkipIf:
     equals: Any = True
 
     def holds(self, params: Any) -> bool:
-        """Whether the condition is true for `params`. In Python `True == 1`, but `true` and 1 are different JSON
-        values.
-        """
+        """Whether the condition is true for `params`."""
         try:
             value = find_value(params, self.pointer)
         except LookupError:
             return False
-        return bool(value == self.equals) and isinstance(value, bool) == isinstance(self.equals, bool)
+        return _are_equal(value, self.equals)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal. In Python `True == 1`, but `true` and 1 are different JSON values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 @dataclass(frozen=True, slots=True)

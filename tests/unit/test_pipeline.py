@@ -10,7 +10,7 @@ import pytest
 
 from leasehold import App, Kind
 from leasehold.domain.errors import DeclarationError, Permanent
-from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.pipeline import Pipeline, SkipIf, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.worker.attempts.inputs import Source, _refuse_equal_names
 
@@ -45,6 +45,26 @@ WRONG: dict[str, Any] = {
 def test_a_wrong_declaration_is_refused(wrong: str) -> None:
     with pytest.raises(DeclarationError):
         WRONG[wrong]()
+
+
+@pytest.mark.parametrize(
+    ("value", "equals", "skips"),
+    [
+        (True, True, True),
+        (1, True, False),
+        (1, 1.0, True),
+        ([True], [True], True),
+        ([1], [True], False),
+        ([1, 2], [1], False),
+        ({"a": [0]}, {"a": [0]}, True),
+        ({"a": [0]}, {"a": [False]}, False),
+        ({"a": 1}, {"b": 1}, False),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        ({}, [], False),
+    ],
+)
+def test_a_step_is_skipped_for_an_equal_json_value_and_true_is_no_number(value: Any, equals: Any, skips: bool) -> None:
+    assert SkipIf("/quick", equals).holds({"quick": value}) is skips
 
 
 def test_steps_are_put_in_an_order_that_respects_their_needs() -> None:
