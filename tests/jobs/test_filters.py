@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -85,6 +85,19 @@ async def test_each_term_finds_its_jobs(
         assert await ids(stranger, q) == [], q
         answer = await client.get("/v1/jobs", params={"q": q, "count": True})
         assert answer.json()["count"] == {"n": len(found), "exact": True}, q
+
+
+async def test_of_a_date_its_first_instant_counts_as_later(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    runs = {days: await maker.make("run") for days in (0, 1)}
+    midnight = "date_trunc('day', created_at, 'UTC') + $2 * interval '1 day'"
+    for days, run in runs.items():
+        await rows.execute(f"UPDATE job SET created_at = {midnight} WHERE id = $1", run, days)
+    day = await rows.fetchval("SELECT created_at FROM job WHERE id = $1", runs[0])
+    this, next_ = day.date(), day.date() + timedelta(days=1)
+    assert set(await ids(client, f"created:>{this}")) == {str(run) for run in runs.values()}
+    assert await ids(client, f"created:<{next_}") == [str(runs[0])]
 
 
 async def test_every_kind_takes_tags(maker: Maker, client: httpx2.AsyncClient) -> None:
