@@ -144,19 +144,10 @@ class Listing:
         # PostgreSQL refuses a parameter that a statement does not use.
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
+        #: The text of the filter, if `narrowed_to_pipelines` narrows the walk to jobs that can contain the text. None:
+        #: the filter has no text, or another term is the driver.
+        self.searchable_text: str | None = None
         self._driver = self._driver_of_filter()  # SQL: the ids over which the walk goes
-
-    @property
-    def searchable_text(self) -> str | None:
-        """The text of the filter, if `narrowed_to_pipelines` may narrow the walk to jobs that can contain the text.
-        None: the filter has no text, or another term than the status is the driver. If the status is the driver,
-        `narrowed_to_pipelines` changes nothing.
-        """
-        job_filter = self._filter
-        driving_terms = (job_filter.worker, job_filter.schedule, job_filter.code, job_filter.template)
-        if self._tenant is None or job_filter.tags or any(term is not None for term in driving_terms):
-            return None
-        return next((text for text in job_filter.texts if _uuid(text) is None), None)
 
     @property
     def tenant_id(self) -> str | None:
@@ -318,11 +309,11 @@ class Listing:
         """
         if self._pipelines_with_text is not None:
             return self._driver_by_text(self._pipelines_with_text)
+        if self._filter.template is None:
+            self.searchable_text = next(iter(self._filter.texts), None)
         pipelines = self._pipelines()
         if pipelines is not None:
             return self._merge_ids([self._ids_of_pipeline(name) for name in pipelines])
-        if not self._scope.runs:
-            return self._merge_ids([self._ids_of_pipeline(name) for name in self._scope.pipelines])
         names = [*self._scope.pipelines, *self._scope.others]
         return self._merge_ids([self._ids("run", "job_id", "true"), *(self._ids_of_pipeline(name) for name in names)])
 

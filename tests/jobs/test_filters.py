@@ -261,9 +261,18 @@ def test_every_statement_names_the_tenant_wherever_it_finds_jobs() -> None:
             assert f"{alias}.tenant_id = $1::text" in statement.text, (table, statement.text)
 
 
+def test_a_search_asks_for_the_names_of_pipelines_only_if_they_change_the_walk() -> None:
+    for scope in SCOPES:
+        for wanted in filters():
+            plain = Listing(scope, wanted)
+            names_count = "text" in wanted.texts and plain.narrowed_to_pipelines(["a"]).page(50) != plain.page(50)
+            assert plain.searchable_text == ("text" if names_count and wanted.template is None else None), wanted
+
+
 async def test_postgresql_takes_every_statement(rows: Connection) -> None:
-    """Generated: also those of an operator, with no tenant."""
-    scopes = (*SCOPES, Scope(None, ("media",), runs=True, others=(), owned=("media", "webhook")))
+    """Generated: also those of an operator, with no tenant, and those of a caller who may see no job."""
+    operator = Scope(None, ("media",), runs=True, others=(), owned=("media", "webhook"))
+    scopes = (*SCOPES, operator, Scope("acme", (), runs=False, others=("noop",), owned=("media", "webhook")))
     for scope in scopes:
         for wanted in filters():
             plain = Listing(scope, wanted, new_id())
