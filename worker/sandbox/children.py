@@ -58,7 +58,7 @@ class Children:
         self._running: set[ChildProcess] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger()
-        #: The fences around the children (mechanisms of the kernel): "seccomp+landlock", "seccomp", "netns..." or
+        #: The fences that all children have (mechanisms of the kernel): "seccomp+landlock", "seccomp", "netns..." or
         #: "limits only...".
         self.isolation = "not started"
 
@@ -89,8 +89,8 @@ class Children:
         except BaseException:
             await self.close()
             raise
-        # The weakest fences of all zygotes: a name with fewer mechanisms is shorter.
-        self.isolation = min((spares.isolation for spares in self._spares.values()), key=len, default="no children")
+        isolations = {spares.isolation for spares in self._spares.values()}
+        self.isolation = fences.common(isolations) if isolations else "no children"
         if "landlock" not in self.isolation:
             fences.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
 

@@ -20,7 +20,7 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -38,6 +38,7 @@ _MAX_THREADS = 4096
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
+_MECHANISMS = ("seccomp", "netns", "landlock")
 #: What the C library, time zones and thread pools read, besides Python itself.
 _SYSTEM = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf",
@@ -134,8 +135,7 @@ class Fences:
         self._has_landlock = "landlock" in mechanisms
         self._grants = grants
         self._own_files: landlock.Ruleset | None = None
-        network = {"seccomp", "netns"} & set(mechanisms)
-        self.isolation = "+".join(mechanisms if network else ["limits only", *mechanisms])
+        self.isolation = _name_of(mechanisms)
 
     @classmethod
     def around(cls, packages: set[str], work_dir: Path) -> Self:
@@ -186,6 +186,17 @@ class Fences:
             raise OSError("the child has no filter of system calls yet, or the kernel no longer offers Landlock")
         self._own_files.allow({landlock.READ_FILE: files, landlock.WRITE: [directory]})
         self._own_files.enter()
+
+
+def common(isolations: Collection[str]) -> str:
+    """The name of the mechanisms that all of these names (Fences.isolation) have."""
+    held = [isolation.split("+") for isolation in isolations]
+    return _name_of([mechanism for mechanism in _MECHANISMS if all(mechanism in mechanisms for mechanisms in held)])
+
+
+def _name_of(mechanisms: Sequence[str]) -> str:
+    has_network_fence = "seccomp" in mechanisms or "netns" in mechanisms
+    return "+".join(mechanisms if has_network_fence else ["limits only", *mechanisms])
 
 
 def import_roots() -> list[Path]:

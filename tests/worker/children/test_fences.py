@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from leasehold.domain.errors import Retryable
+from leasehold.worker.sandbox import fences
+from leasehold.worker.sandbox.children import Children
 from tests.worker.children.conftest import Pool, pool
 
 _DENIED = "PermissionError|Operation not permitted|Permission denied"
@@ -125,6 +127,29 @@ async def test_a_kernel_with_fewer_fences_is_named_and_steps_still_run(
     with pytest.raises(Retryable, match=_DENIED):
         await made.act("reads_parent_environment")
     await made.children.close()
+
+
+async def test_a_fence_that_one_zygote_lacks_is_not_claimed_for_the_worker(tmp_path: Path) -> None:
+    source = "tests.worker.children.lesser_kernels:with_network_for_one"
+    children = Children(1, pipelines=["scripted", "beside"], work_dir=tmp_path, source=source)
+    await children.start()
+    assert children.isolation == "limits only"
+    await children.close()
+
+
+@pytest.mark.parametrize(
+    ("isolations", "held_by_all"),
+    [
+        (["seccomp+landlock", "seccomp+landlock"], "seccomp+landlock"),
+        (["seccomp+landlock", "seccomp"], "seccomp"),
+        (["netns+landlock", "limits only+landlock"], "limits only+landlock"),
+        (["netns", "limits only+landlock"], "limits only"),
+        (["limits only", "netns"], "limits only"),
+    ],
+)
+def test_the_fences_of_a_worker_are_those_that_all_its_zygotes_have(isolations: list[str], held_by_all: str) -> None:
+    assert fences.common(isolations) == held_by_all
+    assert fences.common(isolations[::-1]) == held_by_all
 
 
 async def test_without_a_filter_a_network_namespace_keeps_steps_off_the_network(tmp_path: Path, port: int) -> None:
