@@ -124,7 +124,7 @@ async def _go_through(connection: Connection, jobs: int, written: dict[str, Writ
         hints.append(await submit(connection, [NewJob(noop, "bench") for _ in range(_BATCH)]))
 
     async def announcing(batch: int) -> None:
-        await outbox.announced(connection, hints[batch])
+        await outbox.delete_confirmed(connection, hints[batch])
 
     async def claiming(batch: int) -> None:
         claimed.append(await claims.claim(connection, lease_terms, due[batch]))

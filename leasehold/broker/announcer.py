@@ -171,6 +171,8 @@ class Announcer:
         if not sent_announcements:
             return
         try:
-            await self._on_connection(lambda connection: outbox.announced(connection, sent_announcements))
+            await self._on_connection(lambda connection: outbox.delete_confirmed(connection, sent_announcements))
         except TRY_AGAIN as error:
-            outages.DATABASE.record_error(error, "hints that were sent and not marked: the relay repeats them")
+            outages.DATABASE.record_error(
+                error, "the outbox rows of sent hints were not deleted: the relay sends these hints again"
+            )

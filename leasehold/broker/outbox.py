@@ -112,7 +112,7 @@ WHERE o.id = ANY($1::bigint[])
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
     """Take up to `limit` announcements that were not published in time. They are due again in ten seconds, unless
-    `announced` deletes them. `back`: only rows that became due in the last `back` seconds; None: all rows.
+    `delete_confirmed` deletes them. `back`: only rows that became due in the last `back` seconds; None: all rows.
     """
     rows = await connection.fetch(TAKE, limit, window_interval(back))
     return [Announcement.from_row(row) for row in rows]
@@ -126,12 +126,12 @@ async def split(connection: Connection, limit: int, back: float | None = None) -
     return batches
 
 
-async def announced(connection: Connection, announcements: Sequence[Announcement]) -> None:
+async def delete_confirmed(connection: Connection, announcements: Sequence[Announcement]) -> None:
     """Delete the rows of hints that the broker confirmed. A batch is deleted with the last of its hints. Raises
     RuntimeError inside a transaction, because the commit of the whole transaction would then not wait for the disk.
     """
     if connection.is_in_transaction():
-        raise RuntimeError("call `announced` outside of a transaction")
+        raise RuntimeError("call `delete_confirmed` outside of a transaction")
     outbox_ids: list[int] = []
     batch_ids: set[int] = set()
     for announcement in announcements:

@@ -40,7 +40,7 @@ async def check_pooler(settings: Settings) -> None:
     does not answer.
     """
     try:
-        keeps_statements = await _inspect(settings)
+        keeps_statements = await _keeps_statements_if_pooled(settings)
     except _STATEMENTS_LOST:
         raise BadSetting(_URL, _NO_STATEMENTS_KEPT) from None
     if keeps_statements and not settings.database_direct_url.get_secret_value():
@@ -74,7 +74,7 @@ async def refuse_shared_sessions(settings: Settings) -> None:
         )
 
 
-async def _inspect(settings: Settings) -> bool:
+async def _keeps_statements_if_pooled(settings: Settings) -> bool:
     """Whether a pooler stands before PostgreSQL and keeps prepared statements: such a pooler is in transaction mode.
     Raises BadSetting for a pooler that keeps none, or that drops the settings of the session.
     """

@@ -158,7 +158,7 @@ def _watch_of(url: DatabaseUrl) -> FailoverWatch:
     loop = asyncio.get_running_loop()
     watch = _watches.get((id(loop), url))
     if watch is None or watch.loop is not loop:  # a later loop may have the same id
-        watch = FailoverWatch(loop, _hosts_of(url), partial(_timeline_of, url), partial(_choose_first, url))
+        watch = FailoverWatch(loop, _hosts_of(url), partial(_timeline_of, url), partial(_prefer, url))
         _watches[id(loop), url] = watch
     return watch
 
@@ -200,7 +200,7 @@ async def _read_timeline(connection: _Connection, timeout: float) -> int | None:
     return timeline
 
 
-def _choose_first(url: DatabaseUrl, host: Host) -> None:
+def _prefer(url: DatabaseUrl, host: Host) -> None:
     _last_chosen[url, False] = host
 
 

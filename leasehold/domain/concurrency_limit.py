@@ -22,12 +22,12 @@ class ConcurrencyLimit:
 
     `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
     `key`: what the limit counts, for example `queue:media`.
-    `limit`: (tenant, key) of a declared limit, whose bounds count instead of `at_most` and `per_minute`. The submission
-    reads them when it writes the job.
+    `declared_as`: (tenant, key) of a declared limit, whose bounds count instead of `at_most` and `per_minute`. The
+    submission reads them when it writes the job.
     """
 
     tenant_id: str
     key: str
     at_most: int | None = None
     per_minute: int | None = None
-    limit: tuple[str, str] | None = None
+    declared_as: tuple[str, str] | None = None

@@ -148,7 +148,7 @@ def _read_value(text: str, start: int) -> tuple[str, int]:
             if text[end] == '"':
                 raise InvalidFilter(
                     end + 1,
-                    "A quote begins a value, or stands in a quoted value after a \\.",
+                    'A quote may stand only at the beginning of a value. Inside a quoted value write \\".',
                 )
             end += 1
         return text[start:end], end

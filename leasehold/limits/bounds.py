@@ -38,7 +38,7 @@ _PLURALS = {
 
 #: Table -> how a person makes room for one more row.
 _REMEDIES = {
-    "template": "delete one first that nothing uses",
+    "template": "first delete a version that nothing uses",
     "schedule": "delete one first",
     "webhook": "delete one first",
     "gate": "lift one first",

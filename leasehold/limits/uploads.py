@@ -64,11 +64,11 @@ WHERE key = $1 AND tenant_id = $2
 # For an upload with a signed size, the store accepts only objects of that size. So housekeeping need not inspect the
 # key, and the row of a finished upload can go.
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
-# `dead`, `over`: see Due.
+# `url_expired`, `transfers_over`: see Due.
 _DUE = f"""
 -- uploads_due
-SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS dead,
-       forget_at < clock_timestamp() AS over
+SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS url_expired,
+       forget_at < clock_timestamp() AS transfers_over
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
   AND {tenant_stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
@@ -95,16 +95,16 @@ WHERE key = $1 AND tenant_id = $2 AND open AND task_id IS NOT NULL
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An upload that is due for an inspection. `dead`: the URL has expired, so no client can begin to send. `over`: no
-    transfer can arrive any more, not even one that began before the URL expired.
+    """An upload that is due for an inspection. `url_expired`: the URL has expired, so no client can begin to send.
+    `transfers_over`: no transfer can arrive any more, not even one that began before the URL expired.
     """
 
     key: str
     tenant_id: str
     open: bool
     at_most: int
-    dead: bool
-    over: bool
+    url_expired: bool
+    transfers_over: bool
 
 
 async def open_upload(
@@ -144,7 +144,7 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
         raise TooMany(
             "upload_quota_exceeded",
             f"A tenant has at most {bound} bytes of unfinished uploads: complete some, declare content_length, or wait"
-            " until they are forgotten.",
+            " until they expire.",
             policy="unfinished-uploads",
             at_most=bound,
             retry_after=_RETRY_SECONDS,
@@ -197,11 +197,11 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
         log.info("an upload was removed", key=upload.key, bytes=size)
         size = 0
     async with connections() as connection:
-        if upload.over:
+        if upload.transfers_over:
             await connection.execute(_KEEP_OVER, upload.key, upload.tenant_id, size)
             await connection.execute(_FORGET_OVER, upload.key, upload.tenant_id)
         else:
-            await connection.execute(_INSPECTED, upload.key, upload.dead, size, INSPECTION_SECONDS)
+            await connection.execute(_INSPECTED, upload.key, upload.url_expired, size, INSPECTION_SECONDS)
 
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:

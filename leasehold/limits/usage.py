@@ -232,6 +232,7 @@ async def _connection(database: Connection | ConnectionSource) -> AsyncIterator[
 
 def _too_many(at_most: int) -> TooMany:
     sentence = (
-        f"A tenant may have at most {at_most} unfinished jobs, and this request would exceed them: try again later."
+        f"A tenant may have at most {at_most} unfinished jobs, and this request would exceed that number: try again"
+        " later."
     )
     return TooMany("too_many_unfinished", sentence, policy="unfinished", at_most=at_most, retry_after=_UNFINISHED_WAIT)

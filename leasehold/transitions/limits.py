@@ -108,9 +108,9 @@ def applicable_limits(
             continue
         if key == "tenant":
             owner = tenant_id  # the limit of EVERYBODY counts each tenant separately
-        # `limit`: the declared limit, whose bounds this one has.
+        # `declared_as`: the declared limit, whose bounds this one has.
         by_name[owner, key] = ConcurrencyLimit(
-            owner, key, row["at_most"], row["per_minute"], limit=(row["tenant_id"], row["key"])
+            owner, key, row["at_most"], row["per_minute"], declared_as=(row["tenant_id"], row["key"])
         )
     return [*own_limits, *by_name.values()]
 

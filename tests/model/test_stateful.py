@@ -148,7 +148,7 @@ class Verbs(RuleBasedStateMachine):
         self.run(outbox.split(self.connections[1], 100))
         self.execute("UPDATE outbox SET relay_at = clock_timestamp()")
         taken = self.run(outbox.take(self.connections[1], 100))
-        self.run(outbox.announced(self.connections[1], taken))
+        self.run(outbox.delete_confirmed(self.connections[1], taken))
 
     @rule(target=leases, worker=WORKERS, task=tasks, copies=st.integers(1, 2), late=st.booleans(), gone=WORKERS)
     def follow_a_hint(self, worker: int, task: UUID, copies: int, late: bool, gone: int) -> Any:

@@ -281,7 +281,7 @@ async def test_a_job_that_can_run_is_queued_at_once_and_its_announcement_only_fo
     before = await rows.job(job_id)
     assert before["status"] == "queued"
     for _ in range(2):
-        await outbox.announced(rows.connection, [hint])
+        await outbox.delete_confirmed(rows.connection, [hint])
     assert await rows.job(job_id) == before
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 0
     assert [(event["kind"], event["job_status"]) for event in await rows.events(job_id)] == [("submitted", "queued")]
@@ -292,7 +292,7 @@ async def test_the_hints_of_a_submission_are_one_row_until_the_broker_has_confir
     count = "SELECT count(*) FROM outbox_batch"
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 0
     for left, confirmed in ((1, hints[:1]), (1, hints[:2]), (0, hints[2:])):
-        await outbox.announced(rows.connection, confirmed)
+        await outbox.delete_confirmed(rows.connection, confirmed)
         assert await rows.connection.fetchval(count) == left
 
 
@@ -305,7 +305,7 @@ async def test_only_one_relay_takes_a_batch_of_hints(rows: Rows, another: Open) 
         assert await outbox.split(rows.connection, 10) == 0
     taken = await outbox.take(rows.connection, 10)
     assert {one.hint.task_id for one in taken} == {one.hint.task_id for one in hints}
-    await outbox.announced(rows.connection, hints)  # of the submitter, too late: it takes nothing away
+    await outbox.delete_confirmed(rows.connection, hints)  # of the submitter, too late: it takes nothing away
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 3
 
 
@@ -313,12 +313,12 @@ async def test_only_the_announcement_goes_on_before_its_commit_is_on_disk(rows: 
     (hint,) = await rows.submit()
     with pytest.raises(RuntimeError, match="outside of a transaction"):
         async with rows.connection.transaction():
-            await outbox.announced(rows.connection, [hint])
+            await outbox.delete_confirmed(rows.connection, [hint])
     assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 1
     await rows.connection.execute("SET synchronous_commit = on")
     hints = [hint, *await rows.submit(count=2)]
     async with settings_at_commit(rows.connection, "outbox", "outbox_batch") as settings:
-        await outbox.announced(rows.connection, hints)
+        await outbox.delete_confirmed(rows.connection, hints)
     assert settings == ["off", "off"]
     assert await rows.connection.fetchval("SHOW synchronous_commit") == "on"
 

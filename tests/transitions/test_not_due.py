@@ -197,7 +197,7 @@ async def _claim(rows: Rows) -> Work:
 
 async def _announce(rows: Rows) -> Work:
     (hint,) = await rows.submit()
-    return lambda: outbox.announced(rows.connection, [hint])
+    return lambda: outbox.delete_confirmed(rows.connection, [hint])
 
 
 async def _relay(rows: Rows) -> Work:

@@ -121,7 +121,7 @@ async def test_the_relay_sends_the_hints_of_a_submission_whose_committer_died_wh
     """They are one row until the broker has confirmed all of them."""
     hints = await rows.submit(count=3)
     await rows.connection.execute("UPDATE outbox_batch SET relay_at = clock_timestamp() + interval '1 hour'")
-    await outbox.announced(rows.connection, hints[:2])
+    await outbox.delete_confirmed(rows.connection, hints[:2])
     assert await relay.turn() is None
     assert heard.tasks == []  # its committer has a second to do it
     await late(rows)

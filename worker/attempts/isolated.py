@@ -219,7 +219,7 @@ class IsolatedAttempts:
         if claimed.handler is not None:  # a job of a template: its next steps are not those of `pipeline`
             return []
         started: list[Speculation] = []
-        next_steps = steps_after(pipeline, step)[: max(1, self._children.idle)]
+        next_steps = steps_after(pipeline, step)[: max(1, self._children.free_slots)]
         for next_step in reversed(next_steps):
             if (claimed.job_id, next_step.name) in self._speculations:
                 continue

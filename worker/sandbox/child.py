@@ -83,7 +83,7 @@ def _run(pipeline: Pipeline, own_fences: fences.Fences) -> None:
         _send(answer)
     except frames.FrameError as error:
         # FrameError's text says how many bytes the frame has, or why it is no JSON.
-        _send(_failed_frame("permanent", "bad_output", f"the answer has {error}"))
+        _send(_failed_frame("permanent", "bad_output", f"the answer cannot be sent: {error}"))
     frames.receive(frames.CHANNEL)  # wait here: the worker reads this process's peak memory, and then kills it
 
 

@@ -68,7 +68,7 @@ class Children:
         return frozenset(child.pid for child in self._running).union(*(spares.pids for spares in self._spares.values()))
 
     @property
-    def idle(self) -> int:
+    def free_slots(self) -> int:
         """How many more runs have room now. A killed child makes room immediately, but the next run in its place waits
         until the child has ended.
         """

@@ -223,7 +223,7 @@ def _add_column(schema: SchemaTables, table: str, match: re.Match[str], action: 
     has_value = is_serial or "DEFAULT" in action or "GENERATED" in action
     needs_value = "NOT NULL" in action and not has_value
     is_checked = _CHECKED.search(action) is not None or (has_value and "REFERENCES" in action)
-    narrows = f"{table}.{match[1]} has no default: older code writes none" if needs_value else ""
+    narrows = f"{table}.{match[1]} has no default: older code writes no value" if needs_value else ""
     # If the column needs a value, the scan looks for a row without one.
     work = "rewrite" if is_rewrite else "scan" if needs_value or is_checked else ""
     lock = Lock(table, _ACCESS_EXCLUSIVE, work)
@@ -349,7 +349,7 @@ _ACTIONS: Sequence[tuple[re.Pattern[str], Callable[[SchemaTables, str, re.Match[
         (rf"ALTER COLUMN {_NAME} (?:DROP NOT NULL|SET DEFAULT)", _loosen),
         (
             rf"ALTER COLUMN {_NAME} DROP DEFAULT",
-            _narrowing("", "{table}.{name} has no default: older code writes none"),
+            _narrowing("", "{table}.{name} has no default: older code writes no value"),
         ),
         (rf"DROP COLUMN (?:IF EXISTS )?{_NAME}", _drop_column),
         (rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}", _drop_constraint),

@@ -86,17 +86,20 @@ async def _bounds(
     (None, None) changes no existing row: the limit is declared itself, so its row has its bounds already; or the
     operator has withdrawn the declared limit.
     """
-    # `limit.limit`: the name of the declared limit whose bounds `limit` has. This is the name of `limit` itself if
-    # `limit` is declared. None: `limit` has bounds of its own.
+    # `declared_as` is the name of the limit itself if the limit is declared, and None if it has bounds of its own.
     followed_names = sorted(
-        {limit.limit for name, limit in limits.items() if limit.limit is not None and limit.limit != name}
+        {
+            limit.declared_as
+            for name, limit in limits.items()
+            if limit.declared_as is not None and limit.declared_as != name
+        }
     )
     rows = await connection.fetch(_FOLLOWED, *limit_columns(followed_names)) if followed_names else ()
     declared_bounds = {(row["tenant_id"], row["key"]): (row["at_most"], row["per_minute"]) for row in rows}
     return {
         name: (limit.at_most, limit.per_minute)
-        if limit.limit is None
-        else declared_bounds.get(limit.limit, (None, None))
+        if limit.declared_as is None
+        else declared_bounds.get(limit.declared_as, (None, None))
         for name, limit in limits.items()
     }
 

@@ -91,7 +91,7 @@ async def test_a_step_cancelled_while_it_waits_for_a_child_harms_nobody(one: Poo
         await waiting
     (directory / "go").touch()
     await running
-    assert one.children.idle == 1
+    assert one.children.free_slots == 1
     assert (await one.act("ok")).value is None
 
 

@@ -75,9 +75,20 @@ async def test_a_content_type_that_is_none_is_refused(one: Pool, content_type: s
     await _refused(one, "claims", directory, name="out", path="made", content_type=content_type)
 
 
-@pytest.mark.parametrize("what", ["large value", "huge value", "no JSON", "deep value", "long number"])
+@pytest.mark.parametrize("what", ["large value", "deep value", "long number"])
 async def test_a_value_too_large_or_without_json_form_is_refused(one: Pool, what: str) -> None:
     await _refused(one, "answers", one.directory(), what=what)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("huge value", "the answer cannot be sent: 2000"),
+        ("no JSON", "the answer cannot be sent: it cannot be converted to JSON: "),
+    ],
+)
+async def test_the_refusal_of_a_value_that_cannot_be_sent_says_why(one: Pool, what: str, reason: str) -> None:
+    assert (await _refused(one, "answers", one.directory(), what=what)).startswith(reason)
 
 
 async def test_a_nested_path_of_the_directory_is_taken(one: Pool) -> None:
