@@ -49,6 +49,12 @@ class WorkerPool(BaseModel):
     least: int = Field(0, ge=0, le=10_000)
     most: int = Field(100, ge=1, le=10_000)
 
+    @model_validator(mode="after")
+    def _are_bounds(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"least is {self.least}, which is more than most, {self.most}")
+        return self
+
 
 class Settings(SettingsWithFiles):
     """The settings of a process, frozen. Code takes the object as a parameter and never reads the environment."""
@@ -79,13 +85,13 @@ class Settings(SettingsWithFiles):
     database_timeout: float = Field(
         10.0,
         gt=0,
-        description="Seconds that a statement may take. An API request waits no longer than this for PostgreSQL in "
-        "all, until its answer begins; a bulk write may wait this long for each of its statements.",
+        description="Seconds that a statement may take. All waits of an API request for PostgreSQL, until its answer "
+        "begins, take at most this long together; a bulk write may wait this long for each of its statements.",
     )
     database_direct_url: SecretStr = Field(
         SecretStr(""),
-        description="URL of PostgreSQL itself, where database_url leads to a pooler: for the locks that show which "
-        "workers live, LISTEN and `leasehold migrate`, which need a session of their own. Unset: database_url.",
+        description="URL of PostgreSQL itself, where database_url leads to a pooler. LISTEN, `leasehold migrate` and "
+        "the locks by which workers see who lives need a session of their own. Unset: database_url.",
     )
     database_replica_url: SecretStr = Field(
         SecretStr(""),
@@ -137,7 +143,7 @@ class Settings(SettingsWithFiles):
     amqp_queue_type: Literal["classic", "quorum"] = Field(
         "classic", description="`quorum` on a cluster of three nodes; `classic` (durable) on a single one."
     )
-    amqp_queue_prefix: str = Field("leasehold", description="Queues are named {prefix}.{queue}.{band}.")
+    amqp_queue_prefix: str = Field("leasehold", description="Queues are named {prefix}.{queue}.{priority band}.")
     amqp_publish_timeout: float = Field(
         5.0,
         gt=0,
@@ -156,13 +162,16 @@ class Settings(SettingsWithFiles):
 
     # --- apps that submit runs
     tenant: str = Field(
-        "default", min_length=1, max_length=100, description="The tenant of the runs that an app writes to PostgreSQL."
+        "default",
+        min_length=1,
+        max_length=100,
+        description="The tenant of the runs that a program submits directly to PostgreSQL.",
     )
     submit_seconds: float = Field(
         10.0,
         ge=0,
         le=600,
-        description="How long an app tries to submit, and to reach a run, while PostgreSQL does not answer.",
+        description="How long such a program tries to submit, read or signal a run while PostgreSQL does not answer.",
     )
 
     # --- the object store
@@ -193,7 +202,9 @@ class Settings(SettingsWithFiles):
     api_host: str = Field("127.0.0.1", description="Address that the API listens on. `::`: all, of IPv6 and of IPv4.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port that the API listens on.")
     public_url: str | None = Field(None, description="The API's own URL as clients see it.")
-    cdn_base_url: str | None = Field(None, description="If set, final_url is this plus the key; else a signed URL.")
+    cdn_base_url: str | None = Field(
+        None, description="The `final_url` of a picture is this plus its key; unset: a signed URL."
+    )
     upload_url_seconds: int = Field(300, ge=10, le=900, description="Life of a signed upload URL.")
     download_url_seconds: int = Field(3600, ge=60, le=86_400, description="Life of a signed download URL.")
     api_key_cache_seconds: float = Field(
@@ -268,7 +279,9 @@ class Settings(SettingsWithFiles):
     console_oidc_at_once: int = Field(
         8, ge=1, le=100, description="Requests to the provider at once; further sign-ins wait up to 5 seconds."
     )
-    people_per_tenant: int = Field(10_000, ge=1, description="People of a tenant who may have signed in.")
+    people_per_tenant: int = Field(
+        10_000, ge=1, description="The most people of a tenant of whom the console keeps a row."
+    )
     people_days: int = Field(
         400, ge=30, le=3650, description="Days after which a person who no longer signs in is forgotten."
     )
@@ -311,8 +324,8 @@ class Settings(SettingsWithFiles):
         100,
         ge=1,
         le=10_000,
-        description="Rows for different refused sign-ins that an API process writes in ten seconds. One more row has "
-        "the number of the others.",
+        description="In ten seconds an API process writes at most this many rows for refused sign-ins, and one row "
+        "with the number of the others.",
     )
 
     # --- payloads and bulk work
@@ -338,7 +351,7 @@ class Settings(SettingsWithFiles):
         5000,
         ge=1,
         le=100_000,
-        description="Runs times steps of one POST /v1/runs/batch. PostgreSQL writes them in one commit.",
+        description="The most tasks (runs times steps) of one POST /v1/runs/batch. PostgreSQL writes them in one commit.",
     )
     bulk_writes_at_once: int = Field(
         3,
@@ -488,7 +501,8 @@ class Settings(SettingsWithFiles):
         description="Generations at once of one server_id, and of each tenant without a server_id; 0: no bound.",
     )
     generation_default_server: str = Field(
-        "default", description="The server_id under which generations without one are counted."
+        "default",
+        description="The server_id under which generations without one are counted, for each tenant by itself.",
     )
     generation_image_seconds: int = Field(3600, ge=1, description="An image that is not finished by then fails.")
     generation_video_seconds: int = Field(86_400, ge=1, description="A video that is not finished by then fails.")
@@ -529,8 +543,8 @@ class Settings(SettingsWithFiles):
         None,
         ge=0,
         le=4096,
-        description="Additional inline steps at once, each for a tenant that has none in this worker; unset: as many "
-        "as worker_concurrency.",
+        description="Inline steps at once beyond those of worker_concurrency, each for a tenant that has none in this "
+        "worker; unset: as many as worker_concurrency.",
     )
     webhook_slots: int = Field(
         32,
@@ -552,7 +566,7 @@ class Settings(SettingsWithFiles):
         1000, ge=1, le=100_000, description="Signals of one run that its workflow has not consumed; more get 429."
     )
     workflow_max_calls: int = Field(
-        20_000, ge=1, le=30_000, description="Calls of its context that one run of a workflow may make."
+        20_000, ge=1, le=30_000, description="The most calls of `ctx` that one run of a workflow may make."
     )
     workflow_memory: int = Field(
         1000, ge=0, description="Coroutines of waiting workflows that a worker keeps in memory; 0: none."
@@ -663,6 +677,15 @@ class Settings(SettingsWithFiles):
     def _is_anything_served(self) -> Self:
         if self.console_only and self.console_path is None:
             raise ValueError("LEASEHOLD_CONSOLE_ONLY is on, but LEASEHOLD_CONSOLE is off: nothing would be served")
+        return self
+
+    @model_validator(mode="after")
+    def _are_leases_renewed_in_time(self) -> Self:
+        if self.renew_seconds >= self.lease_seconds - self.trust_margin_seconds:
+            raise ValueError(
+                "LEASEHOLD_RENEW_SECONDS must be less than LEASEHOLD_LEASE_SECONDS without"
+                " LEASEHOLD_TRUST_MARGIN_SECONDS: a worker would stop trusting each lease before it renews it"
+            )
         return self
 
     @model_validator(mode="after")

@@ -15,7 +15,8 @@ from fastapi import Request, Response
 
 from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.services import services_of
-from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED, ReplicaBusy
+from leasehold.db.replica import READS, REQUESTS, STANDBY_FAILED, ReplicaBusy, ReplicaUnusable
+from leasehold.runtime.transient import may_try_again
 
 #: The header with the greatest possible age of the answer, in seconds. An answer without the header is from the
 #: primary.
@@ -55,7 +56,8 @@ def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
         reads = services_of(request).replica_reads
         if reads is None:
             return await handler(request)
-        reason = "primary"  # why the primary answers, as the metric names it: the standby does not serve
+        # Why the primary answers, as the metric's label names it. At first: the standby does not serve.
+        reason = "primary"
         if _demands_primary(request):
             reason = "fresh"
         elif reads.replica.serves:
@@ -70,7 +72,8 @@ def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
 
 
 def _demands_primary(request: Request) -> bool:
-    return "no-cache" in request.headers.get("cache-control", "") or FRESH_COOKIE in request.cookies
+    directives = ",".join(request.headers.getlist("cache-control")).lower()
+    return "no-cache" in directives or FRESH_COOKIE in request.cookies
 
 
 async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads) -> Response | None:
@@ -81,8 +84,9 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except ReplicaBusy:
             return None
         except STANDBY_FAILED as error:
-            # `is_over`: the request has used up its time for the standby. That alone may mean that the standby is slow.
-            if not reading.is_over:
+            # If the request has used up its time for the standby (`is_over`), the standby may only be slow. Nor does it
+            # say anything about the standby that asyncpg cannot encode a value.
+            if not reading.is_over and (isinstance(error, ReplicaUnusable) or may_try_again(error)):
                 reads.replica.leave(error)  # read from the primary for some seconds
             return None
         except asyncpg.PostgresError:  # the standby may lack a migration; any other error occurs again on the primary

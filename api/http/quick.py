@@ -16,6 +16,7 @@ from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from leasehold.api.auth.security import Require, bearer
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
@@ -23,8 +24,8 @@ from leasehold.domain.errors import DeclarationError
 
 
 class QuickRoute(AuthenticatedFirst):
-    """The route of an endpoint that declares a request, one model as its body, one Require, and optional headers of
-    text.
+    """The route of an endpoint that declares a request, one model as its body, one Require (which checks the key and
+    gives the caller), and optional headers of text.
 
     Raises DeclarationError for any other endpoint. The key is checked before the body: a client without a valid key
     learns nothing about the body that it sent.
@@ -41,10 +42,9 @@ class QuickRoute(AuthenticatedFirst):
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """The endpoint (`call`), the names of its parameters, and what their arguments are made from: the caller by
-    `require`, the body as a `model`.
-
-    `headers`: the name of each parameter for a header, and the name of that header.
+    """`call`: the endpoint. `request_name`, `caller_name`, `body_name`: the names of its parameters. `require` makes
+    the argument for the caller, `model` the argument for the body. `headers`: the name of each parameter for a header,
+    and the name of that header.
     """
 
     call: Callable[..., Awaitable[Response]]
@@ -65,6 +65,8 @@ class _Endpoint:
                 dependencies=[Dependant(call=Require() as require, name=str(caller_name))],
                 body_params=[body],
             ) if callable(call) and isinstance(body.field_info.annotation, type):
+                if not all(_is_plain(header.field_info) for header in dependant.header_params):
+                    raise DeclarationError(f"{dependant.path}: the header of a quick route is an optional text")
                 headers = tuple((field.name, field.alias) for field in dependant.header_params)
                 model = body.field_info.annotation
                 endpoint = cls(call, request_name, caller_name, require, body.name, model, headers)
@@ -80,6 +82,11 @@ class _Endpoint:
         headers = {name: request.headers.get(alias) for name, alias in self.headers}
         body = _validated_body(self.model, await request.body())
         return {self.request_name: request, self.caller_name: caller, self.body_name: body, **headers}
+
+
+def _is_plain(header: FieldInfo) -> bool:
+    """Whether the argument for the header needs no check: it is the header's text, or None."""
+    return header.annotation == (str | None) and header.default is None and not header.metadata
 
 
 def _validated_body(model: type[BaseModel], body: bytes) -> BaseModel:

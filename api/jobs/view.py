@@ -90,8 +90,8 @@ def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    # A held job waits at concurrency limits. `limits` never names the limit of a run's scope. So if `limits` is empty,
-    # the job waits only for other runs of its scope.
+    # A held job waits at concurrency limits. `limits` has all of them but that of a run's scope. If it is empty, only
+    # the scope holds the job.
     if row["held"]:
         return [{"limit": key} for key in row["limits"] or ["scope"]]
     now = datetime.now(UTC)
@@ -108,8 +108,8 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _if_future(text: str | None, now: datetime) -> str | None:
-    """The instant if it is in the future. `text`: ISO 8601; None: a workflow waits for a signal or a step without a
-    time limit.
+    """The instant if it is in the future. `text`: ISO 8601; None: a workflow waits, without a time limit, for a
+    signal or a step.
     """
     return text if text is not None and datetime.fromisoformat(text) > now else None
 

@@ -89,13 +89,15 @@ class WaitingAnnouncements:
 
 
 def on_pool(pool: ConnectionSource) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
-    """The `on_connection` of an announcer that borrows a connection of the pool each time."""
+    """Make the function `on_connection` of an Announcer: it runs `work` with a connection that it borrows from the
+    pool.
+    """
 
-    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def run(work: Callable[[Connection], Awaitable[None]]) -> None:
         async with pool.acquire() as connection:
             await work(connection)
 
-    return on_connection
+    return run
 
 
 class Announcer:

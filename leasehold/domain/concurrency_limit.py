@@ -11,7 +11,7 @@ from dataclasses import dataclass
 #: The tenant of limits that count the jobs of all tenants together.
 EVERYBODY = "*"
 #: Tenants share the slots of a worker, and the places of a limit. A tenant that already has places may take another
-#: only while it has fewer than GREED times as many as are free. So one busy tenant alone takes at most seven eighths.
+#: only while `its places < GREED * free places`. So one busy tenant alone takes at most seven eighths.
 GREED = 7
 
 
@@ -22,8 +22,8 @@ class ConcurrencyLimit:
 
     `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
     `key`: what the limit counts, for example `queue:media`.
-    `declared_as`: (tenant, key) of a declared limit, whose bounds count instead of `at_most` and `per_minute`. The
-    submission reads them when it writes the job.
+    `declared_as`: None, or the (tenant, key) of a declared limit. Its bounds then count instead of `at_most` and
+    `per_minute`; the submission reads them when it writes the job.
     """
 
     tenant_id: str

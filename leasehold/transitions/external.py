@@ -117,6 +117,8 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
 async def needed_steps(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
     """For each task a row for each succeeded step that it needs, with the `value` and the `files` of that step."""
     needed_by_task: dict[UUID, list[Any]] = {task_id: [] for task_id in task_ids}
-    for row in await connection.fetch(_NEEDED, list(task_ids)) if task_ids else ():
+    if not task_ids:
+        return {}
+    for row in await connection.fetch(_NEEDED, list(task_ids)):
         needed_by_task[row["task_id"]].append(row)
     return needed_by_task

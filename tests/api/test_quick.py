@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from leasehold.api.auth.security import RUNS_WRITE, Require
@@ -123,6 +123,39 @@ async def _without_body(request: Request, caller: Writer) -> Response:
 
 async def _with_path(request: Request, run_id: UUID, wanted: RunRequest, caller: Writer) -> Response:
     raise AssertionError
+
+
+async def _with_needed_header(
+    request: Request, wanted: RunRequest, caller: Writer, x_a: Annotated[str, Header()]
+) -> Response:
+    raise AssertionError
+
+
+async def _with_number_as_header(
+    request: Request, wanted: RunRequest, caller: Writer, x_a: Annotated[int | None, Header()] = None
+) -> Response:
+    raise AssertionError
+
+
+async def _with_default_of_header(
+    request: Request, wanted: RunRequest, caller: Writer, x_a: Annotated[str | None, Header()] = "a"
+) -> Response:
+    raise AssertionError
+
+
+async def _with_bounded_header(
+    request: Request, wanted: RunRequest, caller: Writer, x_a: Annotated[str | None, Header(max_length=3)] = None
+) -> Response:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [_with_needed_header, _with_number_as_header, _with_default_of_header, _with_bounded_header],
+)
+def test_it_refuses_a_header_that_it_would_not_check(endpoint: Any) -> None:
+    with pytest.raises(DeclarationError, match="the header of a quick route is an optional text"):
+        APIRouter(route_class=QuickRoute).add_api_route("/", endpoint, methods=["POST"])
 
 
 @pytest.mark.parametrize("endpoint", [_without_caller, _with_query, _with_response, _without_body, _with_path])

@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
-#: The longest delays, after the first try and so on: 5 s, 5 m, 30 m, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h. Jitter shortens
-#: each delay by up to a half.
+#: The delay after each failed try: 5 s, 5 m, 30 m, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h. Jitter shortens each delay by
+#: up to a half.
 _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400))
 
 
 class Delivery(BaseModel):
     """The parameters of a delivery: to the webhook `webhook_id`, or to `url`, the callback URL of one job. `event`: the
-    JSON to send. `message`: for a redelivery, the id of the first delivery of the message, because the receiver must
-    get the same message id again. None: this is the first delivery.
+    JSON to send. `message`: the id of the message. A redelivery has the id of the first delivery, because the receiver
+    must get the same message id again. None: this is the first delivery.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

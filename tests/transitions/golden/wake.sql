@@ -4,7 +4,7 @@ WITH woken AS (
     FROM job j
     WHERE j.id = $1 AND j.tenant_id = $2 AND CASE WHEN j.finished_at IS NULL THEN true ELSE false END
       AND t.job_id = j.id AND t.step = $3 AND NOT starts_with(t.queue, 'ext:')
-      AND t.epoch > 0 -- not a step that has never run: it waits for its start time
+      AND t.epoch > 0 -- it has run before: a step that has never run waits for its start time
       AND CASE WHEN t.status = 'waiting' THEN true ELSE false END
     RETURNING t.id, t.job_id, t.queue, t.priority, j.trace
 )

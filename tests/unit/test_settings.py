@@ -1,0 +1,35 @@
+"""Settings that contradict each other are refused when a process starts, and not noticed by what it loses later."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from leasehold.settings import Settings, WorkerPool
+
+
+@pytest.mark.parametrize(
+    ("lease", "renew", "margin", "good"),
+    [
+        (30.0, 10.0, 5.0, True),
+        (30.0, 24.9, 5.0, True),
+        (30.0, 25.0, 5.0, False),
+        (30.0, 40.0, 5.0, False),
+        (30.0, 10.0, 30.0, False),
+    ],
+)
+def test_a_worker_renews_its_leases_before_it_stops_trusting_them(
+    lease: float, renew: float, margin: float, good: bool
+) -> None:
+    terms = {"lease_seconds": lease, "renew_seconds": renew, "trust_margin_seconds": margin}
+    if good:
+        assert Settings(_env_file=None, **terms).renew_seconds == renew  # type: ignore[arg-type]  # of any fields
+    else:
+        with pytest.raises(ValidationError, match="LEASEHOLD_RENEW_SECONDS must be less"):
+            Settings(_env_file=None, **terms)  # type: ignore[arg-type]  # of any fields
+
+
+def test_the_fewest_workers_of_a_pool_are_not_more_than_the_most() -> None:
+    assert WorkerPool(least=7, most=7).least == 7
+    with pytest.raises(ValidationError, match="least is 8, which is more than most, 7"):
+        WorkerPool(least=8, most=7)
