@@ -351,7 +351,7 @@ class Settings(SettingsWithFiles):
         5000,
         ge=1,
         le=100_000,
-        description="The most tasks (runs times steps) of one POST /v1/runs/batch. PostgreSQL writes them in one commit.",
+        description="The most tasks (runs times steps) of a POST /v1/runs/batch, written in one commit.",
     )
     bulk_writes_at_once: int = Field(
         3,
