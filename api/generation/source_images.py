@@ -25,6 +25,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import BadGateway, Invalid, RequestError, StoreError
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.kinds import sniff
+from leasehold.storage.signing import MAX_URL_SECONDS
 
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
@@ -57,7 +58,6 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 async def upload_images(request: Request, caller: Writer) -> Response:
     services = services_of(request)
     services.store.require()  # raises StoreAbsent if the installation has no store
-    lifetime_seconds = services.settings.generation_keep_seconds
     try:
         # One image is in memory at a time, and has a second copy while it is being stored.
         memory_bytes = 2 * services.settings.generation_source_max_bytes
@@ -71,11 +71,12 @@ async def upload_images(request: Request, caller: Writer) -> Response:
         raise form_too_slow() from None
     except StoreError as error:
         raise BadGateway("store_unavailable", "The image could not be stored. Try again soon.") from error
-    urls = [services.store.sign_get(key, seconds=lifetime_seconds) for key in keys]
+    created = int(time())
+    url_seconds = min(services.settings.generation_keep_seconds, MAX_URL_SECONDS)
     answer: dict[str, Any] = {
-        "created": int(time()),
-        "data": [{"url": url} for url in urls],
-        "expires_at": int(time()) + lifetime_seconds,
+        "created": created,
+        "data": [{"url": services.store.sign_get(key, seconds=url_seconds)} for key in keys],
+        "expires_at": created + url_seconds,
     }
     return json_response(answer, HTTPStatus.OK, form.limit_fields)
 

@@ -12,6 +12,7 @@ from leasehold.api.http.etags import weak_etag
 from leasehold.api.process.services import Services
 from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.pipelines.generation.rows import UNDER_WAY, Row
+from leasehold.storage.signing import MAX_URL_SECONDS
 
 StatusText: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
 STATUS_NUMBERS: dict[StatusText, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
@@ -22,8 +23,6 @@ _DEFAULT_ERRORS = {
     JobState.EXPIRED: ("deadline_exceeded", "The generation did not finish in time."),
     JobState.FAILED: ("failed", "The generation failed."),
 }
-#: The longest life of a signed URL: S3's limit of one week.
-_MAX_URL_SECONDS = 7 * 86_400
 
 
 def is_finished(row: Row) -> bool:
@@ -79,7 +78,7 @@ def etag(row: Row) -> str:
     answer is not 304, and the client gets new URLs.
     """
     version = f"{row['job_id']}.{row['status']}.{row['event_seq']}"
-    return weak_etag(version + (f".{int(time() // (_MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))
+    return weak_etag(version + (f".{int(time() // (MAX_URL_SECONDS / 2))}" if is_finished(row) else ""))
 
 
 def _url_of(services: Services, row: Row, key: str) -> str:
@@ -87,7 +86,7 @@ def _url_of(services: Services, row: Row, key: str) -> str:
     if base is not None:
         return f"{base.rstrip('/')}/{key}"
     seconds_left = (row["expires_at"] - datetime.now(UTC)).total_seconds()
-    return services.store.sign_get(key, seconds=max(1, min(int(seconds_left), _MAX_URL_SECONDS)))
+    return services.store.sign_get(key, seconds=max(1, int(seconds_left)))
 
 
 def _error_of(row: Row) -> GenerationError:

@@ -20,6 +20,8 @@ from leasehold.settings import Settings
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
+#: The longest life of a signed URL: S3 refuses a URL that is signed for more than a week.
+MAX_URL_SECONDS = 7 * 86_400
 _ANY_KEY = "key"  # `of_client` removes it from the URL again
 
 
@@ -54,8 +56,11 @@ class UrlSigner:
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> str:
-        """A URL that is valid for `seconds`. A request by this URL must have exactly these `headers`."""
+        """A URL that is valid for `seconds`, at most MAX_URL_SECONDS. A request by this URL must have exactly these
+        `headers`.
+        """
         url = self._bucket_address + quote(key, safe="/~")
         request = AWSRequest(method, url, headers=headers, params=query)
+        seconds = min(seconds, MAX_URL_SECONDS)
         S3SigV4QueryAuth(credentials_of(self._settings), "s3", self._region, expires=seconds).add_auth(request)
         return str(request.url)

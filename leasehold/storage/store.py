@@ -448,7 +448,7 @@ class ObjectStore:
     # --- signed URLs
 
     def sign_get(self, key: str, *, seconds: int, download_name: str | None = None) -> str:
-        """A URL that reads the object for `seconds`."""
+        """A URL that reads the object for `seconds`, at most a week."""
         query = {}
         if download_name is not None:
             query["response-content-disposition"] = f"attachment; filename*=UTF-8''{quote(download_name)}"
@@ -457,8 +457,8 @@ class ObjectStore:
     def sign_put(
         self, key: str, *, content_type: str, seconds: int, content_length: int | None = None, only_new: bool = False
     ) -> str:
-        """A URL that writes the object for `seconds`. The client must send this content type and, if given, this
-        length.
+        """A URL that writes the object for `seconds`, at most a week. The client must send this content type and, if
+        given, this length.
 
         `only_new`: if the store honours `If-None-Match`, it refuses to overwrite. The client must then send the header
         `If-None-Match: *`.

@@ -306,6 +306,24 @@ async def test_a_source_image_is_uploaded_and_found_by_its_url(client: Client, c
     assert await connection.fetchval("SELECT count(*) FROM source_image") == 2
 
 
+async def test_a_source_image_that_is_kept_for_longer_than_a_week_is_found_by_its_url_for_a_week(
+    generation_settings: Settings, connection: Connection
+) -> None:
+    kept_for_a_month = generation_settings.model_copy(update={"generation_keep_seconds": 30 * 86_400})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(kept_for_a_month) as running, client_of(running.url, key.text) as http:
+        answer = await http.post("/v1/upload/images", files=[("file", ("cat.png", picture(1), "image/png"))])
+    said = answer.json()
+    url = said["data"][0]["url"]
+    week = 7 * 86_400  # S3 refuses every URL that is signed for longer
+    assert httpx2.URL(url).params["X-Amz-Expires"] == str(week)
+    assert said["expires_at"] == said["created"] + week
+    async with httpx2.AsyncClient(timeout=SECONDS) as anybody:
+        assert (await anybody.get(url)).content == picture(1)
+    kept_seconds = await connection.fetchval("SELECT extract(epoch FROM expires_at - now()) FROM source_image")
+    assert kept_seconds > week
+
+
 async def test_source_images_are_forgotten_in_time(connection: Connection) -> None:
     await generations.keep_source(connection, "t", "sources/x/a.png", timedelta(seconds=-1))
     await generations.keep_source(connection, "t", "sources/x/b.png", timedelta(hours=1))

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from leasehold.settings import Settings
 from leasehold.storage.s3 import open_client
+from leasehold.storage.signing import MAX_URL_SECONDS
 from leasehold.storage.store import ObjectStore
 
 AT = "2026-02-03T04:05:06Z"
@@ -52,5 +53,19 @@ async def test_a_signed_url_is_the_one_that_the_client_makes(settings: Settings)
                         store.sign_put(key, content_type="image/png", seconds=61, content_length=4, only_new=True),
                     ]
                     assert signed == expected
+    finally:
+        await store.close()
+
+
+async def test_no_url_is_signed_for_longer_than_the_store_accepts() -> None:
+    store = ObjectStore(STORES["by path"].model_copy(update={"s3_conditional_puts": "yes"}))
+    await store.open()
+    try:
+        with time_machine.travel(AT, tick=False):
+            week = store.sign_get("k", seconds=MAX_URL_SECONDS)
+            assert "X-Amz-Expires=604800&" in week
+            assert store.sign_get("k", seconds=MAX_URL_SECONDS + 1) == week
+            put = store.sign_put("k", content_type="image/png", seconds=MAX_URL_SECONDS + 1)
+            assert "X-Amz-Expires=604800&" in put
     finally:
         await store.close()
