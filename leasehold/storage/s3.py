@@ -118,6 +118,8 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
 def request(operation: str, key: str) -> Iterator[None]:
     """The block around one request to the store. It measures the request, and raises errors of botocore and of the
     network as StoreErrors. Their messages contain the key and the store's code, and never a signed URL.
+
+    A generator may yield inside the block. A reader that closes the generator early has got its answer.
     """
     check_nothing_held("the object store")  # that is, no database connection
     started, outcome = perf_counter(), "ok"
@@ -137,12 +139,14 @@ def request(operation: str, key: str) -> Iterator[None]:
         outcome = "unavailable"
         STORE.record_error(error, operation)
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
+    except GeneratorExit:  # the reader has enough
+        raise
     except BaseException:
         outcome = "left"  # the block was cancelled, raised another error, or was left before the last byte was read
         raise
-    else:
-        STORE.record_answer()
     finally:
+        if outcome not in ("unavailable", "left"):  # a refusal is an answer, too
+            STORE.record_answer()
         REQUESTS.labels(operation, outcome).observe(perf_counter() - started)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -435,7 +435,7 @@ class ObjectStore:
         with contextlib.suppress(self._client.exceptions.NoSuchUpload):
             await self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
 
-    async def list(self, prefix: str) -> AsyncIterator[Stored]:
+    async def list(self, prefix: str) -> AsyncGenerator[Stored, None]:
         """Every object below `prefix`, without its metadata, which S3 listings do not contain."""
         if self.is_absent:
             return

@@ -7,7 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client import REGISTRY
 
 from leasehold.domain.errors import (
     ObjectCorrupt,
@@ -28,6 +29,7 @@ from leasehold.domain.ids import id_of_instant
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.storage.content import CHUNK
+from leasehold.telemetry.outages import Outage
 from tests.storage.conftest import settings_of
 
 TEXT: dict[str, Any] = {"content_type": "text/plain", "metadata": {"work": "1"}}
@@ -43,6 +45,54 @@ async def test_one_look_tells_the_size_and_the_first_bytes(store: ObjectStore) -
         assert await store.size_and_head(f"k{len(data)}", 16) == (len(data), data[:16])
     with pytest.raises(ObjectMissing):
         await store.size_and_head("nothing", 16)
+
+
+async def look_at_the_head(store: ObjectStore) -> None:
+    assert await store.size_and_head("k", 16) == (5000, b"hello" * 3 + b"h")
+
+
+async def take_the_first_piece(store: ObjectStore) -> None:
+    async with aclosing(store.pieces("k")) as pieces:
+        assert await anext(pieces)
+
+
+async def take_the_first_of_a_list(store: ObjectStore) -> None:
+    async with aclosing(store.list("")) as listed:
+        assert (await anext(listed)).key == "k"
+
+
+async def refuse_a_large_object(store: ObjectStore) -> None:
+    with pytest.raises(ObjectTooLarge):
+        await store.digest("k", max_bytes=5)
+
+
+async def look_for_nothing(store: ObjectStore) -> None:
+    assert await store.head("nothing") is None
+
+
+@pytest.mark.parametrize(
+    "use",
+    [look_at_the_head, take_the_first_piece, take_the_first_of_a_list, refuse_a_large_object, look_for_nothing],
+)
+async def test_a_store_that_answers_is_back_also_for_a_reader_that_has_soon_read_enough(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, use: Callable[[ObjectStore], Awaitable[None]]
+) -> None:
+    await store.put("k", b"hello" * 1000, **TEXT)
+    clock = iter([0.0, 10.0])  # the error, and the answer after it
+    outage = Outage("object store", clock=lambda: next(clock))
+    monkeypatch.setattr("leasehold.storage.s3.STORE", outage)
+    outage.record_error(OSError(), "get")
+    left = requests_left()
+    await use(store)
+    assert not outage.lasts
+    assert requests_left() == left
+
+
+def requests_left() -> float:
+    """How many requests count as left: their callers were cancelled, or broke."""
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    name = "leasehold_store_request_duration_seconds_count"
+    return sum(sample.value for sample in samples if sample.name == name and sample.labels["outcome"] == "left")
 
 
 async def test_what_was_put_comes_back_with_its_metadata(store: ObjectStore, tmp_path: Path) -> None:
