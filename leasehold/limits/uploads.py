@@ -62,7 +62,8 @@ UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
 WHERE key = $1 AND tenant_id = $2
 """
 # For an upload with a signed size, the store accepts only objects of that size. So housekeeping need not inspect the
-# key, and the row of a finished upload can go.
+# key, and the row of a finished upload can go. (If the object is deleted while the URL still works, whoever deletes it
+# writes the row again.)
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 # `url_expired`, `transfers_over`: see Due.
 _DUE = f"""

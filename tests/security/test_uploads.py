@@ -47,6 +47,11 @@ async def keep_house(api: Running) -> None:
         await forget_uploads(connection, [media_id for media_id, _ in abandoned])
 
 
+async def forget_expired_jobs(api: Running) -> None:
+    services = api.services
+    await Housekeeping(services.settings, services.pool.acquire, services.store, SHIPPED).retention()
+
+
 async def later(rows: Connection, seconds: float) -> None:
     """As if so many seconds had passed."""
     gone = timedelta(seconds=seconds)
@@ -116,6 +121,38 @@ async def test_an_original_that_was_completed_stays(
         await later(rows, seconds)
         await keep_house(api)
     assert sorted(await s3.keys()) == sorted(ticket.original_key for ticket in tickets)
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+
+
+@pytest.mark.parametrize("content_length", [None, len(JPEG)])
+@pytest.mark.parametrize("deletes", ["the picture", "its job"])
+async def test_what_is_sent_to_a_deleted_picture_afterwards_goes_too(
+    api: Running, s3: Bucket, rows: Connection, make_key: MakeKey, deletes: str, content_length: int | None
+) -> None:
+    key = await make_key(scopes=("media:write", "media:read", "jobs:delete"))
+    async with client_of(api.url, key.text) as client:
+        ticket = await MediaApi(client).upload(content_length=content_length)
+        job_id = (await MediaApi(client).complete(ticket)).json()["job_id"]
+        path = f"/media/{ticket.media_id}" if deletes == "the picture" else f"/v1/jobs/{job_id}"
+        assert (await client.delete(path)).status_code == 204
+    await forget_expired_jobs(api)
+    assert await rows.fetchval("SELECT count(*) FROM media") == 0
+    assert (await put(ticket.upload_url, JPEG, "image/jpeg")).status_code == 200  # the URL lives on for a while
+    await later(rows, 48 * 3600)
+    await keep_house(api)
+    assert await s3.keys() == []
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+
+
+async def test_a_picture_that_is_deleted_when_its_url_is_long_dead_leaves_no_key_to_look_at(
+    media_api: MediaApi, api: Running, rows: Connection
+) -> None:
+    ticket = await media_api.upload(content_length=len(JPEG))
+    await media_api.complete(ticket)
+    await rows.execute("UPDATE media SET created_at = created_at - interval '49 hours'")
+    await media_api.client.delete(f"/media/{ticket.media_id}")
+    await forget_expired_jobs(api)
+    assert await rows.fetchval("SELECT count(*) FROM media") == 0
     assert await rows.fetchval("SELECT count(*) FROM upload") == 0
 
 

@@ -18,6 +18,9 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 from leasehold.transitions.sweeps import EXPIRED
 
+#: So long after the registration of a picture, its last upload URL has expired: LEASEHOLD_UPLOAD_UNFINISHED_SECONDS is
+#: at most a day.
+_LONGEST_UPLOAD = timedelta(days=1)
 #: The name of the duty (a loop of the worker) that deletes pictures without a job, once their time is over.
 ABANDONED = "abandoned_uploads"
 
@@ -82,8 +85,29 @@ async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> N
 
 
 async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Delete the pictures of jobs that are about to be deleted."""
-    await connection.execute(f"DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {EXPIRED}", list(job_ids))
+    """Delete the pictures of jobs that are about to be deleted.
+
+    An upload URL may outlive its picture. So the key of each picture has an upload row until no object can arrive any
+    more, and housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object.
+    A completed upload with a signed size has no row any more (`uploads.close`): then this function writes one.
+    """
+    await connection.execute(
+        f"""
+        -- forget_media_with_jobs
+        WITH deleted AS (
+            DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {EXPIRED}
+            RETURNING original_key, tenant_id, created_at + $2::interval AS writable_until
+        )
+        INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)
+        SELECT original_key, tenant_id, false, false, 0, -1,
+               writable_until, writable_until + $3::interval, writable_until + $3::interval
+        FROM deleted WHERE writable_until + $3::interval > clock_timestamp()
+        ON CONFLICT (key) DO UPDATE SET open = false, bytes = 0, most = -1
+        """,
+        list(job_ids),
+        _LONGEST_UPLOAD,
+        uploads.SLOWEST_TRANSFER,
+    )
 
 
 async def refuse_too_large(connection: Connection, upload: Due, size: int, *, retention_days: int) -> None:
