@@ -31,13 +31,15 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     effects: CreatedRun | None = None
     limit_headers: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
-        step = await _write_settlement(services, connection, access, orders, body)
-        if body.action != "give_up":
+        if body.action == "give_up":
+            await _write_settlement(services, connection, access, orders, body)
+        else:
             # `queues` makes `submitting` check the depth of the step's queue. `add_queues_of` adds only the queues of
             # runnable tasks. A job that will wait at a limit has none, so without `queues` its queue would not be
             # checked.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
+                step = await _write_settlement(services, connection, access, orders, body)
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
                 await services.admission.add_queues_of(connection, charge, access.id)
             limit_headers = charge.fields

@@ -135,7 +135,7 @@ class Admission:
     async def charge(
         self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
     ) -> dict[str, str]:
-        """Charge the rates, and return the RateLimit header fields.
+        """Charge the rates, and return the RateLimit header fields. A `count` of 0 only locks the rates.
 
         Raises TooMany `rate_limited`. The caller must then roll back, because another rate may be charged already.
         Raises Invalid `batch_too_large` if `count` exceeds the rate of a whole minute.

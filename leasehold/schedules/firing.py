@@ -292,6 +292,9 @@ async def _submit_by_overlap(
         return []  # a backfill has submitted this tick already: its run may be among `unfinished`
     try:
         async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
+            if to_cancel and admission is not None:
+                # As in every submission, the rates are locked before the jobs. A charge of 0 only locks them.
+                await admission.charge(connection, Payer(schedule["tenant_id"]), 0)
             limit_names, ended = await _cancel(connection, schedule, to_cancel)
             created = await _submit_charged(connection, prepared, schedule, tick, keep_seconds, admission)
     except (TooMany, Unavailable):  # are RequestErrors, too, but pass: the tick stays due

@@ -18,6 +18,7 @@ from leasehold.cli.main import app
 from leasehold.db import audit
 from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
+from leasehold.limits.admission import Payer
 from leasehold.pipelines.generation.pipeline import withdrawal
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -31,6 +32,7 @@ from tests.factories import Rows, assert_history
 from tests.generation.conftest import PLAIN, buying, ordered
 from tests.generation.simulator.server import Simulator
 from tests.scenarios.fleet import Fleet, open_fleet
+from tests.support.lock_waits import until_waiting
 
 pytestmark = pytest.mark.usefixtures("own_width")
 
@@ -155,6 +157,22 @@ async def test_of_two_who_settle_the_same_order_one_wins_and_the_other_sees_what
         assert (await people[1].post(f"/v1/jobs/{job_id}/settle", json={"action": "give_up"})).status_code == 202
         assert simulator.studio.attempts["a cat #lost"] == 2
     assert await unsettled(people[0]) == []
+
+
+async def test_who_settles_an_order_locks_the_rates_first_as_who_retries_the_job_does(
+    people: list[httpx2.AsyncClient], worker: Worker, generation_settings: Settings, rows: Rows
+) -> None:
+    (job_id,) = await lost(rows, people[0], "a cat")
+    key = await create_key(rows.connection, tenant_id="t", client_id="eve", scopes=SCOPES)
+    limited = generation_settings.model_copy(update={"submissions_per_tenant": 60})
+    async with serving(limited) as running, client_of(running.url, key.text) as eve:
+        async with rows.connection.transaction():
+            await running.services.admission.charge(rows.connection, Payer("t"))  # as a retry begins
+            settling = asyncio.create_task(eve.post(f"/v1/jobs/{job_id}/settle", json={"action": "again"}))
+            await until_waiting(rows.connection)
+            # The retry goes on with the job. If the settlement held it, each would wait for the other.
+            await rows.connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE NOWAIT", job_id)
+        assert (await settling).status_code == 202
 
 
 async def test_an_order_is_adopted_by_one_job_only(

@@ -14,12 +14,15 @@ from leasehold.db.database import Connection, connect
 from leasehold.domain import cron
 from leasehold.domain.errors import Invalid
 from leasehold.evaluation.templates import Templates
+from leasehold.limits.admission import Admission, Payer
+from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.runs.conftest import Client
 from tests.runs.work import pipelines
+from tests.support.lock_waits import until_waiting
 
 KEEP = 86_400
 TEMPLATES = Templates(pipelines())
@@ -328,6 +331,27 @@ async def test_a_run_by_hand_whose_payload_cannot_be_checked_now_is_no_fault_of_
     assert (shown["last_error"], shown["failures"]) == (None, 0)
     evaluator._tenants.clear()
     assert (await client.post(f"/v1/schedules/{schedule}/run-now")).status_code == 202
+
+
+async def test_a_firing_that_cancels_locks_the_rates_first_as_every_submission_does(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    made = await make(client, overlap="cancel_other")
+    run = UUID((await client.post(f"/v1/schedules/{made['id']}/run-now")).json()["id"])
+    await due(rows, made["id"])
+    # There is room for the submission and for one run of the firing, which is charged once.
+    admission = Admission(settings.model_copy(update={"submissions_per_tenant": 2}), SHIPPED)
+    scheduler = await connect(settings, "scheduler")
+    async with rows.transaction():
+        await admission.charge(rows, Payer("acme"))  # as the submission of a run that replaces others begins
+        firing = asyncio.create_task(schedules.fire_due(scheduler, TEMPLATES, KEEP, admission=admission))
+        await until_waiting(rows)
+        # The submission goes on with the run that it replaces. If the firing held it, each would wait for the other.
+        await rows.execute("SELECT FROM job WHERE id = $1 FOR UPDATE NOWAIT", run)
+    assert len(await firing) == 1
+    await scheduler.close()
+    states = {row["job_id"]: row["status"] for row in await runs_of(rows, made["id"])}
+    assert (states.pop(run), len(states)) == ("cancelled", 1)
 
 
 async def test_a_tick_that_a_backfill_has_made_cancels_nothing_when_it_is_due(client: Client, rows: Connection) -> None:
