@@ -64,7 +64,8 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     """Delete the job. A job that has not ended is cancelled first.
 
     Returns None if the job is deleted. Returns its status if a worker still has the lease of a step: then retention (a
-    maintenance loop of the workers) deletes the job after its end.
+    maintenance loop of the workers) deletes the job after its end. Raises Gone or NotFound if another request or
+    retention has deleted the job since the caller read it.
 
     The transaction writes the tombstone, by which readers learn that the job is gone: after it, no reader finds the
     job. After the commit, this function deletes the objects (without holding a connection) and then the rows. If the
@@ -74,14 +75,16 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     async with services.pool.acquire() as connection:
         limit_names = await concurrency.limits_of(connection, [access.id])
         async with connection.transaction():
-            # The prefix of the job's objects. None: a worker still has the lease of a step.
+            # The prefix of the job's objects. None: a worker still has the lease of a step, or the job is gone.
             prefix = await ending.delete(services.actions, connection, access.target, _client_name(access), effects)
+            if prefix is None:
+                # The job is absent from `states` if its cancel had been requested before, or if it is gone.
+                status = effects.states.get(access.id) or await state_now(connection, access)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, limit_names, [access.id])
     if prefix is None:
-        # If the job's cancel was requested earlier, this call has not cancelled the job, and `states` lacks it.
-        return effects.states.get(access.id, JobState.CANCEL_REQUESTED)
+        return status
     await _remove_objects_and_rows(services, access, prefix)
     return None
 

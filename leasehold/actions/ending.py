@@ -70,7 +70,8 @@ async def delete(
     Returns the prefix of the job's objects. Readers no longer find the job: a tombstone says that it was deleted. After
     the commit, the caller deletes the objects, and then the rows; retention deletes what remains.
 
-    Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended.
+    Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended. Also
+    returns None if the job's row has gone since the caller read it.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
@@ -84,8 +85,8 @@ async def delete(
         effects.states |= cancel_effects.states
         effects.ended += cancel_effects.ended
         effects.hints += cancel_effects.hints
-        await jobs.expire_early(connection, job_id, tenant_id)  # retention deletes it once it has ended
-        if cancel_effects.ended:  # the cancel has ended the job at once
+        # Retention deletes the job once it has ended. If it has ended meanwhile, by the cancel or not, delete it now.
+        if await jobs.expire_early(connection, job_id, tenant_id) is not None:
             effects.hints += await actions.dispatch(connection, job_id)
             prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is not None:  # `jobs.delete` has left a tombstone; the job's row goes later

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 import time_machine
 
+from leasehold.actions.context import Actions
 from leasehold.api.auth import security
 from leasehold.api.jobs.schemas import EventPage, JobAnswer, JobList
 from leasehold.db.database import Connection
@@ -303,6 +304,46 @@ async def test_who_retries_beside_another_hears_what_the_other_has_made_of_the_j
             await until_waiting(rows)
         answer = await second
     assert (answer.status_code, answer.json()["detail"].startswith(sentence)) == (status, True), answer.text
+
+
+async def test_who_deletes_a_job_that_has_just_gone_hears_that_it_was_deleted_and_is_not_in_the_audit(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    async with asyncio.timeout(60):
+        async with rows.transaction():
+            await rows.execute("UPDATE job SET keep_seconds = 0, expires_at = clock_timestamp() WHERE id = $1", job_id)
+            await sweeps.forget_jobs(rows, [job_id])
+            deleting = asyncio.create_task(client.delete(f"/v1/jobs/{job_id}"))
+            await until_waiting(rows)
+        problem(await deleting, 410, "job_deleted")
+    assert await rows.fetchval("SELECT count(*) FROM audit WHERE action = 'job.deleted'") == 0
+
+
+@pytest.mark.parametrize("sends_webhooks", [True, False])
+async def test_a_job_that_ends_while_it_is_deleted_is_deleted_at_once(
+    maker: Maker,
+    client: httpx2.AsyncClient,
+    rows: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    sends_webhooks: bool,
+) -> None:
+    async def nothing_to_send(*_arguments: object) -> list[object]:
+        return []
+
+    if not sends_webhooks:
+        monkeypatch.setattr(Actions, "dispatch", nothing_to_send)
+    job_id = await maker.make("run")
+    async with asyncio.timeout(60):
+        async with rows.transaction():
+            await maker.fail(job_id)
+            deleting = asyncio.create_task(client.delete(f"/v1/jobs/{job_id}"))
+            await until_waiting(rows)
+        assert (await deleting).status_code == 204
+    problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_deleted")
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE id = $1", job_id) == 0
+    assert await rows.fetchval("SELECT count(*) FROM audit WHERE action = 'job.deleted'") == 1
 
 
 async def test_a_stranger_finds_no_job_and_changes_none(
