@@ -58,6 +58,7 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
     "/{run_id}/rerun",
     operation_id="rerunRun",
     summary="Start a fresh run of the same payload",
+    description="Both runs have the same version of the template. A template in code has its current version only.",
     status_code=202,
     response_model=RunAccepted,
     responses=problems({
@@ -73,7 +74,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        template_version = await services.templates.find_usable(
+        template_version = await services.templates.find_for_rerun(
             connection, caller.tenant_id, run["template"], run["version"]
         )
         if not template_version.template.repeatable:

@@ -139,10 +139,13 @@ class Templates:
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None
     ) -> TemplateVersion:
         """As `find`. Raises Conflict `template_disabled`."""
-        template_version = await self.find(connection, tenant_id, template_type, version)
-        if not template_version.enabled:
-            raise Conflict("template_disabled", "This version of the template is disabled.")
-        return template_version
+        return _enabled(await self.find(connection, tenant_id, template_type, version))
+
+    async def find_for_rerun(
+        self, connection: Connection, tenant_id: str, template_type: str, version: int
+    ) -> TemplateVersion:
+        """As `find_for_run`. Raises Conflict `template_disabled`."""
+        return _enabled(await self.find_for_run(connection, tenant_id, template_type, version))
 
     async def find_schedulable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None
@@ -352,6 +355,12 @@ def _read_or_leave_out(tenant_id: str, row: Any) -> TemplateVersion | None:
         )  # fmt: skip
         return None
     return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], in_code=False)
+
+
+def _enabled(template_version: TemplateVersion) -> TemplateVersion:
+    if not template_version.enabled:
+        raise Conflict("template_disabled", "This version of the template is disabled.")
+    return template_version
 
 
 def _read(declaration: Any) -> Template:

@@ -92,7 +92,7 @@ async def backoff(connection: Connection, templates: Templates, tenant_id: str, 
     if row is None:
         return delay_after(1, DEFAULT_LADDER)
     try:
-        template_version = await templates.find(connection, tenant_id, row["template"], row["version"])
+        template_version = await templates.find_for_run(connection, tenant_id, row["template"], row["version"])
         ladder = template_version.template.retry(row["step"]).ladder
     except RequestError:
         ladder = DEFAULT_LADDER

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from leasehold.db.database import Connection, connected
+from leasehold.evaluation.templates import Templates
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import concurrency, sweeps, webhooks
+from leasehold.transitions import concurrency, external, sweeps, webhooks
 from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import SCOPES, Client
+from tests.runs.work import pipelines
 from tests.support.lock_waits import until_waiting
 
 
@@ -95,6 +98,27 @@ async def test_a_run_that_was_to_start_later_has_no_more_time_than_that(client: 
     await rows.execute("UPDATE job SET deadline_at = clock_timestamp() + interval '1 hour 600 seconds'")
     await retry(client, run)
     assert 500 < await seconds_left(rows, run) <= 601
+
+
+async def test_a_run_of_an_older_version_of_the_code_has_its_second_life_with_the_code_of_now(
+    client: Client, rows: Connection
+) -> None:
+    run = await client.start(payload={"number": 7})
+    await rows.execute("UPDATE run SET version = 0")  # as if the code had raised its version since
+    task_id = await rows.fetchval("SELECT id FROM task WHERE step = 'first'")
+    wait = await external.backoff(rows, Templates(pipelines()), "acme", task_id)
+    assert wait <= timedelta(milliseconds=10)  # the step's own ladder; the default begins with a minute
+    answer = await client.post(f"/v1/runs/{run}/rerun")
+    assert answer.status_code == 202, answer.text
+    again = await client.look(answer.json()["id"])
+    assert (again["version"], again["payload"]["number"]) == (1, 7)
+
+
+async def test_a_run_of_a_disabled_version_is_not_repeated(client: Client) -> None:
+    await template(client)
+    run = await client.start("outside")
+    await client.http.patch("/v1/templates/outside/1", json={"enabled": False})
+    problem(await client.post(f"/v1/runs/{run}/rerun"), 409, "template_disabled")
 
 
 async def told(rows: Connection, run: str) -> list[str]:
