@@ -18,6 +18,7 @@ from leasehold.api.jobs.access import permitted_jobs_of
 from leasehold.api.jobs.schemas import NewOperation
 from leasehold.api.jobs.view import summary
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services
 from leasehold.broker.outbox import Announcement
 from leasehold.db import job_lists, operation_reads
@@ -151,7 +152,9 @@ async def submit(
 
     request_hash = fingerprint(b"POST /v1/operations", request.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    services.announcer.announce(hints)
+    if hints:
+        services.announcer.announce(hints)
+        SUBMITTED.labels(bulk_operation.name).inc()
     return Submitted(answer, limit_headers)
 
 

@@ -28,7 +28,12 @@ CLOSED = counter(
     "API has answered), unread answer (the client does not read its answer)",
     ["why"],
 )
-SUBMITTED = fast_counter("jobs_submitted_total", "Jobs that this process wrote", ["pipeline"])
+SUBMITTED = fast_counter(
+    "jobs_submitted_total",
+    "Jobs that clients submitted to this process, also as reruns, as runs of a schedule by hand, as test or repeated "
+    "deliveries, and as bulk operations. Jobs that follow by themselves, such as ticks of schedules, are not counted",
+    ["pipeline"],
+)
 UPLOADS_REFUSED = counter(
     "uploads_refused_total", "Uploaded objects that were refused, so that no job was written", ["code"]
 )

@@ -20,6 +20,7 @@ from leasehold.api.http.responses import json_response, publish_run_effects
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.creating import accepted_body, accepted_response
 from leasehold.api.runs.runs import find_run, run_access
@@ -104,4 +105,5 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for created_run in created_runs:
         await publish_run_effects(services, created_run)
+        SUBMITTED.labels(run["template"]).inc()
     return accepted_response(answer, limit_headers)

@@ -29,6 +29,7 @@ from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problem
 from leasehold.api.http.responses import encoded, json_response, publish_run_effects
 from leasehold.api.http.tags import Tags, json_of_request
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
 from leasehold.broker.base import BANDS
@@ -396,6 +397,7 @@ async def run_now(
         raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
     for created_run in created_runs:
         await publish_run_effects(services, created_run)
+        SUBMITTED.labels(row["template"]).inc()
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
@@ -454,6 +456,7 @@ async def backfill(
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for created_run in created_runs:
         await publish_run_effects(services, created_run)
+        SUBMITTED.labels(row["template"]).inc()
     return json_response(answer.body, answer.status_code, limit_headers)
 
 

@@ -24,6 +24,7 @@ from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
+from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, OneConnection
@@ -344,7 +345,7 @@ async def _send(
     `purpose`: `test`, or the id of the delivery to repeat. It is a part of the request's fingerprint.
     """
     pipeline = services.templates.pipelines.find("webhook")  # None: this installation sends no webhooks
-    hints: list[Announcement] = []  # messages that tell workers of due tasks
+    hints: list[Announcement] = []  # messages that tell workers of due tasks; empty if the answer is repeated
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
@@ -370,5 +371,7 @@ async def _send(
 
     request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, purpose)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    services.announcer.announce(hints)
+    if hints:
+        services.announcer.announce(hints)
+        SUBMITTED.labels("webhook").inc()
     return json_response(answer.body, answer.status_code, limit_headers)

@@ -12,7 +12,7 @@ BOARD = Board(
     "Where the time of a job goes, and what fails.",
     [
         Row("Jobs", [
-            Panel("Submitted", "Jobs written by the API.", {"{{pipeline}}": rate("leasehold_jobs_submitted_total", "pipeline", _P)}, "ops"),
+            Panel("Submitted", "Jobs that clients submitted to the API.", {"{{pipeline}}": rate("leasehold_jobs_submitted_total", "pipeline", _P)}, "ops"),
             Panel("Ended", "By outcome.", {"{{pipeline}} {{outcome}}": rate("leasehold_jobs_finished_total", "pipeline, outcome", _P)}, "ops"),
             Panel("End to end", "From submission to success.", percentiles("leasehold_job_duration_seconds", "pipeline", _P), "s", width=FULL),
         ]),

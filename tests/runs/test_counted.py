@@ -1,13 +1,22 @@
-"""Whoever ends a run, it is counted once: a client that cancels it, an external worker, a run that replaces it."""
+"""Whoever ends a run, it is counted once: a client that cancels it, an external worker, a run that replaces it. Each
+job that a client submits is counted once, too, whatever the request was.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography.fernet import Fernet
 from prometheus_client import REGISTRY
+from pydantic import SecretStr
 
-from tests.runs.conftest import Client
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
+from tests.api.conftest import Running, client_of
+from tests.runs.conftest import SCOPES, Client
 from tests.telemetry.page import Page
 
 Declare = Callable[..., Awaitable[str]]
@@ -20,6 +29,21 @@ def ended(template: str) -> dict[str, float]:
         for sample in Page(REGISTRY.collect()).samples
         if sample.name == "leasehold_jobs_finished_total" and sample.labels["pipeline"] == template
     }
+
+
+def submitted(pipeline: str) -> float:
+    """How many jobs of the pipeline were submitted, as a scrape of this process tells."""
+    return REGISTRY.get_sample_value("leasehold_jobs_submitted_total", {"pipeline": pipeline}) or 0.0
+
+
+@pytest.fixture
+def runs_settings(runs_settings: Settings) -> Settings:
+    changes = {
+        "pipelines": "tests.runs.work:pipelines_and_webhooks",
+        "egress_allow": "127.0.0.0/8",
+        "sealing_keys": SecretStr(Fernet.generate_key().decode()),
+    }
+    return runs_settings.model_copy(update=changes)
 
 
 @pytest.fixture
@@ -66,3 +90,49 @@ async def test_a_run_that_another_replaces(client: Client, outside: Declare) -> 
     for _ in range(2):
         await client.start(template)
     assert ended(template) == {"cancelled": 1}
+
+
+async def test_runs_that_are_started_again_by_hand_or_in_bulk(client: Client, outside: Declare) -> None:
+    template = await outside("counted-started")
+    run = await client.start(template)
+    schedule = (await client.post("/v1/schedules", template=template, cron="0 0 * * *")).json()["id"]
+    noon = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    past = {"start": (noon - timedelta(days=3)).isoformat(), "end": noon.isoformat()}
+    for path, body, counted in (
+        (f"/v1/runs/{run}/rerun", {}, 1),
+        (f"/v1/schedules/{schedule}/run-now", {}, 1),
+        (f"/v1/schedules/{schedule}/backfill", past, 3),
+        (f"/v1/schedules/{schedule}/backfill", past, 0),  # each tick has its run
+        ("/v1/runs/batch", {"template": template, "runs": [{}, {}]}, 2),
+    ):
+        before = submitted(template)
+        # The repeated request gets the first answer, and submits nothing.
+        for _ in range(2):
+            answer = await client.http.post(path, json=body, headers={"Idempotency-Key": f"{path} {counted}"})
+            assert answer.status_code == 202, answer.text
+        assert submitted(template) - before == counted
+
+
+async def test_deliveries_that_are_tested_or_repeated(client: Client) -> None:
+    webhook = (await client.post("/v1/webhooks", url="https://127.0.0.1/")).json()["id"]
+    before = submitted("webhook")
+    answer = await client.post(f"/v1/webhooks/{webhook}/test")
+    assert answer.status_code == 202, answer.text
+    assert submitted("webhook") - before == 1
+    delivery = answer.json()["id"]
+    for _ in range(2):
+        headers = {"Idempotency-Key": "again"}
+        answer = await client.http.post(f"/v1/webhooks/{webhook}/deliveries/{delivery}/redeliver", headers=headers)
+        assert answer.status_code == 202, answer.text
+    assert submitted("webhook") - before == 2
+
+
+async def test_bulk_operations(running: Running, rows: Connection) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="bulk", scopes=(*SCOPES, "jobs:operate", "jobs:read"))
+    async with client_of(running.url, key.text) as http:
+        before = submitted("bulk_operation")
+        for _ in range(2):
+            body, headers = {"action": "cancel", "filter": "kind:run"}, {"Idempotency-Key": "once"}
+            answer = await http.post("/v1/operations", json=body, headers=headers)
+            assert answer.status_code == 202, answer.text
+        assert submitted("bulk_operation") - before == 1
