@@ -333,19 +333,22 @@ class Settings(SettingsWithFiles):
         10_000, ge=1, le=1_000_000, description="Parts of a template's payload_schema, with all references expanded."
     )
     evaluation_cpu_seconds: float = Field(
-        0.25, ge=0.01, le=10, description="CPU time for checking one payload against a client's schema."
+        0.25,
+        ge=0.01,
+        le=10,
+        description="CPU time of one check against a client's schema. All payloads of a request are one check.",
     )
     evaluation_wall_seconds: float = Field(
         5.0,
         ge=0.1,
         le=60,
-        description="Elapsed seconds for checking one payload; they matter when the machine is overloaded.",
+        description="Elapsed seconds of one check; they matter when the machine is overloaded.",
     )
     evaluation_memory_bytes: int = Field(
         256 * MIB, ge=128 * MIB, description="Address space of each of the two processes that check payloads."
     )
     evaluations_waiting: int = Field(
-        256, ge=1, le=10_000, description="Payloads of one tenant that may wait for their check in one process."
+        256, ge=1, le=10_000, description="Checks of one tenant's payloads that may wait or run in one process."
     )
     batch_max_tasks: int = Field(
         5000,

@@ -86,7 +86,8 @@ _KEEP_SECONDS = 7 * 24 * 3600
     responses=problems({
         HTTPStatus.BAD_REQUEST: "`bad_request`: the form is malformed",
         HTTPStatus.REQUEST_TIMEOUT: "`body_too_slow`",
-        HTTPStatus.CONFLICT: "`job_in_progress`: `job_id` and `Location` name the user's unfinished job",
+        HTTPStatus.CONFLICT: "`job_in_progress`: `job_id` and `Location` name the user's unfinished job, "
+        "unless it has just ended",
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "`tflite_unsupported`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `model_missing`, `unsupported_format`, `too_large`, "
         "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`, "
@@ -241,8 +242,11 @@ async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
 
 def _in_progress_response(busy: Busy, request_id: str) -> Response:
     """The answer 409. `busy.job_id` is None if the unfinished conversion has ended meanwhile."""
-    headers = {} if busy.job_id is None else {"Location": f"{PATH}/{busy.job_id}"}
-    message = f"The user has an unfinished conversion: {busy.job_id}."
+    if busy.job_id is None:
+        headers, message = {}, "The user's other conversion has just ended: send the request again."
+    else:
+        headers = {"Location": f"{PATH}/{busy.job_id}"}
+        message = f"The user has an unfinished conversion: {busy.job_id}."
     problem = Problem(HTTPStatus.CONFLICT, "job_in_progress", message, headers)
     response = problem.response(request_id)
     response.body = encoded(problem.body(request_id) | {"job_id": busy.job_id})
@@ -294,12 +298,11 @@ async def find(services: Services, caller: Caller, job_id: UUID) -> Row:
     """The row of the caller's conversion. Raises NotFound (also for another tenant's conversion), or Gone."""
     async with services.pool.acquire() as connection:
         row = await conversions.find(connection, caller.tenant_id, job_id)
-        if row is None and await conversions.is_expired(connection, caller.tenant_id, job_id):
-            raise Gone("expired", "The conversion has expired, and was deleted.")
+        is_remembered = row is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
+    if is_remembered or (row is not None and row["expired"]):
+        raise Gone("expired", "The conversion has expired.")
     if row is None:
         raise NotFound("job_not_found", "There is no such conversion.")
-    if row["expired"]:
-        raise Gone("expired", "The conversion has expired.")
     return row
 
 

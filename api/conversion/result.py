@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from leasehold.api.auth.audit import AuditedRequire, log_access, record
 from leasehold.api.auth.security import CONVERSION_READ
+from leasehold.api.conversion.conversion import find
 from leasehold.api.conversion.view import ARTIFACTS, disposition
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
@@ -27,7 +28,6 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import Conflict, Gone, LeaseholdError, NotFound, ObjectMissing, TooMany
 from leasehold.limits import downloads
-from leasehold.pipelines.conversion import rows as conversions
 from leasehold.pipelines.conversion.rows import Row
 
 log = structlog.get_logger(__name__)
@@ -73,20 +73,8 @@ async def finished_artifacts(
     services: Services, caller: Caller, job_id: UUID, names: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """The rows of the job's artifacts. Raises NotFound, Gone or Conflict."""
-    async with services.pool.acquire() as connection:
-        row = await conversions.find(connection, caller.tenant_id, job_id)
-        is_expired = row is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
-    if is_expired:
-        raise expired_error()
-    if row is None:
-        raise NotFound("job_not_found", "There is no such conversion.")
-    if row["expired"]:
-        raise expired_error()
+    row = await find(services, caller, job_id)
     return [_artifact_of(row, name) for name in names]
-
-
-def expired_error() -> Gone:
-    return Gone("expired", "The results have been deleted.")
 
 
 def _artifact_of(row: Row, name: str) -> dict[str, Any]:
@@ -141,7 +129,7 @@ async def _open_stream(
         await _end_download(services, caller, download_id, 0)
         if isinstance(error, ObjectMissing):
             log_access("result.expired", request, caller, **audit_fields)
-            raise expired_error() from None
+            raise Gone("expired", "The results have been deleted.") from None
         raise
     headers = {
         "Content-Length": str(output["size"]),

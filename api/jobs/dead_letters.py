@@ -131,7 +131,8 @@ async def largest_groups(
     summary="Replay the dead letters that match a filter",
     description="`refused` names the jobs that cannot be replayed now, each with its code: another run has the same "
     "scope or dedupe key (`same_scope_running`, `same_key_running`), or the template was deleted. The others are "
-    "replayed. With `canary` only the latest is replayed.",
+    "replayed, until a limit of the tenant is full: the jobs after that are not tried, and neither list names them. "
+    "With `canary` only the latest is replayed.",
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",

@@ -51,7 +51,7 @@ class UploadTicket(BaseModel):
     media_id: UUID
     upload_url: str = Field(description="PUT the bytes here, with the same Content-Type header.")
     original_key: str
-    expires_in: int = Field(description="Seconds until the upload URL stops working; 0: it does not work.")
+    expires_in: int = Field(description="Seconds for which the URL worked when it was issued.")
 
 
 class CompleteRequest(BaseModel):

@@ -405,9 +405,11 @@ async def run_now(
     "/{schedule_id}/backfill",
     operation_id="backfillSchedule",
     summary="Start the runs of a past range",
-    description=f"At most {schedules.MAX_TICKS} ticks at once, all of them or none. Each tick without a run"
-    " counts as a submission. The overlap policy does not apply. `dry_run` starts nothing: the answer is 200 with the"
-    " number of `ticks`, and those that are `without_run`.",
+    description=f"At most {schedules.MAX_TICKS} ticks at once. Each tick without a run counts as a submission. If a"
+    " limit of the tenant refuses them, no run starts. A tick that the template refuses is left out of `runs`, and the"
+    " schedule's `last_error` gives the reason: with the policy `reject_same_scope`, for example, only the first tick"
+    " gets a run. The overlap policy does not apply. `dry_run` starts nothing: the answer is 200 with the number of"
+    " `ticks`, and those that are `without_run`.",
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",

@@ -287,7 +287,7 @@ _SENDING = {
     "status_code": 202,
     "responses": problems({
         HTTPStatus.NOT_FOUND: "`webhook_not_found`, `delivery_not_found`",
-        HTTPStatus.CONFLICT: "`webhook_disabled`: enable it first",
+        HTTPStatus.CONFLICT: "`webhook_disabled`: enable it first, if the installation sends webhooks",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 }  # fmt: skip
@@ -350,7 +350,9 @@ async def _send(
 
     async def work(connection: Connection) -> Answer:
         row = _existing_row(await webhooks.find(connection, webhook_id, caller.tenant_id))
-        if not row["enabled"] or pipeline is None:
+        if pipeline is None:
+            raise Conflict("webhook_disabled", "This installation sends no webhooks.")
+        if not row["enabled"]:
             raise Conflict("webhook_disabled", "The webhook is disabled.")
         event_params = await read_params(connection)
         new_job = NewJob(

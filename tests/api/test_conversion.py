@@ -16,6 +16,7 @@ from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.api.conversion import upload
 from leasehold.api.conversion.view import disposition
 from leasehold.db.database import Connection
+from leasehold.pipelines.conversion import rows as rows_of_conversions
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.settlements import Completion, Output
@@ -73,6 +74,22 @@ async def test_a_second_job_of_a_user_is_told_of_the_first_and_leaves_nothing_be
     assert await objects(api) == before
     assert await count(rows, "conversion") == 1
     assert (await send(client, user_id="u2")).status_code == 201
+
+
+async def test_a_second_job_of_a_user_whose_first_has_just_ended_is_told_to_send_again(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the refusal by the unique index and the look for the other job, the other job ended."""
+
+    async def refuse(*_arguments: object) -> None:
+        raise rows_of_conversions.Busy(None)
+
+    monkeypatch.setattr(rows_of_conversions, "create", refuse)
+    answer = await send(client)
+    said = problem(answer, 409, "job_in_progress")
+    assert said["detail"] == "The user's other conversion has just ended: send the request again."
+    assert said["job_id"] is None
+    assert "Location" not in answer.headers
 
 
 @pytest.mark.parametrize(

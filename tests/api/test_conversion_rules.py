@@ -128,9 +128,10 @@ async def test_an_expired_conversion_is_gone_also_when_its_row_is(
     await client.post(f"{path}/cancel")
     await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s'")
     for _ in range(2):
-        for address in (path, f"{path}/result"):
-            assert code(await client.get(address)) == (410, "expired"), address
-        assert code(await client.post(f"{path}/promote", json={"targets": [{}]})) == (410, "expired")
+        answers = [await client.get(path), await client.get(f"{path}/result")]
+        answers.append(await client.post(f"{path}/promote", json={"targets": [{}]}))
+        assert [code(answer) for answer in answers] == [(410, "expired")] * 3
+        assert {answer.json()["detail"] for answer in answers} == {"The conversion has expired."}
         await sweeps.forget_jobs(rows, [job_id], [remember_with_jobs])
     assert await rows.fetchval("SELECT count(*) FROM job") == 0
     async with client_of(api.url, (await make_key("rival", scopes=SCOPES)).text) as rival:

@@ -333,6 +333,20 @@ async def test_a_run_by_hand_whose_payload_cannot_be_checked_now_is_no_fault_of_
     assert (await client.post(f"/v1/schedules/{schedule}/run-now")).status_code == 202
 
 
+async def test_of_a_backfill_whose_template_lets_one_run_at_a_time_one_tick_runs_and_the_schedule_says_why(
+    client: Client, rows: Connection
+) -> None:
+    steps = [{"id": "only", "queue": "q"}]
+    answer = await client.post("/v1/templates", type="alone", steps=steps, concurrency_policy="reject_same_scope")
+    assert answer.status_code == 201, answer.text
+    path = f"/v1/schedules/{(await make(client, template='alone', cron='0 * * * *'))['id']}"
+    end = datetime.now(UTC) - timedelta(days=1)
+    answer = await client.post(f"{path}/backfill", start=(end - timedelta(hours=5)).isoformat(), end=end.isoformat())
+    assert (answer.status_code, len(answer.json()["runs"])) == (202, 1), answer.text
+    assert answer.json()["ticks"] >= 5
+    assert (await client.http.get(path)).json()["last_error"]["code"] == "same_scope_running"
+
+
 async def test_a_firing_that_cancels_locks_the_rates_first_as_every_submission_does(
     client: Client, rows: Connection, settings: Settings
 ) -> None:

@@ -297,6 +297,21 @@ async def test_each_ended_run_makes_one_delivery_however_many_dispatch(
     assert {json.loads(body)["data"]["id"] for _, body in receiver.heard} == set(runs)
 
 
+async def test_an_installation_without_webhooks_says_that_it_sends_none(
+    runs_settings: Settings, rows: Connection
+) -> None:
+    without = runs_settings.model_copy(update={"pipelines": "tests.runs.work:pipelines"})
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    async with serving(without) as running, client_of(running.url, key.text) as http:
+        hook = await subscribe(Client(http), "https://127.0.0.1/")
+        said = problem(await http.post(f"/v1/webhooks/{hook['id']}/test"), 409, "webhook_disabled")
+        assert said["detail"] == "This installation sends no webhooks."
+        await http.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": False})
+    async with serving(runs_settings) as running, client_of(running.url, key.text) as http:
+        said = problem(await http.post(f"/v1/webhooks/{hook['id']}/test"), 409, "webhook_disabled")
+        assert said["detail"] == "The webhook is disabled."
+
+
 async def test_a_private_address_is_refused_and_so_is_another_tenants_webhook(
     client: Client, stranger: Client, receiver: Receiver
 ) -> None:
