@@ -67,7 +67,7 @@ _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "im
 async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
-    tenant_id, now = access.caller.tenant_id, datetime.now(UTC)
+    tenant_id, now = access.acting_caller.tenant_id, datetime.now(UTC)
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
@@ -134,7 +134,7 @@ class _Details:
 
 
 async def _read_details(connection: Connection, caller: Caller, access: JobAccess) -> _Details:
-    tenant_id = access.caller.tenant_id
+    tenant_id = access.acting_caller.tenant_id
     events = await _latest_events(connection, access)
     acts = await acts_on(connection, tenant_id, access.id, events)
     is_unfinished_run = access.row["is_run"] and access.row["status"] not in JOB_TERMINAL
@@ -162,7 +162,9 @@ async def _existing_operations(connection: Connection, caller: Caller, acts: Seq
 async def _latest_events(connection: Connection, access: JobAccess) -> list[EventView]:
     """The last _MAX_EVENTS events of the job, the oldest first."""
     last_skipped = max(0, access.row["event_seq"] - _MAX_EVENTS)
-    return await event_reads.events_after(connection, access.caller.tenant_id, access.id, last_skipped, _MAX_EVENTS)
+    return await event_reads.events_after(
+        connection, access.acting_caller.tenant_id, access.id, last_skipped, _MAX_EVENTS
+    )
 
 
 def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -262,7 +264,7 @@ async def _answer_conflict(
     access = await find(services, caller, job_id)
     async with services.pool.acquire() as connection:
         events = await _latest_events(connection, access)
-        acts = await acts_on(connection, access.caller.tenant_id, job_id, events, 1)
+        acts = await acts_on(connection, access.acting_caller.tenant_id, job_id, events, 1)
     if acts and acts[0].is_first_click(caller, action):
         return go_to(request, f"/jobs/{job_id}", done_sentence)
     sentences = [error.message, *(act.sentence for act in acts)]

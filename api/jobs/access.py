@@ -30,13 +30,13 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, with its kind. `caller`: the caller of the request, with the job's tenant as its
-    tenant. The caller's own tenant may be another (`own_tenant`).
+    """A job that the caller may name, with its kind. `acting_caller`: the caller of the request, with the job's tenant
+    as its tenant. The caller's own tenant may be another (`own_tenant`).
     """
 
     row: Row
     kind: JobKind
-    caller: Caller
+    acting_caller: Caller
 
     @property
     def id(self) -> UUID:
@@ -81,7 +81,7 @@ def may_retry(access: JobAccess) -> bool:
     retried operation deletes further jobs.
     """
     is_bulk_delete = access.row["pipeline"] == bulk_operation.name and access.row["params"].get("action") == "delete"
-    return not is_bulk_delete or JOBS_DELETE in access.caller.scopes
+    return not is_bulk_delete or JOBS_DELETE in access.acting_caller.scopes
 
 
 def check_retry(access: JobAccess) -> None:
@@ -107,10 +107,10 @@ def gone_error(tombstone: Row) -> Gone:
 
 async def state_now(connection: Connection, access: JobAccess) -> JobState:
     """The current state of a job that `find` has read: others may have changed the job since. Raises Gone, NotFound."""
-    row = await job_reads.find_job(connection, access.caller.tenant_id, access.id)
+    row = await job_reads.find_job(connection, access.acting_caller.tenant_id, access.id)
     if row is not None:
         return JobState(row["status"])
-    tombstone = await job_reads.find_tombstone(connection, access.caller.tenant_id, access.id)
+    tombstone = await job_reads.find_tombstone(connection, access.acting_caller.tenant_id, access.id)
     raise gone_error(tombstone) if tombstone is not None else NotFound("job_not_found", "There is no such job.")
 
 

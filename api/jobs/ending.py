@@ -52,12 +52,12 @@ async def cancel(services: Services, access: JobAccess, reason: str) -> JobState
 
 def _client_name(access: JobAccess) -> str:
     """The caller's name in the events of the job."""
-    return f"client {access.caller.client_id}"
+    return f"client {access.acting_caller.client_id}"
 
 
 async def record(connection: Connection, access: JobAccess, action: str, **details: Any) -> None:
     """Add a row for an act on the job to the audit. Call this in the transaction of the act."""
-    await audit.record(connection, access.caller, action, access.id, kind=access.kind.name, **details)
+    await audit.record(connection, access.acting_caller, action, access.id, kind=access.kind.name, **details)
 
 
 async def delete(services: Services, access: JobAccess) -> JobState | None:

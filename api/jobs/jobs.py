@@ -91,7 +91,7 @@ def etag_of(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
 async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
     access = await find(services, caller, job_id)
-    return json_response(await explain(services, access.caller.tenant_id, access.row))
+    return json_response(await explain(services, access.acting_caller.tenant_id, access.row))
 
 
 @router.get(
@@ -121,7 +121,7 @@ async def stream_job_events(
     services = services_of(request)
     last_number = event_number(last_event_id) or after
     access = await find(services, caller, job_id)
-    tenant_id = access.caller.tenant_id
+    tenant_id = access.acting_caller.tenant_id
     if _EVENT_STREAM in (accept or ""):
         if access.row["status"] in JOB_TERMINAL and access.row["event_seq"] <= last_number:
             return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -42,7 +42,7 @@ EXAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedOperation:
     """The answer with the operation's JSON, and the RateLimit headers. {}: the answer repeats that to an earlier
     request, or no rate is limited.
     """
@@ -114,7 +114,7 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
 
 async def submit(
     services: Services, caller: Caller, request: NewOperation, idempotency_key: str | None = None, trace: Any = None
-) -> Submitted:
+) -> SubmittedOperation:
     """Write the operation. `trace`: the ids of the request, for its log lines. Raises Forbidden `insufficient_scope`,
     InvalidFilter, Conflict `too_many_operations`, and the errors of every submission.
     """
@@ -155,7 +155,7 @@ async def submit(
     if hints:
         services.announcer.announce(hints)
         SUBMITTED.labels(bulk_operation.name).inc()
-    return Submitted(answer, limit_headers)
+    return SubmittedOperation(answer, limit_headers)
 
 
 def _operation_of(services: Services, caller: Caller, request: NewOperation, scope: Scope, now: datetime) -> Operation:

@@ -20,7 +20,7 @@ async def retry(services: Services, access: JobAccess, body: RetryRequest) -> tu
     that the endpoint `retryJob` documents.
     """
     check_retry(access)
-    caller = access.caller
+    caller = access.acting_caller
     params = None  # the run keeps its payload
     if body.payload is not None:
         if not access.row["is_run"]:

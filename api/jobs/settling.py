@@ -38,7 +38,7 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
             # runnable tasks. A job that will wait at a limit has none, so without `queues` its queue would not be
             # checked.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
-            async with services.admission.submitting(connection, access.caller.payer, queues) as charge:
+            async with services.admission.submitting(connection, access.acting_caller.payer, queues) as charge:
                 step = await _write_settlement(services, connection, access, orders, body)
                 effects = await _adopt_or_repeat(services, connection, access, orders, step, body)
                 await services.admission.add_queues_of(connection, charge, access.id)
@@ -59,7 +59,7 @@ async def _write_settlement(
     Raises Conflict if the job has no order to settle, or somebody has settled its order. Raises Invalid if the order
     cannot be adopted.
     """
-    caller = access.caller
+    caller = access.acting_caller
     step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.codes)
     if step is not None:
         system = _system_of_adopted_order(services, access, orders, step) if body.action == "adopt" else None
@@ -105,7 +105,9 @@ async def _adopt_or_repeat(
     if body.action == "adopt":
         assert body.ref is not None
         value = orders.adopted(body.ref, step.note)
-        await resolve(connection, access.id, access.caller.tenant_id, orders.step, value, access.caller.client_id)
+        await resolve(
+            connection, access.id, access.acting_caller.tenant_id, orders.step, value, access.acting_caller.client_id
+        )
     else:
         await resolving.forget_note(connection, step)  # without the note, the step orders again
     return await revive(services.actions, connection, access.target, None)  # None: only a run has a template

@@ -66,7 +66,7 @@ class _Tenant:
     """A tenant's turn, which one question has at a time, and the number of its questions that wait or run."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: int = 0
+    open_questions: int = 0
 
 
 class Evaluator:
@@ -137,9 +137,9 @@ class Evaluator:
         if self._refused_until.get(refusal_key, 0.0) > monotonic():
             raise too_complex
         tenant = self._tenants[tenant_id]
-        if tenant.waiting >= self._limits.waiting:
+        if tenant.open_questions >= self._limits.waiting:
             raise self._too_many("Too many payloads of this tenant wait to be checked.")
-        tenant.waiting += 1
+        tenant.open_questions += 1
         try:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
@@ -160,9 +160,9 @@ class Evaluator:
         except TimeoutError:
             raise self._too_many("Other payloads of this tenant take long to be checked.") from None
         finally:
-            tenant.waiting -= 1
+            tenant.open_questions -= 1
             # The turn is still locked if the client has disconnected and the task goes on.
-            if not tenant.waiting and not tenant.turn.locked():
+            if not tenant.open_questions and not tenant.turn.locked():
                 self._tenants.pop(tenant_id, None)
 
     def _too_many(self, message: str) -> TooMany:

@@ -322,7 +322,7 @@ async def test_a_run_by_hand_whose_payload_cannot_be_checked_now_is_no_fault_of_
     schedule = (await make(client, template="checked", payload_template={"a": "b"}))["id"]
     past = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-02T00:00:00Z"}
     evaluator = running.services.templates._evaluator
-    evaluator._tenants["acme"].waiting += running.services.settings.evaluations_waiting
+    evaluator._tenants["acme"].open_questions += running.services.settings.evaluations_waiting
     for verb, said in (("run-now", {}), ("backfill", past)):
         answer = await client.post(f"/v1/schedules/{schedule}/{verb}", **said)
         problem(answer, 429, "evaluations_waiting")
