@@ -43,10 +43,12 @@ def buying(simulator: Simulator) -> dict[str, Any]:
     }
 
 
-def ordered(provider: str, prompt: str, *, resubmit: bool = False, poll_seconds: float = 0.1) -> NewJob:
+def ordered(
+    provider: str, prompt: str, *, model: str | None = None, resubmit: bool = False, poll_seconds: float = 0.1
+) -> NewJob:
     deadline = datetime.now(UTC) + timedelta(hours=1)
     params = GenerationParams(
-        kind="image", provider=provider, prompt=prompt, deadline_at=deadline, poll_seconds=poll_seconds,
+        kind="image", provider=provider, model=model, prompt=prompt, deadline_at=deadline, poll_seconds=poll_seconds,
         resubmit=resubmit,
     )  # fmt: skip
     return NewJob(generation, "t", params=params.model_dump(mode="json"))

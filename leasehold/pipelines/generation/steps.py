@@ -65,7 +65,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         # This note has no `asked_at`, because nothing was ordered. It replaces the note above.
         return Snooze(_retry_delay(params, error, tries, seconds_left), {"tries": tries, "last_error": error.message})
     except Rejected as error:
-        raise await _recorded_rejection(attempt, error) from None
+        # Nor has this note: a retry may order.
+        raise await _recorded_rejection(attempt, error, {}) from None
     except OutcomeUnknown as error:
         if may_repeat:
             raise Retryable(error.message, code=error.code) from None
@@ -199,10 +200,11 @@ def _too_late_message(note: dict[str, Any]) -> str:
     return "The generation did not finish in time." + (f" Last error: {last_error}" if last_error else "")
 
 
-async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str, Any] | None = None) -> Permanent:
-    """Record the provider's own code in the task's note, for the API's answer. Returns the error to raise."""
-    if error.fail_code is not None:
-        await attempt.remember((note or {}) | {"fail_code": error.fail_code})
+async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str, Any]) -> Permanent:
+    """Write the note for an attempt after a retry, with the provider's own code for the API's answer. Returns the error
+    to raise.
+    """
+    await attempt.remember(note | {"fail_code": error.fail_code})  # None: not the code of an earlier refusal
     return Permanent(error.code, error.message)
 
 

@@ -25,12 +25,13 @@ _PATIENCE_SECONDS = 60.0
 class Script:
     """The `#words` of a prompt.
 
-    busy=N, down=N: the first N submissions answer 429, or 500 without having bought anything. lost, garbled: it is
-    bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is answered. after=N: it
-    is answered once so many have been bought. work=N: polls until it is made (1); never: it is not. ill=N: the first N
-    polls answer 500. odd: polls answer a status that nobody has heard of. fail=CODE: it fails. files=N (1),
-    file=html|huge|gone|moved|inside|empty: what their links lead to (the last one's, with onlylast). news=S: made after
-    S seconds, however often it is polled, and whoever gave an address to call is called then.
+    busy=N, poor=N, down=N: the first N submissions answer 429, 402 or 500 without having bought anything. lost,
+    garbled: it is bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is
+    answered. after=N: it is answered once so many have been bought. work=N: polls until it is made (1); never: it is
+    not. ill=N: the first N polls answer 500. odd: polls answer a status that nobody has heard of. fail=CODE: it fails.
+    broken=N: the first N that are bought fail. files=N (1), file=html|huge|gone|moved|inside|empty: what their links
+    lead to (the last one's, with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave
+    an address to call is called then.
     """
 
     def __init__(self, prompt: str) -> None:
@@ -53,6 +54,7 @@ class Bought:
     prompt: str
     token: str | None
     script: Script
+    number: int = 1  # the first that was bought of its prompt is number 1
     at: float = field(default_factory=time.time)
     polled_at: float = 0.0
     polls: int = 0
@@ -68,7 +70,7 @@ class Bought:
             return "made" if self.ready else "working"
         if self.script.has("never") or self.polls <= self.script.number("work", 1):
             return "working"
-        return "failed" if self.script.has("fail") else "made"
+        return "failed" if self.script.has("fail") or self.number <= self.script.number("broken") else "made"
 
 
 @dataclass
@@ -93,11 +95,14 @@ class Studio:
         self.attempts[prompt] += 1
         if self.attempts[prompt] <= script.number("busy"):
             return Reply(429, {"error": "busy"}, headers={"retry-after": "0"})
+        if self.attempts[prompt] <= script.number("poor"):
+            return Reply(402, {"detail": "you have no credit"})
         if self.attempts[prompt] <= script.number("down"):
             return Reply(500, {"error": "down"})
         made = self._by_token.get(token or "")
         if made is None:
-            made = Bought(f"g{next(self._ids)}", kind, prompt, token, script)
+            number = 1 + sum(one.prompt == prompt for one in self.bought.values()) if script.has("broken") else 1
+            made = Bought(f"g{next(self._ids)}", kind, prompt, token, script, number)
             self.bought[made.id] = made
             self._under_way.add(made.id)
             self.most_under_way = max(self.most_under_way, len(self._under_way))

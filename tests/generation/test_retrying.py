@@ -1,0 +1,73 @@
+"""A failed generation that is retried goes on where it can, and buys again only what somebody asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import httpx2
+import pytest
+
+from leasehold.db.database import Connection
+from leasehold.domain.states import JOB_TERMINAL
+from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.worker.worker import Worker
+from tests.api.conftest import client_of, serving
+from tests.factories import Rows
+from tests.generation.conftest import PLAIN, ordered
+from tests.generation.simulator.server import Simulator
+
+SCOPES = ("generation:read", "generation:write", "jobs:read", "jobs:operate")
+SECONDS = 60.0
+
+
+@pytest.fixture
+async def operator(generation_settings: Settings, connection: Connection) -> AsyncIterator[httpx2.AsyncClient]:
+    key = await create_key(connection, tenant_id="t", client_id="anna", scopes=SCOPES)
+    async with serving(generation_settings) as running, client_of(running.url, key.text) as client:
+        yield client
+
+
+async def submitted(rows: Rows, provider: str, prompt: str, **terms: Any) -> UUID:
+    new = ordered(provider, prompt, **terms)
+    await jobs.submit(rows.connection, [new])
+    return new.id
+
+
+async def ended(operator: httpx2.AsyncClient, job_id: UUID) -> tuple[str, str | None]:
+    """The status of the ended job, and the code of its error."""
+    async with asyncio.timeout(SECONDS):
+        while (job := (await operator.get(f"/v1/jobs/{job_id}")).json())["status"] not in JOB_TERMINAL:
+            await asyncio.sleep(0.02)
+    return job["status"], (job.get("error") or {}).get("code")
+
+
+async def retried(operator: httpx2.AsyncClient, job_id: UUID, **body: str) -> tuple[str, str | None]:
+    answer = await operator.post(f"/v1/jobs/{job_id}/retry", json=body)
+    assert answer.status_code == 202, answer.text
+    return await ended(operator, job_id)
+
+
+async def test_an_order_that_was_refused_without_a_code_of_the_provider_is_sent_again_by_a_retry(
+    operator: httpx2.AsyncClient, worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    """Somebody pays the provider meanwhile."""
+    job_id = await submitted(rows, "replicate", "a cat #poor=1", model="owner/name")
+    assert await ended(operator, job_id) == ("failed", "provider_payment_required")
+    assert simulator.purchases("a cat #poor=1") == 0
+    assert await retried(operator, job_id) == ("succeeded", None)
+    assert simulator.purchases("a cat #poor=1") == 1
+
+
+async def test_a_refusal_without_a_code_of_the_provider_does_not_show_the_code_of_the_refusal_before(
+    operator: httpx2.AsyncClient, worker: Worker, rows: Rows
+) -> None:
+    job_id = await submitted(rows, PLAIN, "a cat #poor=2")
+    assert await ended(operator, job_id) == ("failed", "provider_payment_required")
+    await rows.connection.execute('UPDATE note SET value = \'{"fail_code": "50411"}\'')
+    assert await retried(operator, job_id) == ("failed", "provider_payment_required")
+    assert await rows.connection.fetchval("SELECT value ->> 'fail_code' FROM note") is None
