@@ -71,3 +71,35 @@ async def test_a_refusal_without_a_code_of_the_provider_does_not_show_the_code_o
     await rows.connection.execute('UPDATE note SET value = \'{"fail_code": "50411"}\'')
     assert await retried(operator, job_id) == ("failed", "provider_payment_required")
     assert await rows.connection.fetchval("SELECT value ->> 'fail_code' FROM note") is None
+
+
+async def test_a_retry_from_the_purchase_on_buys_again_and_polls_the_new_order(
+    operator: httpx2.AsyncClient, worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    """The first order failed at the provider, so its outcome is known."""
+    job_id = await submitted(rows, PLAIN, "a cat #broken=1")
+    assert await ended(operator, job_id) == ("failed", "output_refused")
+    assert await retried(operator, job_id) == ("failed", "output_refused"), "the same order was polled again"
+    assert simulator.purchases("a cat #broken=1") == 1
+    assert await retried(operator, job_id, from_step="submit") == ("succeeded", None)
+    assert simulator.purchases("a cat #broken=1") == 2
+
+
+async def test_an_order_that_may_be_bought_again_is_polled_by_its_new_id(
+    operator: httpx2.AsyncClient, worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    job_id = await submitted(rows, PLAIN, "a cat #broken=1", resubmit=True)
+    assert await ended(operator, job_id) == ("failed", "output_refused")
+    assert await retried(operator, job_id, from_step="submit") == ("succeeded", None)
+    assert simulator.purchases("a cat #broken=1") == 2
+
+
+@pytest.mark.parametrize("body", [{}, {"from_step": "submit"}])
+async def test_an_order_of_unknown_outcome_is_bought_again_only_by_who_settles_it(
+    operator: httpx2.AsyncClient, worker: Worker, simulator: Simulator, rows: Rows, body: dict[str, str]
+) -> None:
+    job_id = await submitted(rows, PLAIN, "a cat #lost")
+    assert await ended(operator, job_id) == ("failed", "submit_outcome_unknown")
+    assert await retried(operator, job_id, **body) == ("failed", "submit_outcome_unknown")
+    assert simulator.studio.attempts["a cat #lost"] == 1
+    assert [item["job_id"] for item in (await operator.get("/v1/unsettled")).json()["items"]] == [str(job_id)]

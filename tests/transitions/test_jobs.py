@@ -172,6 +172,32 @@ async def test_a_replayed_job_goes_on_from_the_step_that_failed(rows: Rows) -> N
     await assert_history(rows, claimed.job_id)
 
 
+@pytest.mark.parametrize(
+    ("from_step", "kept"),
+    [
+        ("top", set()),
+        ("left", {"top", "left", "right"}),
+        ("right", {"top", "left", "right"}),
+        (None, {"top", "left", "right", "bottom"}),
+    ],
+)
+async def test_a_step_that_starts_anew_has_no_note_and_one_that_goes_on_keeps_it(
+    rows: Rows, from_step: str | None, kept: set[str]
+) -> None:
+    """`top` has succeeded, `right` has failed, and `left` was stopped by that. A note may be all that is known of an
+    order.
+    """
+    claimed = await rows.leased(DIAMOND)
+    await complete(rows, claimed)
+    right = next(other for other in await rows.claim_all() if other.step == "right")
+    await rows.connection.execute("INSERT INTO note (task_id, value) SELECT id, '{}' FROM task")
+    await settlements.fail(rows.connection, [Failure(right.lease, "error", "bad", "no", False, 0.0)])
+    assert (await rows.statuses(claimed.job_id))["left"] == "cancelled"
+    assert await jobs.replay(rows.connection, claimed.job_id, "t", from_step=from_step) is not None
+    noted = await rows.connection.fetch("SELECT t.step FROM note n JOIN task t ON t.id = n.task_id")
+    assert {row["step"] for row in noted} == kept
+
+
 @pytest.mark.parametrize("together", [False, True])
 async def test_many_jobs_that_are_replayed_together_have_hints_behind_those_of_other_jobs(
     rows: Rows, *, together: bool

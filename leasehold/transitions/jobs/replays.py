@@ -99,7 +99,9 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 # $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes their
-# outputs and results, and makes succeeded steps skipped, so that REPLAY makes them runnable.
+# outputs, results and notes, and makes succeeded steps skipped, so that REPLAY makes them runnable. $2 keeps its note
+# unless it has succeeded, as in a retry from the failed step: the note may say that the step has ordered something, and
+# that nobody knows the outcome.
 REWIND = f"""
 -- rewind
 WITH RECURSIVE again(id) AS (
@@ -112,6 +114,9 @@ WITH RECURSIVE again(id) AS (
     DELETE FROM output o USING again WHERE o.task_id = again.id
 ), forgotten_results AS (
     DELETE FROM result r USING again WHERE r.task_id = again.id
+), forgotten_notes AS (
+    DELETE FROM note n USING again JOIN task t ON t.id = again.id
+    WHERE n.task_id = again.id AND (t.step <> $2 OR t.status = 'succeeded')
 ), rewound AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,

@@ -11,6 +11,9 @@ WITH RECURSIVE again(id) AS (
     DELETE FROM output o USING again WHERE o.task_id = again.id
 ), forgotten_results AS (
     DELETE FROM result r USING again WHERE r.task_id = again.id
+), forgotten_notes AS (
+    DELETE FROM note n USING again JOIN task t ON t.id = again.id
+    WHERE n.task_id = again.id AND (t.step <> $2 OR t.status = 'succeeded')
 ), rewound AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
