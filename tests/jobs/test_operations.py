@@ -422,6 +422,35 @@ async def test_a_job_that_somebody_holds_is_passed_over_and_acted_on_later(
     assert (body["acted"], body["refused"]) == (4, 0)
 
 
+@pytest.mark.parametrize("pace", [{"canary": 1}, {"rate": 1}])
+async def test_jobs_that_somebody_held_keep_to_the_canary_and_the_rate_when_they_are_let_go(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, settings: Settings,
+    pace: dict[str, int],
+) -> None:  # fmt: skip
+    broken = await failed(maker, number=8)
+    operation = await submit(client, "retry", "kind:run", **pace)
+    holder = await connect(settings, "holder")
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute("SELECT 1 FROM job WHERE id = ANY($1::uuid[]) FOR UPDATE", broken)
+    passed_over = (
+        "SELECT jsonb_array_length(value -> 'busy') FROM note n JOIN task t ON t.id = task_id WHERE job_id = $1"
+    )
+    async with operating(running.services.settings):
+        async with asyncio.timeout(SECONDS):
+            while await rows.fetchval(passed_over, UUID(operation)) != 8:
+                await asyncio.sleep(0.02)
+        await transaction.rollback()
+        async with asyncio.timeout(SECONDS):
+            while not (retried := (await statuses(rows, broken)).count("pending")):
+                await asyncio.sleep(0.02)
+        assert retried == 1 if "canary" in pace else retried < 8
+        assert (await client.post(f"/v1/jobs/{operation}/cancel")).status_code == 202
+        body = await ended(client, operation)
+    await holder.close()
+    assert (await statuses(rows, broken)).count("pending") == body["acted"] < 8
+
+
 async def test_a_key_acts_on_its_kinds_its_tenant_and_with_its_scope_alone(
     maker: Maker, client_with: MakeClient, running: Running, rows: Connection
 ) -> None:

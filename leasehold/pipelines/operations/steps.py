@@ -174,7 +174,7 @@ class _OperationAttempt:
         tenant_id = self._progress.busy[0].tenant_id
         busy_ids = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
         return _Batch(
-            busy_ids[: self._size.jobs], tenant_id, self._progress.before, self._progress.walked, is_repeated=True
+            busy_ids[: self._max_jobs()], tenant_id, self._progress.before, self._progress.walked, is_repeated=True
         )
 
     def _batch_of_targets(self) -> _Batch:
