@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import httpx2
 import pytest
 import time_machine
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, make_pool
+from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext
 from leasehold.pipelines.generation import rows as generations
+from leasehold.pipelines.generation.housekeeping import housekeeping
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
@@ -324,12 +328,74 @@ async def test_a_source_image_that_is_kept_for_longer_than_a_week_is_found_by_it
     assert kept_seconds > week
 
 
-async def test_source_images_are_forgotten_in_time(connection: Connection) -> None:
-    await generations.keep_source(connection, "t", "sources/x/a.png", timedelta(seconds=-1))
-    await generations.keep_source(connection, "t", "sources/x/b.png", timedelta(hours=1))
-    assert await generations.expired_sources(connection) == ["sources/x/a.png"]
-    await generations.forget_sources(connection, ["sources/x/a.png", "sources/x/b.png"])
-    assert await connection.fetchval("SELECT array_agg(key) FROM source_image") == ["sources/x/b.png"]
+@pytest.fixture
+async def forgetting(generation_settings: Settings) -> AsyncIterator[Forgetting[str]]:
+    """The duty that deletes expired source images."""
+    store = ObjectStore.from_settings(generation_settings)
+    await store.open()
+    async with make_pool(generation_settings, "test", 1) as pool:
+        (duty,) = housekeeping(HousekeepingContext(generation_settings, pool.acquire, store)).duties
+        assert isinstance(duty, Forgetting)
+        yield duty
+    await store.close()
+
+
+async def upload(client: Client, number: int) -> httpx2.Response:
+    return await client.http.post("/v1/upload/images", files=[("file", ("a.png", picture(number), "image/png"))])
+
+
+async def fetched(answer: httpx2.Response) -> httpx2.Response:
+    """What a provider gets from the URL of the uploaded image."""
+    async with httpx2.AsyncClient(timeout=SECONDS) as anybody:
+        return await anybody.get(answer.json()["data"][0]["url"])
+
+
+async def expire_sources(connection: Connection) -> None:
+    await connection.execute("UPDATE source_image SET expires_at = clock_timestamp() - interval '1 second'")
+
+
+async def test_source_images_are_forgotten_in_time(
+    client: Client, connection: Connection, forgetting: Forgetting[str]
+) -> None:
+    expired = await upload(client, 1)
+    await expire_sources(connection)
+    kept = await upload(client, 2)
+    keys = await forgetting.find(connection)
+    for key in keys:
+        await forgetting.delete(key)
+    await forgetting.forget(connection, keys)
+    assert [(await fetched(answer)).status_code for answer in (expired, kept)] == [404, 200]
+    assert await connection.fetchval("SELECT count(*) FROM source_image") == 1
+
+
+async def test_a_source_image_that_is_uploaded_again_before_it_is_deleted_stays(
+    client: Client, connection: Connection, forgetting: Forgetting[str]
+) -> None:
+    """The upload finds the object and does not write it again."""
+    await upload(client, 1)
+    await expire_sources(connection)
+    keys = await forgetting.find(connection)
+    again = await upload(client, 1)
+    for key in keys:
+        await forgetting.delete(key)
+    await forgetting.forget(connection, keys)
+    assert (await fetched(again)).content == picture(1)
+    assert await generations.expired_sources(connection) == []
+    assert await connection.fetchval("SELECT count(*) FROM source_image") == 1
+
+
+async def test_a_source_image_that_is_being_deleted_is_not_kept_and_can_be_uploaded_afterwards(
+    client: Client, connection: Connection, forgetting: Forgetting[str]
+) -> None:
+    await upload(client, 1)
+    await expire_sources(connection)
+    (key,) = await forgetting.find(connection)
+    assert await generations.condemn_source(connection, key)
+    problem(await upload(client, 1), 503, "busy")
+    assert await forgetting.find(connection) == [key], "another worker goes on, if this one dies here"
+    await forgetting.delete(key)
+    await forgetting.forget(connection, [key])
+    assert (await fetched(await upload(client, 1))).content == picture(1)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
-from leasehold.pipelines.generation.rows import SOURCES, expired_sources, forget_sources
+from leasehold.pipelines.generation.rows import SOURCES, condemn_source, expired_sources, forget_sources
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
     """The part of housekeeping (loops of the leading worker) for the kind of work `generation`. Called once."""
+
+    async def delete(key: str) -> None:
+        # An upload of the same image finds the object, and does not write it again. So an upload must not come between
+        # the look at the row and the deletion.
+        async with context.connections() as connection:
+            is_condemned = await condemn_source(connection, key)
+        if is_condemned:
+            await context.store.delete(key)
+
     return KindHousekeeping(
         duties=[
             Forgetting(
                 SOURCES,
                 find=expired_sources,
                 key=lambda key: key,
-                delete=context.store.delete,
+                delete=delete,
                 forget=forget_sources,
             )
         ],

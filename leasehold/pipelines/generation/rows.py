@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from leasehold.db.database import Connection
-from leasehold.domain.errors import Conflict
+from leasehold.domain.errors import Conflict, Unavailable
 from leasehold.transitions import limits
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
@@ -24,6 +24,10 @@ Row: TypeAlias = asyncpg.Record
 #: The duty (a loop of a worker) that deletes expired source images. If it cannot delete an image, the quarantine (a
 #: list of what has failed by itself) has the image under this name.
 SOURCES = "expired_sources"
+# SQL: `expires_at` of a condemned source image, whose object is being deleted.
+_CONDEMNED = "'-infinity'::timestamptz"
+#: After this many seconds a condemned image is usually deleted, and can be uploaded again.
+_DELETION_SECONDS = 1
 #: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000
 
@@ -180,17 +184,19 @@ async def keep_source(connection: Connection, tenant_id: str, key: str, duration
     """Record an uploaded source image, which expires after `duration`. If the same image is stored already, the call
     can only make it expire later.
 
-    Returns the time of expiry of a new image. None: the image was stored already.
+    Returns the time of expiry of a new image. None: the image was stored already. Raises Unavailable `busy` if the same
+    image is condemned: its object may be deleted at any moment, so the caller must not rely on it.
     """
     row = await connection.fetchrow(
         "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ($1, $2, clock_timestamp() + $3)"
         " ON CONFLICT (key) DO UPDATE SET expires_at = greatest(source_image.expires_at, excluded.expires_at)"
-        " RETURNING expires_at, xmax = 0 AS is_new",
+        f" WHERE source_image.expires_at <> {_CONDEMNED} RETURNING expires_at, xmax = 0 AS is_new",
         key,
         tenant_id,
         duration,
     )
-    assert row is not None
+    if row is None:
+        raise Unavailable("busy", "The same image is being deleted. Try again soon.", retry_after=_DELETION_SECONDS)
     return row["expires_at"] if row["is_new"] else None
 
 
@@ -210,7 +216,8 @@ async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Ma
 
 async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
     """The keys of expired source images, without those in quarantine and those of a tenant that moves to another cell
-    (another installation). The duty deletes their objects first, then calls `forget_sources`.
+    (another installation). For each key the duty calls `condemn_source` and deletes the object; then it calls
+    `forget_sources`.
     """
     rows = await connection.fetch(
         "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"
@@ -221,7 +228,20 @@ async def expired_sources(connection: Connection, limit: int = 100) -> list[str]
     return [row["key"] for row in rows]
 
 
+async def condemn_source(connection: Connection, key: str) -> bool:
+    """Condemn an expired source image: from now on nobody can keep it, and its object can be deleted. False: the image
+    is not expired any more, because it was uploaded again.
+    """
+    condemned = await connection.fetchval(
+        f"UPDATE source_image SET expires_at = {_CONDEMNED} WHERE key = $1 AND expires_at < clock_timestamp()"
+        " RETURNING true",
+        key,
+    )
+    return bool(condemned)
+
+
 async def forget_sources(connection: Connection, keys: Sequence[str]) -> None:
+    """Delete the rows of the condemned images among `keys`. Their objects are deleted."""
     await connection.execute(
-        "DELETE FROM source_image WHERE key = ANY($1::text[]) AND expires_at < clock_timestamp()", list(keys)
+        f"DELETE FROM source_image WHERE key = ANY($1::text[]) AND expires_at = {_CONDEMNED}", list(keys)
     )
