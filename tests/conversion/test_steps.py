@@ -11,15 +11,18 @@ import onnx
 import orjson
 import pytest
 from onnx import helper, numpy_helper, version_converter
+from PIL import Image
 
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
-from leasehold.pipelines.conversion.pipeline import ConversionParams
+from leasehold.pipelines.conversion.limits import ModelLimits
+from leasehold.pipelines.conversion.pipeline import ConversionParams, Preprocessing
 from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise, refusals, running, tflite
 from leasehold.pipelines.conversion.toolchain.comparison import LARGEST_FLOAT, compare, describe
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import _noise
 from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
+from leasehold.pipelines.conversion.toolchain.references import samples
 from leasehold.pipelines.conversion.toolchain.running import Runnable
 from tests.conversion.conftest import PARAMS, Bench
 from tests.conversion.models import model_of, network, pictures, saved
@@ -307,6 +310,24 @@ def test_a_worker_without_the_tflite_extra_leaves_the_model_to_another(
     with pytest.raises(Retryable) as left:
         tflite.to_onnx(file, file, 100)
     assert left.value.code == "toolchain_missing"
+
+
+def test_one_reference_image_is_in_memory_at_full_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 images of 50 megapixels are allowed."""
+    decoded: list[weakref.ref[Image.Image]] = []
+    most_at_once: list[int] = []
+    resize = Image.Image.resize
+
+    def note(picture: Image.Image, *arguments: Any) -> Image.Image:
+        decoded.append(weakref.ref(picture))
+        most_at_once.append(sum(other() is not None for other in decoded))
+        return resize(picture, *arguments)
+
+    monkeypatch.setattr(Image.Image, "resize", note)
+    limits, inputs = ModelLimits(), [{"name": "x", "type": "float", "shape": [1, 3, 16, 16]}]
+    made, origin = samples(pictures(tmp_path / "references", 4), inputs, Preprocessing(), limits, 0)
+    assert (len(made), origin) == (4, "reference images")
+    assert most_at_once == [1] * 4
 
 
 @pytest.mark.parametrize("reason", ["", " . ", "\n\x00"])

@@ -33,16 +33,14 @@ def samples(
     Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
     be a picture.
     """
-    pictures = list(_decoded_pictures(archive, limits))
-    if not pictures:
-        rng = np.random.default_rng(seed)
-        specifications = [(value["name"], value["type"], value["shape"]) for value in model_inputs]
-        return [random_tensors(specifications, rng) for _ in range(_GENERATED_SAMPLES)], "generated"
-    only_input = model_inputs[0] if len(model_inputs) == 1 else None
-    if only_input is None or only_input["type"] != "float" or len(only_input["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
-        raise refusals.bad_references("the model has no single float input of four dimensions for a picture")
-    name, shape = only_input["name"], only_input["shape"]
-    return [{name: _tensor_of(picture, shape, preprocessing)} for picture in pictures], "reference images"
+    # One picture after the other: at full size, all of them might need more memory than the step has.
+    pictures = _decoded_pictures(archive, limits)
+    picture_samples = [_sample_of(picture, model_inputs, preprocessing) for picture in pictures]
+    if picture_samples:
+        return picture_samples, "reference images"
+    rng = np.random.default_rng(seed)
+    specifications = [(value["name"], value["type"], value["shape"]) for value in model_inputs]
+    return [random_tensors(specifications, rng) for _ in range(_GENERATED_SAMPLES)], "generated"
 
 
 def _decoded_pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Image]:
@@ -74,6 +72,13 @@ def _decode(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
         return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise refusals.bad_references(f"file {number} is not a readable {', '.join(_FORMATS)} picture") from error
+
+
+def _sample_of(picture: Image.Image, model_inputs: list[dict[str, Any]], preprocessing: Preprocessing) -> Tensors:
+    only_input = model_inputs[0] if len(model_inputs) == 1 else None
+    if only_input is None or only_input["type"] != "float" or len(only_input["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
+        raise refusals.bad_references("the model has no single float input of four dimensions for a picture")
+    return {only_input["name"]: _tensor_of(picture, only_input["shape"], preprocessing)}
 
 
 def _tensor_of(picture: Image.Image, shape: list[int], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
