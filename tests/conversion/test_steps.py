@@ -104,6 +104,15 @@ async def test_without_images_the_report_says_that_the_data_was_generated(bench:
     assert report(made["output/bie-report.json"])["calibration"]["data"] == "generated"
 
 
+@pytest.mark.parametrize("count", [0, 2], ids=["generated", "pictures"])
+async def test_an_input_of_any_name_gets_the_samples(bench: Bench, count: int) -> None:
+    directory, name = bench.directory(), "x" * 201
+    model = network()
+    model.graph.input[0].name = model.graph.node[0].input[0] = name
+    made = await bench.convert(saved(model, directory / "model"), pictures(directory / "references", count))
+    assert [value["name"] for value in report(made["output/report.json"])["nef"]["inputs"]] == [name]
+
+
 async def test_the_same_model_gives_the_same_bytes(bench: Bench) -> None:
     directory = bench.directory()
     (directory / "references").touch()

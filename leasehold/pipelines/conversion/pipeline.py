@@ -78,15 +78,15 @@ conversion = Pipeline(
     steps=[
         Step(
             "onnx", reads=("model",), writes="output/out.onnx", queue="conversion", isolated=True,
-            limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
+            limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=2,
         ),
         Step(
             "bie", needs=("onnx",), reads=("onnx", "references"), writes="output/out.bie", queue="conversion",
-            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=3,
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=4,
         ),
         Step(
             "nef", needs=("bie",), reads=("bie", "references"), writes="output/out.nef", queue="conversion",
-            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=2,
         ),
     ],
 )  # fmt: skip

@@ -80,10 +80,10 @@ def _bytes_of(value: onnx.ValueInfoProto) -> int:
 
 
 def specification(values: Any) -> list[dict[str, Any]]:
-    """Inputs or outputs, as reports and manifests name them."""
+    """Inputs or outputs, as reports and manifests name them. The names are whole, because `samples` uses them."""
     return [
         {
-            "name": value.name[:200],
+            "name": value.name,
             "shape": list(shape_of(value)),
             "type": onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower(),
         }
