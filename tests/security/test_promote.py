@@ -278,6 +278,22 @@ async def test_a_call_that_comes_while_a_worker_undoes_a_dead_one_waits_and_lose
                 assert service.files == {"/models/acme/m/out.nef": b"new"}
 
 
+async def test_a_worker_that_wakes_up_after_its_claim_of_a_job_ends_no_claim_of_another(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"new")
+        await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
+        job_id = UUID(path.rpartition("/")[2])
+        _, (frozen,) = await ownership.claim_dead(stage.rows)
+        assert await ownership.begin(stage.rows, "acme", job_id) is None, "the worker has claimed the job"
+        await stage.rows.execute("UPDATE conversion SET promoting_until = clock_timestamp() - interval '1 s'")
+        begun = await ownership.begin(stage.rows, "acme", job_id)
+        assert begun is not None
+        await ownership.give_up(stage.rows, frozen)
+        assert await ownership.begin(stage.rows, "acme", job_id) is None, "the call has lost its claim"
+        await ownership.give_up(stage.rows, begun[0])
+        assert await ownership.begin(stage.rows, "acme", job_id) is not None
+
+
 async def test_a_worker_gives_up_the_job_even_if_it_cannot_undo(
     settings: Settings, rows: Connection, make_key: MakeKey
 ) -> None:

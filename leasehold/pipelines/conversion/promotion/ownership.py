@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -47,11 +48,17 @@ Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class PromoteCall:
-    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS."""
+    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS. Or a dead call, whose job the
+    leading worker has claimed to undo it.
+
+    `claimed_until`: the end of the claim, as the job's row has it. A later claim has another end. None: the job needs
+    no claim.
+    """
 
     id: UUID
     tenant_id: str
     job_id: UUID
+    claimed_until: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ _BEGIN = """
 UPDATE conversion SET promoting_until = clock_timestamp() + make_interval(secs => $3)
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
   AND (promoting_until IS NULL OR promoting_until < clock_timestamp())
-RETURNING job_id
+RETURNING promoting_until
 """
 # The statement claims the rows in the order of their keys, so that two calls never deadlock. $5: the keys whose objects
 # may be replaced.
@@ -122,7 +129,8 @@ UPDATE promoted_object SET job_id = $2, {_NO_TURN} WHERE turn = $1 AND tenant_id
 """
 _GIVE_UP = """
 -- promotion_give_up
-UPDATE conversion SET promoting_until = NULL WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
+UPDATE conversion SET promoting_until = NULL
+WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL AND promoting_until = $3
 """
 _FORGET_KEY = "DELETE FROM promoted_object WHERE turn = $1 AND key = $2 AND job_id IS NULL"
 _RELEASE_KEY = f"""
@@ -145,7 +153,7 @@ WITH dead_keys AS MATERIALIZED (
 ), claimed_jobs AS (
     UPDATE conversion SET promoting_until = clock_timestamp() + make_interval(secs => $1)
     WHERE job_id IN (SELECT job_id FROM free_jobs)
-    RETURNING job_id
+    RETURNING job_id, promoting_until
 ), locked_keys AS (
     -- FOR UPDATE checks the time again, on the row's newest version: another worker may have held the key meanwhile.
     SELECT key FROM promoted_object
@@ -157,7 +165,8 @@ WITH dead_keys AS MATERIALIZED (
 )
 UPDATE promoted_object SET until = clock_timestamp() + make_interval(secs => $1)
 WHERE key IN (SELECT key FROM locked_keys)
-RETURNING turn, key, reached, backup, tenant_id, for_job
+RETURNING turn, key, reached, backup, tenant_id, for_job,
+          (SELECT promoting_until FROM claimed_jobs WHERE claimed_jobs.job_id = for_job) AS claimed_until
 """
 # Holds the keys that earlier calls have claimed for the job. Each of these calls is dead, or could not undo its copies.
 # A live call would still have its claim of the job, and then this call could not have claimed the job.
@@ -175,10 +184,11 @@ async def begin(connection: Connection, tenant_id: str, job_id: UUID) -> tuple[P
     None: the job is promoted, or another call is promoting it.
     """
     async with connection.transaction():
-        if await connection.fetchval(_BEGIN, job_id, tenant_id, LEASE_SECONDS) is None:
+        claimed_until = await connection.fetchval(_BEGIN, job_id, tenant_id, LEASE_SECONDS)
+        if claimed_until is None:
             return None
         rows = await connection.fetch(_HOLD_EARLIER_KEYS, job_id, tenant_id, _UNDO_LEASE_SECONDS)
-    return PromoteCall(new_id(), tenant_id, job_id), _changes_in(rows)
+    return PromoteCall(new_id(), tenant_id, job_id, claimed_until), _changes_in(rows)
 
 
 async def claim(
@@ -253,8 +263,10 @@ async def record_undone(connection: Connection, change: KeyChange) -> None:
 
 
 async def give_up(connection: Connection, call: PromoteCall) -> None:
-    """End the call's claim of the job, so that another call can claim the job."""
-    await connection.execute(_GIVE_UP, call.job_id, call.tenant_id)
+    """End the call's claim of the job, so that another call can claim the job. If the call has lost its claim already,
+    because it or its worker was frozen, this function changes nothing.
+    """
+    await connection.execute(_GIVE_UP, call.job_id, call.tenant_id, call.claimed_until)
 
 
 async def changes_of(connection: Connection, call: PromoteCall) -> list[KeyChange]:
@@ -269,7 +281,8 @@ async def claim_dead(connection: Connection) -> tuple[list[KeyChange], set[Promo
     calls. The caller ends the claim of each job with `give_up`.
     """
     rows = await connection.fetch(_CLAIM_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD_KEYS)
-    return _changes_in(rows), {PromoteCall(row["turn"], row["tenant_id"], row["for_job"]) for row in rows}
+    calls = {PromoteCall(row["turn"], row["tenant_id"], row["for_job"], row["claimed_until"]) for row in rows}
+    return _changes_in(rows), calls
 
 
 def _changes_in(rows: Sequence[asyncpg.Record]) -> list[KeyChange]:
