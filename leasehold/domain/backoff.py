@@ -34,3 +34,11 @@ def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random |
     longest = ladder[min(max(failures, 1), len(ladder)) - 1]
     # A pseudo-random number is enough: nobody gains anything by predicting it.
     return longest * (rng or random).uniform(0.5, 1.0)
+
+
+def delay_after_answer(retry_after: float | None, failures: int, ladder: Sequence[timedelta]) -> timedelta:
+    """The delay after a failure to which another server has answered. `retry_after`: the seconds that its header
+    Retry-After names, or None. The delay is at least that of `delay_after`: a Retry-After of 0 must not use up all
+    attempts immediately.
+    """
+    return max(timedelta(seconds=retry_after or 0.0), delay_after(failures, ladder))

@@ -178,6 +178,20 @@ async def test_a_called_off_generation_is_called_off_at_its_provider(
     problem(await client.http.post("/v1/images/cancel", json={"task_id": task}), 409, "resource_invalid_state")
 
 
+async def test_a_cancel_is_sent_again_no_earlier_than_the_provider_asks_for(
+    client: Client, worker: Worker, connection: Connection
+) -> None:
+    """The attempts of the ladder alone would all be used up within five minutes."""
+    task = await client.ordered("endless #never #wait=3600")
+    await client.until(task, "polling")
+    await client.http.post("/v1/images/cancel", json={"task_id": task})
+    failed = "SELECT available_at - clock_timestamp() FROM task WHERE step = 'withdraw' AND status = 'retry'"
+    async with asyncio.timeout(SECONDS):
+        while (until_next := await connection.fetchval(failed)) is None:
+            await asyncio.sleep(0.02)
+    assert until_next > timedelta(minutes=30)
+
+
 async def test_an_order_that_is_called_off_before_it_went_out_is_never_bought(
     client: Client, generation_settings: Settings, simulator: Simulator
 ) -> None:

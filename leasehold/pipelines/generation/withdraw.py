@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from leasehold.domain.attempt import Attempt
+from leasehold.domain.backoff import delay_after_answer
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.domain.verdicts import Snooze
@@ -48,6 +49,9 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
         stopped = await provider.cancel(ref, order_of(order_params, params.job_id, seconds_left=1.0), credential)
     except Rejected as error:
         raise Permanent(error.code, error.message) from None
-    except (TryLater, OutcomeUnknown) as error:
+    except TryLater as error:
+        delay = delay_after_answer(error.after, attempt.errors + 1, withdrawal.by_name["withdraw"].retry_ladder)
+        raise Retryable(error.message, code=error.code, after=delay) from None
+    except OutcomeUnknown as error:
         raise Retryable(error.message, code=error.code) from None
     return {"stopped": stopped, "because": "the provider was asked to" if stopped else "the provider cannot stop it"}

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from leasehold.domain.attempt import Attempt
-from leasehold.domain.backoff import delay_after
+from leasehold.domain.backoff import delay_after, delay_after_answer
 from leasehold.domain.errors import Permanent, Retryable, StepError
 from leasehold.domain.verdicts import Snooze
 from leasehold.pipelines.webhooks.context import DeliveryContext, open_delivery_context
@@ -49,9 +49,8 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
         raise await _error_after_gone(attempt, delivery, destination)
     if 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP statuses
         return {"delivered": True, "status": answer.status}
-    raise Retryable(
-        f"the address answered {answer.status}", code="webhook_refused", after=_retry_delay(attempt, answer)
-    )
+    delay = delay_after_answer(answer.retry_after(), attempt.errors + 1, webhooks.by_name["deliver"].retry_ladder)
+    raise Retryable(f"the address answered {answer.status}", code="webhook_refused", after=delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +126,3 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination
         raise Permanent(error.code, str(error)) from None
     except EgressFailed as error:
         raise Retryable(str(error), code="webhook_unreachable") from None
-
-
-def _retry_delay(attempt: Attempt, answer: Answer) -> timedelta | None:
-    """The receiver's Retry-After, but at least the delay of the retry ladder: a Retry-After of 0 must not use up all
-    attempts immediately. None: the answer has no Retry-After.
-    """
-    seconds = answer.retry_after()
-    if seconds is None:
-        return None
-    return max(timedelta(seconds=seconds), delay_after(attempt.errors + 1, webhooks.by_name["deliver"].retry_ladder))

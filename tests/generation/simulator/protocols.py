@@ -225,6 +225,13 @@ def _fal_result(studio: Studio, bought: Bought) -> Reply:
     return Reply(said={"images": files, "seed": 7, "prompt": f"https://prompt.example/{bought.prompt}"})
 
 
+def _gateway_cancel(studio: Studio, bought: Bought) -> Reply:
+    if bought.script.has("wait"):
+        return Reply(429, {"message": "not now"}, headers={"retry-after": bought.script.text("wait")})
+    studio.cancel(bought)
+    return Reply(said={})
+
+
 async def gateway(studio: Studio, request: Request) -> Reply:
     """A provider that promises idempotency, for the declared one; GATEWAY is its declaration."""
     if request.headers.get("x-key") != BEARER:
@@ -235,8 +242,7 @@ async def gateway(studio: Studio, request: Request) -> Reply:
     if found is None:
         return Reply(404, {"message": "no such task"})
     if request.method == "DELETE":
-        studio.cancel(found)
-        return Reply(said={})
+        return _gateway_cancel(studio, found)
     if wrong := studio.poll(found):
         return wrong
     state = "dreaming" if found.state == "working" and found.script.has("odd") else found.state

@@ -29,9 +29,9 @@ class Script:
     garbled: it is bought, and the answer does not arrive, or is not JSON. slow=S: seconds before a submission is
     answered. after=N: it is answered once so many have been bought. work=N: polls until it is made (1); never: it is
     not. ill=N: the first N polls answer 500. odd: polls answer a status that nobody has heard of. fail=CODE: it fails.
-    broken=N: the first N that are bought fail. files=N (1), file=html|huge|gone|moved|inside|empty: what their links
-    lead to (the last one's, with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave
-    an address to call is called then.
+    broken=N: the first N that are bought fail. wait=S: a cancel answers 429, to be sent again after S seconds.
+    files=N (1), file=html|huge|gone|moved|inside|empty: what their links lead to (the last one's, with onlylast).
+    news=S: made after S seconds, however often it is polled, and whoever gave an address to call is called then.
     """
 
     def __init__(self, prompt: str) -> None:
