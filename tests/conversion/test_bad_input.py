@@ -161,12 +161,23 @@ def test_a_negative_size_leaves_no_more_room_for_other_tensors(sides: list[int])
     assert "have 32 bytes" in refused.value.message
 
 
-async def test_a_file_of_2_gb_is_refused_before_it_is_read(bench: Bench) -> None:
+@pytest.mark.parametrize("head", [b"", b"\x1c\0\0\0TFL3"], ids=["onnx", "tflite"])
+async def test_a_file_of_2_gb_is_refused_before_it_is_read(bench: Bench, head: bytes) -> None:
     path = bench.directory() / "model"
     with path.open("wb") as file:
+        file.write(head)
         file.truncate(2 * 1024**3)
     with pytest.raises(Permanent) as refused:
         await bench.run("onnx", {"model": path})
+    assert refused.value.code == "model_too_large"
+
+
+async def test_a_model_that_the_step_before_made_too_large_is_refused(bench: Bench) -> None:
+    directory = bench.directory()
+    (references := directory / "references").touch()
+    files = {"output/out.onnx": saved(network(), directory / "model"), "references": references}
+    with pytest.raises(Permanent) as refused:
+        await bench.run("bie", files, limits={"max_bytes": 10})
     assert refused.value.code == "model_too_large"
 
 

@@ -95,6 +95,16 @@ def test_a_tflite_model_is_brought_to_onnx_first(tmp_path: Path, recording: Reco
     assert recording.names() == ["tflite2onnx_flow", "onnx2onnx_flow"]
 
 
+@pytest.mark.parametrize("data", [b"\x1c\0\0\0TFL3 and so on", b"\x08\x08 and so on"], ids=["tflite", "onnx"])
+def test_a_model_that_is_too_large_reaches_no_tool(tmp_path: Path, recording: Recording, data: bytes) -> None:
+    stage = Stage(tmp_path, limits={"max_bytes": 10})
+    stage.files["model"] = tmp_path / "model"
+    stage.files["model"].write_bytes(data)
+    with pytest.raises(Permanent) as refused:
+        stage.run("onnx")
+    assert (refused.value.code, recording.names()) == ("model_too_large", [])
+
+
 def test_what_the_tools_refuse_is_told_with_a_stable_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = Recording(compile_says="undefined CPU op [Frobnicate]\nand a page of more")
     monkeypatch.setitem(sys.modules, "ktc", recording.module)

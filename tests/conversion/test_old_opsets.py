@@ -75,8 +75,11 @@ def _too_large_to_write(_work: Work) -> Done:
 
 def test_a_model_that_cannot_be_written_has_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(open_toolchain, "optimise", _too_large_to_write)
+    (model := tmp_path / "model").touch()
     with pytest.raises(Permanent) as refused:
-        steps.optimise_model(Work("conversion", "onnx", ConversionParams.model_validate(PARAMS), {}, tmp_path))
+        steps.optimise_model(
+            Work("conversion", "onnx", ConversionParams.model_validate(PARAMS), {"model": model}, tmp_path)
+        )
     assert refused.value.code == "not_serialisable"
 
 

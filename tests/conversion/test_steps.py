@@ -291,7 +291,7 @@ async def test_the_parsed_model_is_dropped_before_its_trial(bench: Bench, monkey
 @pytest.mark.parametrize(
     "run",
     [
-        lambda path: tflite.to_onnx(path, path, 100),
+        lambda path: tflite.to_onnx(path, path),
         lambda _path: optimise.convert(network(opset=13), 17),
     ],
     ids=["tflite", "opset"],
@@ -317,7 +317,7 @@ def test_a_worker_without_the_tflite_extra_leaves_the_model_to_another(
     file = tmp_path / "model"
     file.touch()
     with pytest.raises(Retryable) as left:
-        tflite.to_onnx(file, file, 100)
+        tflite.to_onnx(file, file)
     assert left.value.code == "toolchain_missing"
 
 

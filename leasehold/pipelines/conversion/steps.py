@@ -14,12 +14,14 @@ from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion.pipeline import conversion
 from leasehold.pipelines.conversion.toolchain import kneron, open_toolchain, refusals
+from leasehold.pipelines.conversion.toolchain.loading import check_size
 
 _TOOLCHAINS: dict[str, ModuleType] = {"open": open_toolchain, "kneron": kneron}
 
 
 @conversion.handles("onnx")
 def optimise_model(work: Work) -> Done:
+    check_size(work.files["model"], work.params.limits)  # before any tool reads the file
     return _run_toolchain(work, "optimise")
 
 

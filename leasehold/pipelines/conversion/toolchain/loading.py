@@ -24,14 +24,19 @@ _STANDARD = {"", "ai.onnx"}
 _MAX_DEPTH = 16  # of graphs in graphs
 
 
+def check_size(path: Path, limits: ModelLimits) -> None:
+    """Refuse a file that is too large, of any format."""
+    size = path.stat().st_size
+    if size > limits.max_bytes:
+        raise refusals.model_too_large(size, limits.max_bytes)
+
+
 def load(path: Path, limits: ModelLimits) -> onnx.ModelProto:
     """Parse the model. Refuse a model that is too large, refers to another file, or uses non-standard operators.
 
     Raises Permanent with one of the codes of refusals.py.
     """
-    size = path.stat().st_size
-    if size > limits.max_bytes:
-        raise refusals.model_too_large(size, limits.max_bytes)
+    check_size(path, limits)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())

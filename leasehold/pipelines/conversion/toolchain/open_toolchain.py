@@ -66,7 +66,7 @@ def optimise(work: Work) -> Done:
     report_progress(work, 0, "loading")
     source = work.files["model"]
     if is_tflite(source):
-        source = to_onnx(source, work.directory / "from-tflite.onnx", params.limits.max_bytes)
+        source = to_onnx(source, work.directory / "from-tflite.onnx")
     model = load(source, params.limits)
     report_progress(work, 5, "checking")
     opset = optimising.opset_of(model)

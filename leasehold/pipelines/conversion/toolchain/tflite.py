@@ -22,13 +22,8 @@ def is_tflite(path: Path) -> bool:
         return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
 
-def to_onnx(source: Path, out: Path, max_bytes: int) -> Path:
-    """Convert `source` into `out`. Raises Permanent: model_too_large or tflite_not_convertible; and Retryable
-    toolchain_missing.
-    """
-    size = source.stat().st_size
-    if size > max_bytes:
-        raise refusals.model_too_large(size, max_bytes)
+def to_onnx(source: Path, out: Path) -> Path:
+    """Convert `source` into `out`. Raises Permanent: tflite_not_convertible; and Retryable toolchain_missing."""
     if convert is None:
         raise refusals.tflite_missing()
     try:
