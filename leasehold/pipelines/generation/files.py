@@ -67,9 +67,9 @@ async def download(egress: Egress, settings: Settings, kind: Kind, url: str, pat
     except EgressFailed as error:
         raise FileUnavailable(str(error)) from None
     if answer.status in _TEMPORARY_STATUSES:
-        raise FileUnavailable(f"the provider's file answered {answer.status}")
+        raise FileUnavailable(f"The link to the provider's file answered {answer.status}.")
     if answer.status != _OK:
-        raise UnusableFile("file_gone", f"The provider's file answered {answer.status}.")
+        raise UnusableFile("file_gone", f"The link to the provider's file answered {answer.status}.")
     if answer.size == 0:
         raise UnusableFile("file_empty", "The provider's file is empty.")
     return file_type_of(kind, answer.head)

@@ -34,7 +34,8 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
             if dimension.HasField("dim_value") and dimension.dim_value > 0:
                 continue
             if number > 0:
-                raise refusals.missing_shapes(value.name, f"has no size in dimension {number}; export it fixed")
+                complaint = f"has no fixed size in dimension {number}; export the model with fixed shapes"
+                raise refusals.missing_shapes(value.name, complaint)
             dimension.dim_value = 1
             changes.append(f"the batch of {value.name[:100]} is 1")
     return changes

@@ -63,7 +63,7 @@ def check_grid(item: Item, data: bytes, sizes: dict[int, Size]) -> Size:
             raise corrupt_image("the tiles of the picture are not still images")
         tile_width, tile_height = sizes[number]
         if (columns - 1) * tile_width >= width or (rows - 1) * tile_height >= height:
-            raise corrupt_image("the tiles are larger than the picture")
+            raise corrupt_image("a row or column of tiles lies outside the picture")
     return width, height
 
 
