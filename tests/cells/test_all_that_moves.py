@@ -30,7 +30,7 @@ from leasehold.cli.reconcile import SuspiciousBucket, reconcile
 from leasehold.db import audit
 from leasehold.limits import uploads
 from leasehold.pipelines.generation import rows as generations
-from leasehold.pipelines.media.housekeeping import abandoned_uploads
+from leasehold.pipelines.media.housekeeping import jobless_pictures
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
@@ -293,12 +293,12 @@ async def test_the_old_cell_deletes_no_object_of_a_tenant_that_has_moved(two: Tw
             " WHERE id = $1",
             UUID(job),
         )
-        assert await abandoned_uploads(rows) == []
+        assert await jobless_pictures(rows) == []
         assert await uploads.due(rows) == []
         assert await sweeps.forgettable_jobs(rows) == []
         assert await generations.expired_sources(rows) == ["sources/fedcba9876543210/image.png"]
         await rows.execute("UPDATE tenant_move SET stage = 'drain'")  # they were due otherwise
-        assert [unit[1] for unit in await abandoned_uploads(rows)] == [picture.original_key]
+        assert [unit[1] for unit in await jobless_pictures(rows)] == [picture.original_key]
         assert [due.key for due in await uploads.due(rows)] == [picture.original_key]
         assert [str(one.job_id) for one in await sweeps.forgettable_jobs(rows)] == [job]
         assert source in await generations.expired_sources(rows)

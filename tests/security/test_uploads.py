@@ -13,7 +13,7 @@ import pytest
 from leasehold.db.database import Connection, lock_name
 from leasehold.limits import upload_room, uploads
 from leasehold.pipelines import SHIPPED
-from leasehold.pipelines.media.housekeeping import abandoned_uploads, forget_uploads
+from leasehold.pipelines.media.housekeeping import forget_jobless_pictures, jobless_pictures
 from leasehold.settings import Settings
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, serving
@@ -43,8 +43,8 @@ async def keep_house(api: Running) -> None:
     while await house.uploads():
         pass
     async with services.pool.acquire() as connection:
-        abandoned = await abandoned_uploads(connection)
-        await forget_uploads(connection, [media_id for media_id, _ in abandoned])
+        jobless = await jobless_pictures(connection)
+        await forget_jobless_pictures(connection, [media_id for media_id, _ in jobless])
 
 
 async def forget_expired_jobs(api: Running) -> None:
@@ -163,8 +163,8 @@ async def test_an_upload_that_nobody_completes_is_gone_within_the_hour_and_what_
     left = await rows.fetchval("SELECT expires_at - clock_timestamp() FROM media")
     assert left < timedelta(hours=1)
     await later(rows, 3600)
-    abandoned = await abandoned_uploads(rows)
-    await api.services.store.delete(*(key for _, key in abandoned))
+    jobless = await jobless_pictures(rows)
+    await api.services.store.delete(*(key for _, key in jobless))
     await keep_house(api)
     assert await s3.keys() == []
     await put(ticket.upload_url, JPEG, "image/jpeg")  # as one that began in time, and was slow

@@ -18,7 +18,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.limits import downloads, rates
 from leasehold.pipelines.generation import rows as generations
-from leasehold.pipelines.media.housekeeping import abandoned_uploads
+from leasehold.pipelines.media.housekeeping import jobless_pictures
 from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.schedules import firing as schedules
 from leasehold.transitions import claims, concurrency, jobs, notes, progress, settlements, sweeps, unknown_tasks, wakes
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, Look]] = {
     "media_expires": (
         f"""INSERT INTO media (id, tenant_id, content_type, original_key, file_name, expires_at)
         SELECT gen_random_uuid(), 't', 'image/jpeg', n::text, '', {LATER} {FOR_EACH}""",
-        on_connection(abandoned_uploads),
+        on_connection(jobless_pictures),
     ),
     "idempotency_expires": (
         f"""INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)

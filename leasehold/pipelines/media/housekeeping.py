@@ -21,8 +21,9 @@ from leasehold.transitions.sweeps import EXPIRED
 #: So long after the registration of a picture, its last upload URL has expired: LEASEHOLD_UPLOAD_UNFINISHED_SECONDS is
 #: at most a day.
 _LONGEST_UPLOAD = timedelta(days=1)
-#: The name of the duty (a loop of the worker) that deletes pictures without a job, once their time is over.
-ABANDONED = "abandoned_uploads"
+#: The duty (a loop of the worker) that deletes pictures without a job, once their time is over. Rows of the quarantine
+#: have this name, so it stays as it was when the duty deleted abandoned uploads alone.
+JOBLESS = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
@@ -33,14 +34,14 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
         await refuse_too_large(connection, upload, size, retention_days=retention_days)
 
     async def forget(connection: Connection, units: Sequence[tuple[UUID, str]]) -> None:
-        await forget_uploads(connection, [media_id for media_id, _ in units])
+        await forget_jobless_pictures(connection, [media_id for media_id, _ in units])
 
     return KindHousekeeping(
         duties=[
             Forgetting(
-                ABANDONED,
-                find=abandoned_uploads,
-                key=lambda unit: unit[0],  # a unit is one upload: (id, key), from `abandoned_uploads`
+                JOBLESS,
+                find=jobless_pictures,
+                key=lambda unit: unit[0],  # a unit is one picture: (id, key), from `jobless_pictures`
                 delete=lambda unit: store.delete(unit[1]),
                 forget=forget,
             )
@@ -51,28 +52,28 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
     )
 
 
-async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
+async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
     """The id and the key of each picture without a job whose time is over: its upload was not completed in time, or was
     refused and kept for a while, or a client deleted it. The duty deletes the objects first, then calls
-    `forget_uploads`. Left out: pictures whose deletion failed lately, and those of tenants that move to another cell
-    (another installation).
+    `forget_jobless_pictures`. Left out: pictures whose deletion failed lately, and those of tenants that move to
+    another cell (another installation).
     """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
-        f" AND {not_in(ABANDONED, 'id')} AND {tenant_stays('media.tenant_id')} ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(JOBLESS, 'id')} AND {tenant_stays('media.tenant_id')} ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [(row["id"], row["original_key"]) for row in rows]
 
 
-async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
-    """Delete the rows of pictures that `abandoned_uploads` has returned. Until `forget_at`, an object may still arrive
+async def forget_jobless_pictures(connection: Connection, media_ids: Sequence[UUID]) -> None:
+    """Delete the rows of pictures that `jobless_pictures` has returned. Until `forget_at`, an object may still arrive
     at the key of a picture. So housekeeping inspects the key at that time (`look_at`), and deletes any object there
     (`most = -1`).
     """
     await connection.execute(
         """
-        -- forget_uploads
+        -- forget_jobless_pictures
         WITH deleted AS (
             DELETE FROM media WHERE id = ANY($1::uuid[]) AND job_id IS NULL AND expires_at < clock_timestamp()
             RETURNING original_key

@@ -15,7 +15,7 @@ class Variant:
     """One output of the `webp` step that a client may request.
 
     `output`: its name under the picture's prefix. `max_side`: the variant fits into a square of this many pixels; None:
-    it has the size of `final.webp`. `animated`: an animation stays an animation. Otherwise the variant is its first
+    it has the size of `final.webp`. An animation stays an animation in a WebP variant; any other variant is its first
     frame.
     """
 
@@ -23,17 +23,16 @@ class Variant:
     output: str
     content_type: str
     max_side: int | None
-    animated: bool
 
 
 #: The variants, in the order in which the step writes them. No variant is larger than the original.
 VARIANTS: dict[VariantName, Variant] = {
     variant.name: variant
     for variant in (
-        Variant("thumb", "variants/thumb.webp", "image/webp", 256, animated=True),
-        Variant("small", "variants/small.webp", "image/webp", 640, animated=True),
-        Variant("large", "variants/large.webp", "image/webp", 1600, animated=True),
-        Variant("avif", "variants/full.avif", "image/avif", None, animated=False),
-        Variant("png", "variants/full.png", "image/png", None, animated=False),
+        Variant("thumb", "variants/thumb.webp", "image/webp", 256),
+        Variant("small", "variants/small.webp", "image/webp", 640),
+        Variant("large", "variants/large.webp", "image/webp", 1600),
+        Variant("avif", "variants/full.avif", "image/avif", None),
+        Variant("png", "variants/full.png", "image/png", None),
     )
 }
