@@ -229,7 +229,7 @@ async def _act_together(
         async with connection.transaction():  # a savepoint
             await act()
     except (*_REFUSED, *_BROKEN_ROW) as error:
-        if _is_no_fault_of_a_row(connection, error):
+        if _is_outage(connection, error):
             raise
         return False
     outcome.acted += [target.id for target in targets]
@@ -249,7 +249,7 @@ async def _act_alone(
         outcome.refusals.append(Refusal(target.id, error.code, error.message))
         return False
     except _BROKEN_ROW as error:
-        if _is_no_fault_of_a_row(connection, error):
+        if _is_outage(connection, error):
             raise
         log.exception("an operation could not act on a job", target=str(target.id))
         sentence = f"{type(error).__name__}; the worker's log has more"
@@ -259,8 +259,8 @@ async def _act_alone(
     return True
 
 
-def _is_no_fault_of_a_row(connection: Connection, error: Exception) -> bool:
-    """Whether the error is an outage, such as a lost connection or a deadlock. The caller then rolls back, and tries
-    the batch again.
+def _is_outage(connection: Connection, error: Exception) -> bool:
+    """Whether the error is no fault of a row, but an outage, such as a lost connection or a deadlock. The caller then
+    rolls back, and tries the batch again.
     """
     return connection.is_closed() or may_try_again(error)

@@ -108,15 +108,15 @@ class Promoter:
         """Copy one artifact. `backup`: where to put a replaced object. `is_own`: whether the key holds an object that
         the tenant has promoted.
         """
-        match await self._target.existing(copy.key), is_own:
-            case Existing.NOTHING, _:
-                await self._create(call, copy, known_absent=True)
-            case _, True:
-                await self._replace(call, copy, backup)
-            case Existing.UNKNOWN, False:
-                await self._create(call, copy, known_absent=False)
-            case _:
-                raise target_exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
+        existing = await self._target.existing(copy.key)
+        if existing is Existing.NOTHING:
+            await self._create(call, copy, known_absent=True)
+        elif is_own:
+            await self._replace(call, copy, backup)
+        elif existing is Existing.UNKNOWN:
+            await self._create(call, copy, known_absent=False)
+        else:
+            raise target_exists(copy.key)  # nobody knows who wrote this object, so nobody may overwrite it
 
     async def _replace(self, call: PromoteCall, copy: Copy, backup: str) -> None:
         await self._target.back_up(copy.key, backup)
