@@ -69,10 +69,11 @@ class SentOrder:
 class UnknownOrders:
     """How people settle failed jobs with an unknown order: nobody knows whether the other system accepted the order.
 
-    `step`: the step that sends the order. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)`
-    returns the order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step
-    succeeds. `adoptable(opened, parameters)` returns whether the other system can find an order by its id; `opened` is
-    the object that `Kind.opens` has opened.
+    `step`: the step that sends the order. It should need no other step, because a retry from an earlier step deletes
+    its note, and so could order twice. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)` returns
+    the order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds.
+    `adoptable(opened, parameters)` returns whether the other system can find an order by its id; `opened` is the object
+    that `Kind.opens` has opened.
     """
 
     step: str
