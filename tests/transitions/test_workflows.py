@@ -9,11 +9,13 @@ from uuid import uuid4
 
 import pytest
 
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict, LeaseLost, NotFound, TooMany
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
-from leasehold.transitions import claims, jobs, settlements, sweeps
+from leasehold.transitions import claims, concurrency, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
+from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
 from leasehold.transitions.workflows import children as started_runs
 from leasehold.transitions.workflows import reading, recording, signals
@@ -314,6 +316,30 @@ async def test_a_replay_revives_a_failed_step_unless_the_journal_depends_on_its_
     assert await jobs.replay(rows.connection, workflow.job_id, "t") is not None
     assert (await rows.task(child.lease.task_id))["status"] == ("failed" if called_since else "pending")
     assert (await rows.task(workflow.lease.task_id))["status"] == "pending"
+    await assert_history(rows, workflow.job_id)
+
+
+@pytest.mark.parametrize("called_since", [False, True])
+async def test_a_retried_workflow_that_waited_at_a_limit_goes_on_whatever_becomes_of_its_steps(
+    rows: Rows, called_since: bool
+) -> None:
+    """A workflow needs no step to begin: neither one that stays failed, nor one that runs again and fails again."""
+    workflow = await suspended(rows, step(1), step(2), ends=2)
+    failures = [Failure(child.lease, "error", "c", "m", False, 0.0) for child in await children(rows)]
+    await settlements.fail(rows.connection, failures)
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    if called_since:
+        await recording.record(rows.connection, [Recording(again.lease, (Call("", 3, "call", "f", "done", {}),))])
+    await settlements.fail(rows.connection, [Failure(again.lease, "error", "c", "m", False, 0.0)])
+    limit = ConcurrencyLimit("t", "k", at_most=1)
+    assert await jobs.replay(rows.connection, workflow.job_id, "t", terms=AdmissionTerms([limit])) == []
+    await assert_history(rows, workflow.job_id)
+    hints = await concurrency.admit(rows.connection, [("t", "k")])
+    assert workflow.lease.task_id in {hint.hint.task_id for hint in hints}
+    assert len(hints) == (1 if called_since else 3)
+    assert (await rows.task(workflow.lease.task_id))["status"] == "pending"
+    job = await rows.job(workflow.job_id)
+    assert (job["held"], job["status"]) == (False, "queued")
     await assert_history(rows, workflow.job_id)
 
 

@@ -84,7 +84,8 @@ WITH jobs AS MATERIALIZED (
 ), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), first_steps AS (
-    -- The first steps can run now, or wait for their start time.
+    -- The first steps can run now, or wait for their start time. A workflow is a first step, whatever the steps that it
+    -- started (`contained`) do.
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -92,7 +93,7 @@ WITH jobs AS MATERIALIZED (
     FROM jobs
     WHERE t.job_id = jobs.id AND t.status = 'blocked' AND t.waiting_on = 1
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
-                        AND p.status <> 'succeeded')
+                        AND p.status <> 'succeeded' AND NOT p.contained)
     RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS job_status,
               jobs.event_seq, jobs.trace
 ), numbered_steps AS MATERIALIZED (
