@@ -97,7 +97,7 @@ def stale(lease: Lease, **changes: Any) -> Lease:
 
 async def assert_history(rows: Rows, job_id: UUID) -> None:
     """Assert that the events of a job have no gap, and that the rows are their sum (invariants I4 and I20)."""
-    tasks = await rows.connection.fetch("SELECT step, status, epoch FROM task WHERE job_id = $1", job_id)
+    tasks = await rows.connection.fetch("SELECT id, step, status, epoch FROM task WHERE job_id = $1", job_id)
     _assert_history(await rows.job(job_id), await rows.events(job_id), tasks)
     await assert_sums(rows.connection)
 
@@ -107,7 +107,7 @@ async def assert_histories(connection: Connection) -> None:
     events, tasks = defaultdict(list), defaultdict(list)
     for row in await connection.fetch("SELECT * FROM history ORDER BY job_id, seq"):
         events[row["job_id"]].append(row)
-    for row in await connection.fetch("SELECT job_id, step, status, epoch FROM task"):
+    for row in await connection.fetch("SELECT job_id, id, step, status, epoch FROM task"):
         tasks[row["job_id"]].append(row)
     for row in await connection.fetch("SELECT * FROM job"):
         _assert_history(row, events[row["id"]], tasks[row["id"]])
@@ -154,15 +154,15 @@ def _assert_history(job: Any, events: Sequence[Any], tasks: Sequence[Any]) -> No
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert job["event_seq"] == len(events)
     assert events[-1]["job_status"] == job["status"]
-    last: dict[str, tuple[str, int]] = {}
+    last: dict[UUID, tuple[str, int]] = {}  # by task: a step that fans out anew has other tasks of the same names
     for event in events:
-        if event["step"] is not None:
-            last[event["step"]] = (event["task_status"], event["epoch"])
+        if event["task_id"] is not None:
+            last[event["task_id"]] = (event["task_status"], event["epoch"])
     for row in tasks:
-        if row["step"] in last:
+        if row["id"] in last:
             # No event records that the last part of a step has freed the step.
-            freed = last[row["step"]][0] == "blocked" and row["status"] == "pending"
-            assert last[row["step"]] == ("blocked" if freed else row["status"], row["epoch"]), row["step"]
+            freed = last[row["id"]][0] == "blocked" and row["status"] == "pending"
+            assert last[row["id"]] == ("blocked" if freed else row["status"], row["epoch"]), row["step"]
         else:
             without_event = (
                 "pending",

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from math import inf, nan
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -16,10 +16,12 @@ from leasehold.broker import outbox
 from leasehold.broker.outbox import Announcement
 from leasehold.db import history
 from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, SkipIf, Step
-from leasehold.transitions import claims, jobs, settlements, sweeps, workers
+from leasehold.transitions import claims, concurrency, jobs, settlements, streams, sweeps, workers
+from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.progress import Progress, report
-from leasehold.transitions.settlements import Completion, Failure, Output, Snoozing, Verdict
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Output, Part, Snoozing, Verdict
 from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history
 from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
@@ -196,6 +198,73 @@ async def test_a_step_that_starts_anew_has_no_note_and_one_that_goes_on_keeps_it
     assert await jobs.replay(rows.connection, claimed.job_id, "t", from_step=from_step) is not None
     noted = await rows.connection.fetch("SELECT t.step FROM note n JOIN task t ON t.id = n.task_id")
     assert {row["step"] for row in noted} == kept
+
+
+async def fan_out(rows: Rows, claimed: claims.Claimed, step: str, count: int) -> list[claims.Claimed]:
+    """Divide the step into parts. Returns them claimed, in order."""
+    parts = [Part(step, "default", 1, "three.b", number) for number in range(count)]
+    await settlements.fan_out(rows.connection, [FanningOut(claimed.lease, parts)])
+    return sorted(await rows.claim_all(), key=lambda part: part.step)
+
+
+async def fail(rows: Rows, claimed: claims.Claimed) -> None:
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "bad", "no", False, 0.0)])
+
+
+async def failed_fan_out(rows: Rows) -> UUID:
+    """A job whose step `b` has fanned out into `part.0` to `part.2`; `part.1` into `inner.0` and `inner.1`. Of these,
+    `part.0` and `inner.0` have succeeded, `part.2` has not ended, and `inner.1` has failed.
+    """
+    claimed = await rows.leased(THREE)
+    await complete(rows, claimed)
+    first, second, _ = await fan_out(rows, *await rows.claim_all(), "part", 3)
+    inner, failing = await fan_out(rows, second, "inner", 2)
+    await streams.append(rows.connection, [streams.StreamChunk(first.lease, 1, [b'{"chunk": 1}'], restarts=False)])
+    await complete(rows, first, inner)
+    await fail(rows, failing)
+    await assert_history(rows, claimed.job_id)
+    return claimed.job_id
+
+
+@pytest.mark.parametrize(
+    ("from_step", "runs_again"),
+    [(None, {"part.2", "inner.1"}), ("part.0", {"part.0", "part.2", "inner.1"}),
+     ("inner.0", {"part.2", "inner.0", "inner.1"})],
+)  # fmt: skip
+@pytest.mark.parametrize("limited", [False, True])
+async def test_a_job_that_goes_on_from_a_part_keeps_the_other_parts_and_waits_for_all_of_them(
+    rows: Rows, from_step: str | None, runs_again: set[str], limited: bool
+) -> None:
+    job_id = await failed_fan_out(rows)
+    terms = AdmissionTerms([ConcurrencyLimit("t", "k", at_most=1)] if limited else [])
+    await jobs.replay(rows.connection, job_id, "t", from_step=from_step, terms=terms)
+    await assert_history(rows, job_id)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    claimed = await rows.claim_all()
+    assert {part.step for part in claimed} == runs_again
+    for part in claimed:
+        assert (await rows.statuses(job_id))["b"] == "blocked"
+        await complete(rows, part)
+    for step in ("part.1", "b", "c"):
+        (again,) = await rows.claim_all()
+        assert again.step == step
+        await complete(rows, again)
+    assert (await rows.job(job_id))["status"] == "succeeded"
+    await assert_history(rows, job_id)
+
+
+async def test_a_step_waits_for_a_failed_step_beside_the_step_from_which_the_job_goes_on(rows: Rows) -> None:
+    top = await rows.leased(DIAMOND)
+    await complete(rows, top)
+    left, right = await rows.claim_all()
+    await complete(rows, left)
+    await fail(rows, right)
+    await jobs.replay(rows.connection, top.job_id, "t", from_step=left.step)
+    for step in await rows.claim_all():
+        assert (await rows.statuses(top.job_id))["bottom"] == "blocked"
+        await complete(rows, step)
+    assert (await rows.statuses(top.job_id))["bottom"] == "pending"
+    await assert_history(rows, top.job_id)
 
 
 @pytest.mark.parametrize("together", [False, True])

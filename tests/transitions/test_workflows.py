@@ -319,6 +319,28 @@ async def test_a_replay_revives_a_failed_step_unless_the_journal_depends_on_its_
     await assert_history(rows, workflow.job_id)
 
 
+async def test_a_workflow_from_which_its_run_goes_on_keeps_the_steps_that_it_has_started_and_waits_for_none(
+    rows: Rows,
+) -> None:
+    """Its journal has their results, and it may have gone on after a failure."""
+    workflow = await suspended(rows, step(1), step(2), ends=2)
+    done, failed = await children(rows)
+    await settlements.complete(rows.connection, [Completion(done.lease, value={"value": 1})])
+    await settlements.fail(rows.connection, [Failure(failed.lease, "error", "c", "m", False, 0.0)])
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    await recording.record(rows.connection, [Recording(again.lease, (Call("", 3, "call", "f", "done", {}),))])
+    await settlements.fail(rows.connection, [Failure(again.lease, "error", "c", "m", False, 0.0)])
+    await jobs.replay(rows.connection, workflow.job_id, "t", from_step=workflow.step)
+    await assert_history(rows, workflow.job_id)
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    entries = (await reading.read(rows.connection, again.lease)).entries
+    assert [(entry.status, entry.value) for entry in entries] == [
+        ("succeeded", {"value": 1}),
+        ("failed", None),
+        (None, {}),
+    ]
+
+
 @pytest.mark.parametrize("called_since", [False, True])
 async def test_a_retried_workflow_that_waited_at_a_limit_goes_on_whatever_becomes_of_its_steps(
     rows: Rows, called_since: bool

@@ -101,7 +101,8 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 # $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes their
 # outputs, results and notes, and makes succeeded steps skipped, so that REPLAY makes them runnable. $2 keeps its note
 # unless it has succeeded, as in a retry from the failed step: the note may say that the step has ordered something, and
-# that nobody knows the outcome.
+# that nobody knows the outcome. Each of these steps also waits for the steps that it needs and that REPLAY revives
+# because they failed, or never began.
 REWIND = f"""
 -- rewind
 WITH RECURSIVE again(id) AS (
@@ -120,8 +121,9 @@ WITH RECURSIVE again(id) AS (
 ), rewound AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
-        waiting_on = (SELECT count(*) FROM again a JOIN task p ON p.id = a.id
-                      WHERE t.id = ANY(p.unblocks) AND NOT p.contained)
+        waiting_on = (SELECT count(*) FROM task p
+                      WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks) AND NOT p.contained
+                        AND (p.status <> 'succeeded' OR p.id IN (SELECT id FROM again)))
     FROM again, task AS before
     WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
     RETURNING before.status AS was

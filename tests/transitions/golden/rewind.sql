@@ -17,8 +17,9 @@ WITH RECURSIVE again(id) AS (
 ), rewound AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
-        waiting_on = (SELECT count(*) FROM again a JOIN task p ON p.id = a.id
-                      WHERE t.id = ANY(p.unblocks) AND NOT p.contained)
+        waiting_on = (SELECT count(*) FROM task p
+                      WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks) AND NOT p.contained
+                        AND (p.status <> 'succeeded' OR p.id IN (SELECT id FROM again)))
     FROM again, task AS before
     WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
     RETURNING before.status AS was
