@@ -234,6 +234,19 @@ async def test_a_step_spreads_into_parts_and_goes_on_with_their_results(client: 
     assert step_of(said, "piece.4")["result"] == {"square": 16}
 
 
+async def test_a_run_that_goes_on_from_a_step_that_spreads_joins_the_results_of_new_parts_alone(
+    client: Client, worker: Worker, rows: Connection
+) -> None:
+    run = await client.start("spread", payload={"do": "fail", "number": 4})
+    await client.until(run, "failed")
+    retried = await client.post(f"/v1/runs/{run}/retry", from_step="gather", payload={"number": 3})
+    assert retried.status_code == 202, retried.text
+    said = await client.until(run, "succeeded")
+    assert said["result"]["gather"] == {"sum": 5}
+    assert [step["id"] for step in said["progress"]["steps"] if "." in step["id"]] == ["piece.0", "piece.1", "piece.2"]
+    await assert_history(Rows(rows), UUID(run))
+
+
 @pytest.mark.parametrize(("do", "number", "code"), [
     ("fail", 3, "broken"), ("finish", 0, "bad_answer"), ("finish", 1001, "bad_answer"),
     ("spread twice", 2, "spread_twice"),

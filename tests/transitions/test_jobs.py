@@ -226,6 +226,30 @@ async def failed_fan_out(rows: Rows) -> UUID:
     return claimed.job_id
 
 
+@pytest.mark.parametrize("from_step", ["a", "b"])
+async def test_a_fan_out_step_that_runs_again_divides_its_work_anew(rows: Rows, from_step: str) -> None:
+    """Nothing of the old parts is left: the step would join their results, and could not make parts of these names."""
+    job_id = await failed_fan_out(rows)
+    assert len(await jobs.replay(rows.connection, job_id, "t", from_step=from_step) or []) == 1
+    assert set(await rows.statuses(job_id)) == {"a", "b", "c"}
+    for table in ("item", "result", "failure", "job_stream"):
+        assert await rows.connection.fetchval(f"SELECT count(*) FROM {table}") == 0, table
+    await assert_history(rows, job_id)
+    for step in "ab"["ab".index(from_step) : 1]:
+        (again,) = await rows.claim_all()
+        assert again.step == step
+        await complete(rows, again)
+    parts = await fan_out(rows, *await rows.claim_all(), "part", 2)
+    assert [part.step for part in parts] == ["part.0", "part.1"]
+    await complete(rows, *parts)
+    for step in "bc":
+        (again,) = await rows.claim_all()
+        assert again.step == step
+        await complete(rows, again)
+    assert (await rows.job(job_id))["status"] == "succeeded"
+    await assert_history(rows, job_id)
+
+
 @pytest.mark.parametrize(
     ("from_step", "runs_again"),
     [(None, {"part.2", "inner.1"}), ("part.0", {"part.0", "part.2", "inner.1"}),

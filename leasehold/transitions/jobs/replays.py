@@ -102,7 +102,9 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 # outputs, results and notes, and makes succeeded steps skipped, so that REPLAY makes them runnable. $2 keeps its note
 # unless it has succeeded, as in a retry from the failed step: the note may say that the step has ordered something, and
 # that nobody knows the outcome. Each of these steps also waits for the steps that it needs and that REPLAY revives
-# because they failed, or never began.
+# because they failed, or never began. If a step had fanned out and runs again from its beginning, its parts are deleted
+# with all that they left (the objects stay until the job is deleted): the step would join their results, and could not
+# fan out into parts of the same names. If $2 is a part, the parts beside it stay.
 REWIND = f"""
 -- rewind
 WITH RECURSIVE again(id) AS (
@@ -111,6 +113,17 @@ WITH RECURSIVE again(id) AS (
     UNION
     SELECT t.id FROM again JOIN task p ON p.id = again.id JOIN task t ON t.id = ANY(p.unblocks)
     WHERE NOT {_SKIPPED_BY_PARAMETERS}
+), parts(id) AS (
+    -- The parts of a step that divides its work anew, and their parts. A step whose part runs again keeps its parts.
+    SELECT i.task_id FROM again JOIN item i ON i.parent_id = again.id JOIN task t ON t.id = i.task_id
+    WHERE NOT t.contained
+      AND NOT EXISTS (SELECT 1 FROM item other JOIN again a ON a.id = other.task_id WHERE other.parent_id = i.parent_id)
+    UNION
+    SELECT i.task_id FROM parts JOIN item i ON i.parent_id = parts.id
+), forgotten_parts AS (
+    DELETE FROM task t USING parts WHERE t.id = parts.id RETURNING t.status
+), forgotten_streams AS (
+    DELETE FROM job_stream s USING parts WHERE s.task_id = parts.id
 ), forgotten_outputs AS (
     DELETE FROM output o USING again WHERE o.task_id = again.id
 ), forgotten_results AS (
@@ -123,12 +136,14 @@ WITH RECURSIVE again(id) AS (
     SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
         waiting_on = (SELECT count(*) FROM task p
                       WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks) AND NOT p.contained
+                        AND p.id NOT IN (SELECT id FROM parts)
                         AND (p.status <> 'succeeded' OR p.id IN (SELECT id FROM again)))
     FROM again, task AS before
     WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
     RETURNING before.status AS was
 )
 UPDATE job j SET steps_left = j.steps_left + (SELECT count(*) FROM rewound WHERE was = 'succeeded')
+                                  - (SELECT count(*) FROM forgotten_parts WHERE status <> 'succeeded')
 WHERE j.id = $1
 RETURNING (SELECT count(*) FROM rewound)
 """
@@ -168,10 +183,11 @@ async def replay(
     failed job.
 
     `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
-    instead, and the steps that need this step run again, too. `terms`: the job's limits and exclusive key from now on.
-    None: the job waits at no limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run
-    of their `on_failure` pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key.
-    If the job has limits, the caller must call `concurrency.admit` after the commit: the job waits until then.
+    instead, and the steps that need this step run again, too; a step that had fanned out fans out anew, unless
+    `from_step` is one of its parts. `terms`: the job's limits and exclusive key from now on. None: the job waits at no
+    limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run of their `on_failure`
+    pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key. If the job has limits,
+    the caller must call `concurrency.admit` after the commit: the job waits until then.
 
     Raises Invalid `unknown_step`. Raises asyncpg.UniqueViolationError while another job has the same exclusive or
     dedupe key.
