@@ -14,11 +14,12 @@ from leasehold.api.auth.security import JOBS_READ, RUNS_READ
 from leasehold.db import run_reads
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
+from leasehold.transitions import fleet
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
-from tests.runs.conftest import Client, step_of
+from tests.runs.conftest import SECONDS, Client, step_of
 
 
 async def test_a_run_goes_through_its_steps_and_tells_their_results(client: Client, worker: Worker) -> None:
@@ -245,6 +246,22 @@ async def test_a_run_that_goes_on_from_a_step_that_spreads_joins_the_results_of_
     assert said["result"]["gather"] == {"sum": 5}
     assert [step["id"] for step in said["progress"]["steps"] if "." in step["id"]] == ["piece.0", "piece.1", "piece.2"]
     await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_part_does_not_take_what_a_part_of_another_item_has_published_under_its_name(
+    client: Client, worker: Worker, rows: Connection
+) -> None:
+    """A later attempt looks for what an earlier one has published; a step that fans out anew gives old names again."""
+    run = await client.start("shards")
+    assert step_of(await client.until(run, "failed"), "shard.0")["result"] == {"item": "cut 1"}
+    await fleet.pause(rows, "heavy", "a test")
+    assert (await client.post(f"/v1/runs/{run}/retry", from_step="cut")).status_code == 202
+    async with asyncio.timeout(SECONDS):  # as if the first attempt of the new part had been lost
+        while await rows.execute("UPDATE task SET epoch = 1 WHERE step = 'shard.0'") != "UPDATE 1":
+            await asyncio.sleep(0.02)
+    await fleet.resume(rows, "heavy")
+    said = await client.until(run, "succeeded")
+    assert said["result"]["cut"] == {"shards": [{"item": "cut 2"}]}
 
 
 @pytest.mark.parametrize(("do", "number", "code"), [

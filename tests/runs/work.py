@@ -14,7 +14,7 @@ from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.pipeline import Pipeline, RunTerms, SkipIf, Step
 from leasehold.domain.registry import Pipelines
-from leasehold.domain.verdicts import Done, FanOut
+from leasehold.domain.verdicts import Done, FanOut, File
 from leasehold.domain.work import Work
 from leasehold.pipelines.webhooks.pipeline import webhooks
 
@@ -42,6 +42,16 @@ spread = Pipeline(
     module="tests.runs.work",
     params=Does,
     steps=[Step("gather"), Step("piece", part=True), Step("after", needs=("gather",))],
+)
+shards = Pipeline(
+    "shards",
+    module="tests.runs.work",
+    params=Does,
+    steps=[
+        Step("cut"),
+        Step("shard", part=True, queue="heavy", isolated=True, writes="shard.txt"),
+        Step("after", needs=("cut",)),
+    ],
 )
 branches = Pipeline(
     "branches",
@@ -118,6 +128,25 @@ async def piece(attempt: Attempt) -> dict[str, Any]:
 async def after(_attempt: Attempt) -> None: ...
 
 
+@shards.handles("cut")
+async def cut(attempt: Attempt) -> FanOut | dict[str, Any]:
+    joined = await attempt.joined()
+    return FanOut("shard", [f"cut {attempt.number}"]) if joined is None else {"shards": joined}
+
+
+@shards.handles("shard")
+def shard(work: Work) -> Done:
+    path = work.directory / "shard.txt"
+    path.write_text(work.item)
+    return Done({"shard.txt": File(path, "text/plain")}, {"item": work.item})
+
+
+@shards.handles("after")
+async def after_shards(attempt: Attempt) -> None:
+    if attempt.number == 1:
+        raise Permanent("broken", "the first time")
+
+
 for _name in ("top", "left", "right", "bottom"):
 
     @branches.handles(_name)
@@ -139,8 +168,8 @@ def count(work: Work) -> Done:
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(scripted, spread, branches, isolated)
+    return Pipelines(scripted, spread, shards, branches, isolated)
 
 
 def pipelines_and_webhooks() -> Pipelines:
-    return Pipelines(scripted, spread, branches, isolated, webhooks)
+    return Pipelines(scripted, spread, shards, branches, isolated, webhooks)

@@ -98,15 +98,18 @@ async def fetch(
     return {source.name: file for source, file in zip(sources, fetched, strict=True)}
 
 
-def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str]) -> str:
-    """The digest of everything that determines the outputs: the step's version, its parameters, and the digests of its
-    inputs (name -> sha256). The item of a part is left out, because each part has object keys of its own.
+def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str], item: Any) -> str:
+    """The digest of everything that determines the outputs: the step's version, its parameters, the digests of its
+    inputs (name -> sha256), and the item of a part: a step that fans out anew may give another item to a part of the
+    same name.
     """
-    work = {
+    work: dict[str, Any] = {
         "pipeline": claimed.pipeline,
         "step": step.name,
         "version": step.version,
         "params": claimed.params,
         "inputs": dict(inputs),
     }
+    if step.part:
+        work["item"] = item
     return hashlib.sha256(orjson.dumps(work, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -81,7 +82,8 @@ class IsolatedAttempts:
         try:
             fetched = await self._inputs(claimed, step, sources, speculation)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
-            digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()})
+            item = await item_of(self._pool, claimed) if step.part else None
+            digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()}, item)
             if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
                 published = await find_published(self._store, claimed.output_prefix, step, digest, held)
                 if published is not None:
@@ -94,7 +96,7 @@ class IsolatedAttempts:
                 else:
                     files = {name: path for name, (path, _) in fetched.items()}
                     directory = self._directories.path_of(claimed.lease)
-                    done = await self._run(claimed, pipeline, step, files, directory, timeout, on_progress)
+                    done = await self._run(claimed, pipeline, step, files, directory, timeout, on_progress, item)
             await self._run_finisher(pipeline, step, done)
             new_speculations = (
                 self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []
@@ -153,6 +155,7 @@ class IsolatedAttempts:
         directory: Path,
         timeout: float,
         on_progress: Callable[[float, str], None],
+        item: Any = None,
     ) -> Done:
         return await self._children.run(
             pipeline=pipeline.name,
@@ -162,7 +165,7 @@ class IsolatedAttempts:
             directory=directory / "out",
             timeout=timeout,
             limits=step.limits,
-            item=await item_of(self._pool, claimed) if step.part else None,
+            item=item,
             on_progress=on_progress,
         )
 
