@@ -15,6 +15,7 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import RUN, Kind, Scopes
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
@@ -71,9 +72,9 @@ class UnknownOrders:
 
     `step`: the step that sends the order. It should need no other step, because a retry from an earlier step deletes
     its note, and so could order twice. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)` returns
-    the order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds.
-    `adoptable(opened, parameters)` returns whether the other system can find an order by its id; `opened` is the object
-    that `Kind.opens` has opened.
+    the order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds;
+    another step must need `step`, and so go on with the value. `adoptable(opened, parameters)` returns whether the
+    other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
     """
 
     step: str
@@ -105,6 +106,22 @@ class JobKind:
     parents: Mapping[str, str] = field(default_factory=dict)
     signed_links: bool = True
     operations: KindOperations = KindOperations()
+
+    def __post_init__(self) -> None:
+        """Raises DeclarationError if a job would stay pending for ever after somebody has adopted its order: no step
+        would be left to run.
+        """
+        orders = self.operations.unknown_orders
+        if orders is None:
+            return
+        ordering = [pipeline for pipeline in self.pipelines.values() if orders.step in pipeline.by_name]
+        if not ordering:
+            raise DeclarationError(f"kind {self.name}: no pipeline has the step {orders.step!r} of its UnknownOrders")
+        for pipeline in ordering:
+            if not any(orders.step in step.needs and step.skip_if is None for step in pipeline.steps):
+                raise DeclarationError(
+                    f"kind {self.name}: no step of {pipeline.name} always goes on with the order of {orders.step!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
