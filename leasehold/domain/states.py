@@ -59,7 +59,7 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     # step.
     "go_on": (frozenset({TaskState.BLOCKED, TaskState.WAITING}), frozenset({TaskState.RUNNING})),
     "fail": (frozenset({TaskState.RUNNING}), frozenset({TaskState.RETRY, TaskState.FAILED})),
-    "wait_until": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
+    "snooze": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
     # A workflow waits for its steps, a signal or a time.
     "suspend": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
     "release": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING})),

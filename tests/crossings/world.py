@@ -218,7 +218,7 @@ VERBS: dict[str, Callable[[Connection, Case], Awaitable[bool]]] = {
     "complete": _by_lease(lambda c, lease: settlements.complete(c, [Completion(lease)])),
     "fail": _by_lease(lambda c, lease: settlements.fail(c, [Failure(lease, "error", "e", "m", True, HOUR)])),
     "die": _by_lease(lambda c, lease: settlements.fail(c, [Failure(lease, "error", "e", "m", False, 0.0)])),
-    "snooze": _by_lease(lambda c, lease: settlements.wait_until(c, [Snoozing(lease, HOUR)])),
+    "snooze": _by_lease(lambda c, lease: settlements.snooze(c, [Snoozing(lease, HOUR)])),
     "release": _by_lease(lambda c, lease: settlements.release(c, [lease])),
     "ack": _by_lease(lambda c, lease: settlements.acknowledge_cancel(c, [lease])),
     "renew": _renew,

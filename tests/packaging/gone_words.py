@@ -33,7 +33,7 @@ STILL: dict[str, tuple[str, ...]] = {
         "docs/operations/observability.md",  # an outcome of leasehold_attempts_total
         "leasehold/broker/amqp/topology.py",  # the queue
         "leasehold/transitions/settlements/snoozing.py",  # the kind of event
-        "tests/transitions/golden/wait_until.sql",
+        "tests/transitions/golden/snooze.sql",
         "tests/transitions/test_not_due.py",
         "worker/attempts/runner.py",  # an outcome of leasehold_attempts_total was shipped
     ),

@@ -88,7 +88,7 @@ async def test_a_job_whose_steps_all_wait_ends_at_once_step_by_step(rows: Rows) 
 
 async def test_a_step_that_waits_for_its_time_ends_with_the_job(rows: Rows) -> None:
     claimed = await rows.leased()
-    await settlements.wait_until(rows.connection, [Snoozing(claimed.lease, 600.0)])
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 600.0)])
     assert (await cancel(rows, claimed.job_id)).states == {claimed.job_id: "cancelled"}
     assert await rows.statuses(claimed.job_id) == {"only": "cancelled"}
     await assert_history(rows, claimed.job_id)

@@ -119,7 +119,7 @@ async def _end_overdue(rows: Rows, lease: Lease) -> None:
 ENDS: dict[str, Callable[[Rows, Lease], Awaitable[object]]] = {
     "it is retried": _fail,
     "it fails": lambda rows, lease: _fail(rows, lease, retryable=False),
-    "it snoozes": lambda rows, lease: settlements.wait_until(rows.connection, [Snoozing(lease, 0.0)]),
+    "it snoozes": lambda rows, lease: settlements.snooze(rows.connection, [Snoozing(lease, 0.0)]),
     "it waits as a workflow": lambda rows, lease: settlements.suspend(rows.connection, [Suspending(lease, (), 0)]),
     "it fans out": lambda rows, lease: settlements.fan_out(
         rows.connection, [FanningOut(lease, [Part("x", "default", 1, "one.only", 1)])]

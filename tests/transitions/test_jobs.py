@@ -643,7 +643,7 @@ async def test_a_step_that_names_a_need_twice_runs_when_that_step_has_succeeded(
 @pytest.mark.parametrize("delay", [timedelta.max.total_seconds(), inf])
 async def test_a_delay_beyond_the_end_of_timestamps_is_a_long_one(rows: Rows, delay: float) -> None:
     snoozing, failing = await rows.leased(), await rows.leased()
-    await settlements.wait_until(rows.connection, [Snoozing(snoozing.lease, delay)])
+    await settlements.snooze(rows.connection, [Snoozing(snoozing.lease, delay)])
     await settlements.fail(rows.connection, [Failure(failing.lease, "error", "x", "y", retryable=True, delay=delay)])
     for claimed, status in ((snoozing, "waiting"), (failing, "retry")):
         task = await rows.task(claimed.lease.task_id)

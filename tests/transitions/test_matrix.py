@@ -50,7 +50,7 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
         "claim": lambda: claims.claim(c, rows.terms, [lease.task_id]),
         "complete": lambda: settlements.complete(c, [Completion(lease)]),
         "fail": lambda: settlements.fail(c, [Failure(lease, "error", "e", "m", True, 0.0)]),
-        "wait_until": lambda: settlements.wait_until(c, [Snoozing(lease, 0.0)]),
+        "snooze": lambda: settlements.snooze(c, [Snoozing(lease, 0.0)]),
         "suspend": lambda: settlements.suspend(c, [Suspending(lease, (), 0)]),
         "release": lambda: settlements.release(c, [lease]),
         "expire_lease": lambda: sweeps.expire_leases(c, [], 5),
@@ -117,6 +117,6 @@ async def test_a_verb_moves_only_along_the_diagram(rows: Rows, verb: str, state:
 
 async def test_nothing_is_claimed_before_it_is_due(rows: Rows) -> None:
     claimed = await rows.leased()
-    await settlements.wait_until(rows.connection, [Snoozing(claimed.lease, timedelta(hours=1).total_seconds())])
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, timedelta(hours=1).total_seconds())])
     assert await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id]) == []
     assert await rows.claim_all() == []

@@ -234,7 +234,7 @@ async def _fail(rows: Rows) -> Work:
 
 async def _park(rows: Rows) -> Work:
     lease = (await rows.leased()).lease
-    return lambda: settlements.wait_until(rows.connection, [Snoozing(lease, 60.0)])
+    return lambda: settlements.snooze(rows.connection, [Snoozing(lease, 60.0)])
 
 
 async def _release(rows: Rows) -> Work:
@@ -267,13 +267,13 @@ async def _replay(rows: Rows) -> Work:
 
 async def _wake(rows: Rows) -> Work:
     claimed = await rows.leased()
-    await settlements.wait_until(rows.connection, [Snoozing(claimed.lease, 60.0)])
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 60.0)])
     return lambda: wakes.wake(rows.connection, claimed.job_id, "t", "only")
 
 
 async def _wake_known(rows: Rows) -> Work:
     lease = (await rows.leased()).lease
-    await settlements.wait_until(rows.connection, [Snoozing(lease, 60.0, missing_handler="one.only")])
+    await settlements.snooze(rows.connection, [Snoozing(lease, 60.0, missing_handler="one.only")])
     return lambda: unknown_tasks.wake_known(rows.connection, rows.terms.owner, ["default"], ["one.only"], 10)
 
 

@@ -30,7 +30,7 @@ def test_every_statement_is_the_one_that_was_reviewed() -> None:
         "complete",
         "complete_last",
         "fail",
-        "wait_until",
+        "snooze",
         "suspend",
         "release",
         "acknowledge_cancel",

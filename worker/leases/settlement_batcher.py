@@ -142,7 +142,7 @@ class SettlementBatcher:
         outcomes = [
             await settlements.complete(connection, completions, self._terms) if completions else None,
             await settlements.fail(connection, failures) if failures else None,
-            await settlements.wait_until(connection, snoozes) if snoozes else None,
+            await settlements.snooze(connection, snoozes) if snoozes else None,
             await settlements.release(connection, leases_to_release) if leases_to_release else None,
             await settlements.fan_out(connection, fan_outs) if fan_outs else None,
             await settlements.suspend(connection, suspensions, self._terms) if suspensions else None,
@@ -169,7 +169,7 @@ class SettlementBatcher:
             if isinstance(settlement, Failure) and settlement.retryable
         ]
         released_outcome = await settlements.release(connection, suspended_leases) if suspended_leases else Settled({})
-        snoozed_outcome = await settlements.wait_until(connection, snoozings) if snoozings else Settled({})
+        snoozed_outcome = await settlements.snooze(connection, snoozings) if snoozings else Settled({})
         self._announce(released_outcome.announcements)  # the snoozed ones are not due yet
         return _answers(released_outcome) | _answers(snoozed_outcome)
 

@@ -1,4 +1,4 @@
-"""Settlements end an attempt: complete, fail, wait_until, suspend, release, acknowledge_cancel, fan_out. Each has its
+"""Settlements end an attempt: complete, fail, snooze, suspend, release, acknowledge_cancel, fan_out. Each has its
 module.
 
 A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the shared guard: if
@@ -22,7 +22,7 @@ from leasehold.transitions.settlements.records import (
     Verdict,
 )
 from leasehold.transitions.settlements.releasing import release
-from leasehold.transitions.settlements.snoozing import wait_until
+from leasehold.transitions.settlements.snoozing import snooze
 from leasehold.transitions.settlements.suspending import Suspending, suspend
 
 __all__ = [
@@ -41,6 +41,6 @@ __all__ = [
     "fail",
     "fan_out",
     "release",
+    "snooze",
     "suspend",
-    "wait_until",
 ]

@@ -1,4 +1,4 @@
-"""`wait_until`: a step snoozes, because it asked to, or because its worker lacks the code. The worker releases the
+"""`snooze`: a step snoozes, because it asked to, or because its worker lacks the code. The worker releases the
 lease; the task is due again after a delay.
 """
 
@@ -18,7 +18,7 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
 # that is being cancelled ends when its `leased` count is 0. A workflow in it must run once more to see the cancel. So
 # its snooze leaves the count as it is: else the job would end before that.
-WAIT_UNTIL = f"""-- wait_until
+SNOOZE = f"""-- snooze
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count.
     UPDATE task t
@@ -59,14 +59,14 @@ FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON 
 """
 
 
-async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
+async def snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
     """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept.
 
     In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. Any other step
     of such a job, and one whose lease is not valid any more, is not changed, and has the verdict LOST.
     """
     rows = await connection.fetch(
-        WAIT_UNTIL,
+        SNOOZE,
         *lease_columns([snoozing.lease for snoozing in snoozings]),
         [capped(snoozing.delay) for snoozing in snoozings],
         [snoozing.note for snoozing in snoozings],
