@@ -242,25 +242,25 @@ class Verbs(RuleBasedStateMachine):
         # Whether a worker takes a step for the last one changes only the statement.
         done = [Completion(lease, claim_next=True, is_last=lease.epoch % 2 == 1) for lease in mine]
         outcome = self.run(settlements.complete(self.connections[1], done, terms))
-        nexts = outcome.nexts
-        went_on = {claimed.lease.task_id for claimed in nexts.values()}
+        next_steps = outcome.next_steps
+        went_on = {claimed.lease.task_id for claimed in next_steps.values()}
         for lease in mine:
             if lease.task_id in went_on:  # an old lease of a workflow that goes on because its step was completed
                 assert outcome.verdicts[lease.task_id] is Verdict.LOST
                 assert not self._holds(lease, before[lease.task_id])
             else:
                 self._judge(lease, before[lease.task_id], outcome.verdicts[lease.task_id])
-        if not heard and nexts:
-            assert self.run(settlements.complete(self.connections[1], done, terms)).nexts == {}
-            epochs = {task: claimed.lease.epoch for task, claimed in nexts.items()}
-            nexts = self.run(claims.claim_again(self.connections[1], list(nexts), {}, terms, []))
-            again = {task: claimed.lease.epoch for task, claimed in nexts.items()}
+        if not heard and next_steps:
+            assert self.run(settlements.complete(self.connections[1], done, terms)).next_steps == {}
+            epochs = {task: claimed.lease.epoch for task, claimed in next_steps.items()}
+            next_steps = self.run(claims.claim_again(self.connections[1], list(next_steps), {}, terms, []))
+            again = {task: claimed.lease.epoch for task, claimed in next_steps.items()}
             assert again == {task: epoch + 1 for task, epoch in epochs.items()}
-        for task, claimed in nexts.items():
+        for task, claimed in next_steps.items():
             row = self.row(claimed.lease.task_id)
             assert task in before
             assert (row["status"], row["lease_owner"], row["epoch"]) == ("running", terms.owner, claimed.lease.epoch)
-        return _so_many(len(some), list(nexts.values()), some[0].task_id)
+        return _so_many(len(some), list(next_steps.values()), some[0].task_id)
 
     def _settle(self, how: str, some: Sequence[Lease]) -> None:
         """A lease that is not the task's any more changes nothing at all."""
@@ -314,11 +314,11 @@ class Verbs(RuleBasedStateMachine):
         outcome = self.run(settlements.suspend(self.connections[1], [suspending], terms))
         self._judge(lease, before, outcome.verdicts[lease.task_id])
         fresh = self._learn(self.job_of[lease.task_id])
-        assert [claimed.lease.task_id for claimed in outcome.nexts.values()] == fresh
-        for claimed in outcome.nexts.values():
+        assert [claimed.lease.task_id for claimed in outcome.next_steps.values()] == fresh
+        for claimed in outcome.next_steps.values():
             row = self.row(claimed.lease.task_id)
             assert (row["status"], row["lease_owner"], row["epoch"]) == ("running", terms.owner, 1)
-        return _so_many(1, list(outcome.nexts.values()), lease.task_id)
+        return _so_many(1, list(outcome.next_steps.values()), lease.task_id)
 
     def _call(self, number: int) -> Call:
         return Call("", len(self.job_of) + number, "run", "child", child=new_id(),

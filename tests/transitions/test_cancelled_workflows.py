@@ -61,7 +61,7 @@ async def test_a_step_that_runs_still_ends_and_the_workflow_is_not_forgotten(row
     (child,) = await rows.claim_all()
     await cancel(rows, workflow.job_id)
     outcome = await settlements.complete(rows.connection, [Completion(child.lease, claim_next=True)], rows.terms)
-    assert (outcome.nexts, outcome.ended) == ({}, [])
+    assert (outcome.next_steps, outcome.ended) == ({}, [])
     assert await status(rows, workflow) == ("cancel_requested", "waiting")
     (claimed,) = await rows.claim_all()
     assert claimed.lease.task_id == workflow.lease.task_id

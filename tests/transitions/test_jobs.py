@@ -352,7 +352,7 @@ async def test_a_claim_says_whether_another_step_needs_the_task(rows: Rows) -> N
     while step is not None:
         seen.append((step.step, step.is_last))
         settled = await settlements.complete(rows.connection, [Completion(step.lease, claim_next=True)], rows.terms)
-        step = settled.nexts.get(step.lease.task_id)
+        step = settled.next_steps.get(step.lease.task_id)
     assert seen == [("a", False), ("b", False), ("c", True)]
 
 

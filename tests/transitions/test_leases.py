@@ -62,7 +62,7 @@ async def by_completion(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Clai
     (told,) = await rows.submit(THREE)
     (first,) = await claims.claim(rows.connection, terms, [told.hint.task_id])
     settled = await settlements.complete(slow, [Completion(first.lease, claim_next=True)], terms)
-    return settled.nexts[first.lease.task_id]
+    return settled.next_steps[first.lease.task_id]
 
 
 async def by_repetition(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claimed:

@@ -132,7 +132,7 @@ async def test_the_worker_that_ends_the_last_step_claims_the_workflow_with_the_s
     workflow = await suspended(rows, step(1), ends=1)
     (child,) = await children(rows)
     outcome = await settlements.complete(rows.connection, [Completion(child.lease, claim_next=True)], rows.terms)
-    claimed = outcome.nexts[child.lease.task_id]
+    claimed = outcome.next_steps[child.lease.task_id]
     assert (claimed.lease.task_id, claimed.lease.epoch) == (workflow.lease.task_id, 2)
     assert claimed.params == workflow.params
     assert outcome.announcements == []
@@ -145,7 +145,7 @@ async def test_a_suspension_claims_a_step_that_it_starts(rows: Rows) -> None:
     workflow = await rows.leased()
     suspending = Suspending(workflow.lease, calls, 0, 2, step_to_claim=calls[1].child)
     outcome = await settlements.suspend(rows.connection, [suspending], rows.terms)
-    claimed = outcome.nexts[workflow.lease.task_id]
+    claimed = outcome.next_steps[workflow.lease.task_id]
     assert [hint.hint.task_id for hint in outcome.announcements] == [calls[0].child]
     row = await rows.task(claimed.lease.task_id)
     assert (row["status"], row["lease_owner"], row["epoch"], row["attempt"]) == ("running", rows.terms.owner, 1, 1)
@@ -166,7 +166,7 @@ async def test_a_step_that_the_suspension_may_not_claim_gets_a_hint(rows: Rows, 
     suspending = Suspending(workflow.lease, (call,), 0, 1, step_to_claim=None if without == "choice" else call.child)
     terms = None if without == "terms" else rows.terms
     outcome = await settlements.suspend(rows.connection, [suspending], terms)
-    assert outcome.nexts == {}
+    assert outcome.next_steps == {}
     assert [hint.hint.task_id for hint in outcome.announcements] == [call.child]
     assert call.child is not None
     assert (await rows.task(call.child))["status"] == "pending"
@@ -182,12 +182,12 @@ async def test_suspensions_of_one_statement_claim_each_its_own_step(rows: Rows) 
         for workflow, made, child in zip(workflows, calls, chosen, strict=True)
     ]
     outcome = await settlements.suspend(rows.connection, batch, rows.terms)
-    claimed = [outcome.nexts.get(workflow.lease.task_id) for workflow in workflows]
+    claimed = [outcome.next_steps.get(workflow.lease.task_id) for workflow in workflows]
     assert [None if one is None else one.lease.task_id for one in claimed] == chosen
     assert [one.params for one in claimed if one is not None] == [{"n": 1}, {"n": 2}]
     assert len(outcome.announcements) == 4
     again = await settlements.suspend(rows.connection, batch, rows.terms)  # its answer was lost
-    assert (again.nexts, again.announcements) == ({}, [])
+    assert (again.next_steps, again.announcements) == ({}, [])
     assert set(again.verdicts.values()) == {Verdict.SETTLED}
     for workflow in workflows:
         await assert_history(rows, workflow.job_id)

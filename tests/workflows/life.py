@@ -174,7 +174,7 @@ class Life:
             value = await result if isinstance(result, Coroutine) else result
             done = Completion(claimed.lease, value={"value": value}, claim_next=self._has_room())
             settled = await settlements.complete(self.runs.connection, [done], self.terms)
-            following = settled.nexts.get(claimed.lease.task_id)
+            following = settled.next_steps.get(claimed.lease.task_id)
         await self.deaths.point()
         return following
 
@@ -212,7 +212,7 @@ class Life:
         driver.committed()
         if self.keeps and not outcome.ended:
             self.kept[claimed.job_id] = claimed.lease.epoch, driver
-        return settled.nexts.get(claimed.lease.task_id)
+        return settled.next_steps.get(claimed.lease.task_id)
 
     async def _refused(self, claimed: Claimed) -> None:
         """As worker.leases.settlement_batcher: the cancel came before the suspension."""

@@ -198,7 +198,7 @@ class SettlementBatcher:
 
 def _answers(outcome: Settled) -> dict[UUID, Answer]:
     return {
-        task_id: Answer(verdict, outcome.states.get(task_id), outcome.nexts.get(task_id))
+        task_id: Answer(verdict, outcome.states.get(task_id), outcome.next_steps.get(task_id))
         for task_id, verdict in outcome.verdicts.items()
     }
 

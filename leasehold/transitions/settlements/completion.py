@@ -258,7 +258,7 @@ async def _complete_last(
         others = await _complete(connection, unsettled, terms)
         outcome.verdicts.update(others.verdicts)
         outcome.states.update(others.states)
-        outcome.nexts.update(others.nexts)
+        outcome.next_steps.update(others.next_steps)
         outcome.announcements.extend(others.announcements)
         outcome.ended.extend(others.ended)
     return outcome
@@ -276,7 +276,7 @@ async def _complete(connection: Connection, completions: Sequence[Completion], t
     if terms is not None:
         for row in rows:
             if row["next"] is not None:
-                outcome.nexts[row["task_id"]] = claimed_of(_with_ids(row["next"]), terms, requested_at)
+                outcome.next_steps[row["task_id"]] = claimed_of(_with_ids(row["next"]), terms, requested_at)
     return outcome
 
 

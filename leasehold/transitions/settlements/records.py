@@ -109,4 +109,4 @@ class Settled:
     states: dict[UUID, str] = field(default_factory=dict)  # task id -> the task's state after the settlement
     announcements: list[Announcement] = field(default_factory=list)
     ended: list[JobEnded] = field(default_factory=list)
-    nexts: dict[UUID, Claimed] = field(default_factory=dict)  # completed task -> the next step, claimed with it
+    next_steps: dict[UUID, Claimed] = field(default_factory=dict)  # completed task -> the next step, claimed with it

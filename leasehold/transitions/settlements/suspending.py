@@ -159,7 +159,9 @@ async def suspend(
         for row in rows:
             if row["next"] is not None:
                 suspending = suspending_of_step[row["task_id"]]
-                outcome.nexts[suspending.lease.task_id] = _claimed_step(row["next"], suspending, terms, requested_at)
+                outcome.next_steps[suspending.lease.task_id] = _claimed_step(
+                    row["next"], suspending, terms, requested_at
+                )
     return outcome
 
 
