@@ -25,7 +25,7 @@ from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import NotFound
 from leasehold.domain.json_values import JsonNumber
 from leasehold.limits.bounds import check_room
-from leasehold.transitions import fleet, limits, workers
+from leasehold.transitions import limits, queues, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
@@ -99,7 +99,7 @@ async def list_queues(request: Request, _caller: Operator) -> Response:
 async def pause_queue(request: Request, queue: QueueName, caller: Operator, body: Pause | None = None) -> Response:
     async with services_of(request).pool.acquire() as connection, connection.transaction():
         reason = body.reason if body is not None and body.reason else f"paused by {caller.client_id}"
-        await fleet.pause(connection, queue, reason)
+        await queues.pause(connection, queue, reason)
         await record(connection, caller, "queue.paused", queue, tenant_id=EVERYBODY, reason=reason)
     return json_response({"queue": queue, "paused": True})
 
@@ -108,7 +108,7 @@ async def pause_queue(request: Request, queue: QueueName, caller: Operator, body
 async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
-        hints = await fleet.resume(connection, queue)  # messages that tell workers of the queue's tasks
+        hints = await queues.resume(connection, queue)  # messages that tell workers of the queue's tasks
         await record(connection, caller, "queue.resumed", queue, tenant_id=EVERYBODY)
     services.announcer.announce(hints)
     return json_response({"queue": queue, "paused": False})

@@ -15,7 +15,7 @@ from leasehold.db.database import Connection, connected
 from leasehold.domain.ids import new_id
 from leasehold.selfcheck import Finding as SelfCheck
 from leasehold.settings import Settings
-from leasehold.transitions import fleet, workers
+from leasehold.transitions import queues, workers
 from tests.api.conftest import Running
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
@@ -220,7 +220,7 @@ async def test_the_overview_says_what_is_wrong_and_leads_there(
     person: MakePerson, maker: Maker, rows: Connection
 ) -> None:
     somebody = await person()
-    await fleet.pause(rows, "default", "the disk is full")
+    await queues.pause(rows, "default", "the disk is full")
     job_id = await maker.make("run")
     await maker.fail(job_id, "no_space")
     await rows.execute(

@@ -13,7 +13,7 @@ from leasehold.api.app import make_app
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.settings import Settings
-from leasehold.transitions import fleet
+from leasehold.transitions import queues
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.console.conftest import ROLES, MakePerson
@@ -117,7 +117,7 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
     delivery = await maker.make("webhook")
     await maker.fail(delivery)
     webhook = await rows.fetchval("SELECT params ->> 'webhook_id' FROM job WHERE id = $1", delivery)
-    await fleet.pause(rows, "conversion", "a test")
+    await queues.pause(rows, "conversion", "a test")
     await rows.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('*', 'queue:media', 5, true)")
     await rows.execute(
         "INSERT INTO journal (job_id, branch, number, kind, name, state, value, epoch)"

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pytest
 
-from leasehold.transitions import fleet
+from leasehold.transitions import queues
 from tests.crossings.expectations import COMES_AGAIN, SETTLES, STATES, VERBS, table
 from tests.crossings.pair import Two, surprises
 from tests.crossings.world import VERBS as DEEDS
@@ -88,9 +88,9 @@ async def test_while_a_queue_is_paused_every_verb_but_claiming_does_what_it_alwa
         verb, state = of
         case = Case()
         await put_into(two.first, case, state)
-        await fleet.pause(two.first, "default", "a test")
+        await queues.pause(two.first, "default", "a test")
         came = (await DEEDS[verb](two.first, case), await case.state(two.first))
-        await fleet.resume(two.first, "default")
+        await queues.resume(two.first, "default")
         wanted = (False, state) if verb == "claim" else expected(verb, state)
         return None if fits(came, wanted) else (verb, state, came, wanted)
 

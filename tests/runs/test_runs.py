@@ -14,7 +14,7 @@ from leasehold.api.auth.security import JOBS_READ, RUNS_READ
 from leasehold.db import run_reads
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
-from leasehold.transitions import fleet
+from leasehold.transitions import queues
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
@@ -254,12 +254,12 @@ async def test_a_part_does_not_take_what_a_part_of_another_item_has_published_un
     """A later attempt looks for what an earlier one has published; a step that fans out anew gives old names again."""
     run = await client.start("shards")
     assert step_of(await client.until(run, "failed"), "shard.0")["result"] == {"item": "cut 1"}
-    await fleet.pause(rows, "heavy", "a test")
+    await queues.pause(rows, "heavy", "a test")
     assert (await client.post(f"/v1/runs/{run}/retry", from_step="cut")).status_code == 202
     async with asyncio.timeout(SECONDS):  # as if the first attempt of the new part had been lost
         while await rows.execute("UPDATE task SET epoch = 1 WHERE step = 'shard.0'") != "UPDATE 1":
             await asyncio.sleep(0.02)
-    await fleet.resume(rows, "heavy")
+    await queues.resume(rows, "heavy")
     said = await client.until(run, "succeeded")
     assert said["result"]["cut"] == {"shards": [{"item": "cut 2"}]}
 
