@@ -101,7 +101,7 @@ async def _write_debounced(
     """
     first_calls = [calls[indexes[0]] for indexes in indexes_by_key]
     last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]
-    waiting_ids = await debounce.postpone(connection, tenant, [_debounce_terms(call) for call in last_calls])
+    waiting_ids = await debounce.merge(connection, tenant, [_debounce_terms(call) for call in last_calls])
     new_runs: list[NewRun] = []
     for indexes, first_call, last_call, waiting_id in zip(
         indexes_by_key, first_calls, last_calls, waiting_ids, strict=True

@@ -1,4 +1,4 @@
-"""Debounces runs (`postpone`): a run that has not started yet takes the arguments of a later submission, and starts
+"""Debounces runs (`merge`): a run that has not started yet takes the arguments of a later submission, and starts
 later.
 
 A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
@@ -28,7 +28,7 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 # statements do. If a worker has claimed the task meanwhile, the task's epoch is above 0, and `postponed_tasks` does not
 # change it: an UPDATE checks its conditions on the newest version of the row. `at_limits`: a job that waits at its
 # concurrency limits is not admitted before its new start.
-POSTPONE = f"""
+MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
@@ -75,7 +75,7 @@ class Debounced:
     delay: float
 
 
-async def postpone(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
+async def merge(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
     """waiting -> waiting, due later and with other arguments. No two of `submissions` may have the same key.
 
     Returns for each submission the run that took its arguments; None: there is no such run. Call this in a transaction,
@@ -84,6 +84,6 @@ async def postpone(connection: Connection, tenant_id: str, submissions: Sequence
     """
     records = [{**asdict(submission), "nth": nth} for nth, submission in enumerate(submissions, 1)]
     await connection.fetch(_LOCK_KEYS, tenant_id, records)
-    rows = await connection.fetch(POSTPONE, tenant_id, records)
+    rows = await connection.fetch(MERGE, tenant_id, records)
     run_of_nth: dict[int, UUID] = {row["nth"]: row["id"] for row in rows}
     return [run_of_nth.get(nth) for nth in range(1, len(submissions) + 1)]
