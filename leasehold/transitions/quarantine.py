@@ -101,12 +101,12 @@ async def run_unit(
     duty: str,
     unit: object,
     work: Callable[[], Awaitable[_Result]],
-    failed: Callable[[Exception, int], Awaitable[None]] | None = None,
+    on_failure: Callable[[Exception, int], Awaitable[None]] | None = None,
 ) -> _Result | None:
     """Run `work` in a transaction of its own. Returns its result; None: it failed, and the unit is set aside now.
 
-    `failed`: called with the error and the failures in a row, in the transaction that records the failure. `run_unit`
-    raises the error only if the database is away.
+    `on_failure`: called with the error and the failures in a row, in the transaction that records the failure.
+    `run_unit` raises the error only if the database is away.
     """
     try:
         async with connection.transaction():
@@ -116,8 +116,8 @@ async def run_unit(
             raise
         async with connection.transaction():
             failures = await set_aside(connection, duty, unit, error)
-            if failed is not None:
-                await failed(error, failures)
+            if on_failure is not None:
+                await on_failure(error, failures)
         return None
 
 
