@@ -87,7 +87,8 @@ async def revive(
     """
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:
-        effects = await runs.revive(connection, _new_run(target, template_version, params), params, from_step, cause)
+        new_run = _new_run(target, template_version, params)
+        effects = await runs.revive(connection, new_run, from_step, cause, replaces_params=params is not None)
     else:
         effects = await _revive_job_without_template(actions, connection, target, from_step, cause)
     return None if effects is None else replace(effects, hints=[*hints, *effects.hints])

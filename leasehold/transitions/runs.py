@@ -179,15 +179,16 @@ def first_state(new: NewRun, *, is_limited: bool = False) -> JobState:
 async def revive(
     connection: Connection,
     new: NewRun,
-    params: Mapping[str, Any] | None,
-    from_step: str | None,
+    from_step: str | None = None,
     cause: Mapping[str, str] | None = None,
+    *,
+    replaces_params: bool = False,
 ) -> CreatedRun | None:
     """failed -> pending, queued or waiting_worker, for the run `new.id`. It waits at its scope and its limits as a new
     run does. None: there is no such failed run. Call this in a transaction.
 
-    `new.params`: the parameters of the run from now on. `params`: `new.params` again, if they replace the stored
-    parameters; None: the stored parameters stay. `cause`: who retries the run, for its history.
+    `new.params`: the parameters of the run from now on. `replaces_params`: they replace the stored parameters; else
+    they are the stored ones. `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
@@ -207,7 +208,7 @@ async def revive(
             connection,
             new.id,
             new.tenant_id,
-            params,
+            new.params if replaces_params else None,
             from_step,
             admission.terms,
             followed=_followed(new.template_version.pipeline),

@@ -130,7 +130,7 @@ async def _cancel(c: Connection, case: Case) -> bool:
 async def retry(c: Connection, case: Case) -> bool:
     try:
         async with c.transaction():
-            made = await runs.revive(c, case.new(), None, None)
+            made = await runs.revive(c, case.new())
     except Conflict:
         return False
     if made is not None:
