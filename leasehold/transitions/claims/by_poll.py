@@ -14,10 +14,10 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
-#: SQL: the task `t` is due within the poll window ($6). A `pending` task has a hint: the poll leaves it alone until it
+#: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint: the poll leaves it alone until it
 #: has been due for `share.overdue`.
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
-             AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
+             AND t.available_at BETWEEN statement_timestamp() - $5::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
 
 #: SQL: the task `t` of `job_tasks` is still due. Since the statement began, another worker may have claimed the task,
@@ -32,11 +32,11 @@ _IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
 # next higher priority. A tenant with many running tasks comes later, so a flood of tasks delays only its own tenant.
 #
 # $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
-# $6 the poll window: the statement does not see tasks that have been due for a longer time than this.
-# $7 tenants. $8 how many tasks each of them has running. NULL: the statement counts them.
-# $9 tenants with tasks on this worker. $10 how many each of them has there. $11 how many more each of them may get.
-# $12 how many tasks any other tenant may get. NULL: any number.
-# $5 for how long a due `pending` task of the tenants $9 is left to its hint. $13 the same for any other tenant.
+# $5 the poll window: the statement does not see tasks that have been due for a longer time than this.
+# $6 tenants. $7 how many tasks each of them has running. NULL: the statement counts them.
+# $8 tenants with tasks on this worker. $9 how many each of them has there. $10 how many more each of them may get.
+# $11 how many tasks any other tenant may get. NULL: any number.
+# $12 for how long a due `pending` task of the tenants $8 is left to its hint. $13 the same for any other tenant.
 #
 # The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
 # returns at least one row, with the age of the oldest due task, the counts, and whether tenants were held back.
@@ -54,7 +54,7 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     FROM served_queues s CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at >= statement_timestamp() - $6::interval
+          AND t.available_at >= statement_timestamp() - $5::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS first_task
     UNION ALL
@@ -62,28 +62,28 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     FROM tenants CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = tenants.queue AND t.priority = tenants.band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.tenant_id > tenants.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
+          AND t.tenant_id > tenants.tenant_id AND t.available_at >= statement_timestamp() - $5::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS next_task
 ), counting AS MATERIALIZED (
     -- Whether this statement counts the running tasks. A single tenant needs no turns. Counting is slow, because it
     -- also reads the rows of tasks that have run and are not vacuumed yet.
-    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS is_needed FROM tenants
+    SELECT $6::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS is_needed FROM tenants
 ), running_counts AS MATERIALIZED (
     -- How many tasks each tenant has running: counted here, or passed by the caller.
     SELECT tenant_id, count(*) AS n FROM task
     WHERE status = 'running' AND (SELECT counting.is_needed FROM counting)
     GROUP BY tenant_id
     UNION ALL
-    SELECT passed.tenant_id, passed.n FROM unnest($7::text[], $8::bigint[]) AS passed(tenant_id, n)
+    SELECT passed.tenant_id, passed.n FROM unnest($6::text[], $7::bigint[]) AS passed(tenant_id, n)
 ), shares AS MATERIALIZED (
     -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
     -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
     SELECT tenants.*, worker_share.n AS running_here,
-           CASE WHEN worker_share.tenant_id IS NULL THEN $12 ELSE worker_share.room END AS room,
-           CASE WHEN worker_share.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
+           CASE WHEN worker_share.tenant_id IS NULL THEN $11 ELSE worker_share.room END AS room,
+           CASE WHEN worker_share.tenant_id IS NULL THEN $13::interval ELSE $12::interval END AS overdue
     FROM tenants
-    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS worker_share(tenant_id, n, room)
+    LEFT JOIN unnest($8::text[], $9::int[], $10::int[]) AS worker_share(tenant_id, n, room)
         ON worker_share.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
     -- The oldest due tasks of each queue, priority and tenant. Of a tenant without room, only the oldest is read, for
@@ -186,7 +186,6 @@ async def poll(
         terms.owner,
         timedelta(seconds=terms.ttl),
         limit,
-        timedelta(seconds=overdue),
         window_interval(back),
         None if running is None else list(running.keys()),
         None if running is None else list(running.values()),
@@ -194,6 +193,7 @@ async def poll(
         [running_here for running_here, _ in shares.values()],
         [room for _, room in shares.values()],
         other_room,
+        timedelta(seconds=overdue),
         timedelta(seconds=overdue if other_overdue is None else min(overdue, other_overdue)),
     )
     claimed = [claimed_of(row, terms, requested_at) for row in rows if row["id"] is not None]

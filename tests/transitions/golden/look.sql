@@ -9,7 +9,7 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     FROM served_queues s CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at >= statement_timestamp() - $6::interval
+          AND t.available_at >= statement_timestamp() - $5::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS first_task
     UNION ALL
@@ -17,28 +17,28 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     FROM tenants CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = tenants.queue AND t.priority = tenants.band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.tenant_id > tenants.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
+          AND t.tenant_id > tenants.tenant_id AND t.available_at >= statement_timestamp() - $5::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS next_task
 ), counting AS MATERIALIZED (
     -- Whether this statement counts the running tasks. A single tenant needs no turns. Counting is slow, because it
     -- also reads the rows of tasks that have run and are not vacuumed yet.
-    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS is_needed FROM tenants
+    SELECT $6::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS is_needed FROM tenants
 ), running_counts AS MATERIALIZED (
     -- How many tasks each tenant has running: counted here, or passed by the caller.
     SELECT tenant_id, count(*) AS n FROM task
     WHERE status = 'running' AND (SELECT counting.is_needed FROM counting)
     GROUP BY tenant_id
     UNION ALL
-    SELECT passed.tenant_id, passed.n FROM unnest($7::text[], $8::bigint[]) AS passed(tenant_id, n)
+    SELECT passed.tenant_id, passed.n FROM unnest($6::text[], $7::bigint[]) AS passed(tenant_id, n)
 ), shares AS MATERIALIZED (
     -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
     -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
     SELECT tenants.*, worker_share.n AS running_here,
-           CASE WHEN worker_share.tenant_id IS NULL THEN $12 ELSE worker_share.room END AS room,
-           CASE WHEN worker_share.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
+           CASE WHEN worker_share.tenant_id IS NULL THEN $11 ELSE worker_share.room END AS room,
+           CASE WHEN worker_share.tenant_id IS NULL THEN $13::interval ELSE $12::interval END AS overdue
     FROM tenants
-    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS worker_share(tenant_id, n, room)
+    LEFT JOIN unnest($8::text[], $9::int[], $10::int[]) AS worker_share(tenant_id, n, room)
         ON worker_share.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
     -- The oldest due tasks of each queue, priority and tenant. Of a tenant without room, only the oldest is read, for
@@ -50,14 +50,14 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
         (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
          WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
            AND t.status IN ('pending', 'retry', 'waiting')
-             AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
+             AND t.available_at BETWEEN statement_timestamp() - $5::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue) AND share.room IS DISTINCT FROM 0
          ORDER BY t.available_at LIMIT 4 * $4)
         UNION ALL
         (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
          WHERE t.queue = share.queue AND t.priority = share.band AND t.tenant_id = share.tenant_id
            AND t.status IN ('pending', 'retry', 'waiting')
-             AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
+             AND t.available_at BETWEEN statement_timestamp() - $5::interval AND statement_timestamp()
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue) AND share.room = 0
          ORDER BY t.available_at LIMIT 1)
     ) AS head
