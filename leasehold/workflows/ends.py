@@ -21,7 +21,7 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
         return needed_ends(pending.waits_for)
     if not isinstance(pending, Gather):
         return None
-    open_parts = [part for part in pending.parts if not part.is_done]
+    open_parts = {part for part in pending.parts if not part.is_done}  # a set: one part may stand there several times
     # A branch among the parts may go on before the other parts have ended: the workflow must wake for the first one.
     other_parts = [part for part in open_parts if not isinstance(part, RunCall)]
     if not other_parts:

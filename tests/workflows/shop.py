@@ -130,6 +130,13 @@ async def doubles(ctx: Context, count: int) -> int:
 
 
 @app.workflow
+async def doubles_once(ctx: Context, count: int) -> list[int]:
+    """Gathers one call several times."""
+    call = ctx.run(double, 2)
+    return await ctx.gather(*[call] * count)
+
+
+@app.workflow
 async def partly(ctx: Context) -> list[str]:
     results: list[Any] = await ctx.gather(
         ctx.run(double, 1), ctx.run(refuse, "a"), ctx.run(refuse, "b"), return_exceptions=True

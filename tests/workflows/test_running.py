@@ -39,6 +39,16 @@ async def test_a_gather_waits_for_all_and_branches_have_places_of_their_own(
     assert {"double#40", "2.0/double#1", "2.2/double#2"} <= steps.keys()
 
 
+@MEMORY
+async def test_a_call_that_stands_twice_in_a_gather_is_one_step_and_wakes_the_workflow(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.doubles_once, 2)
+    assert await runs.ended(run) == ("succeeded", [4, 4])
+    assert await runs.steps(run) == {"double#1": "succeeded"}
+
+
 @pytest.mark.parametrize(
     ("workflow", "steps"),
     [(shop.doubles, 10_000), (shop.loops, 1000)],
