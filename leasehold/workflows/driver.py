@@ -92,6 +92,7 @@ class Driver:
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by branch and number
         self._waiters: dict[int, list[Branch | Gather]] = {}  # by the id() of the Pending that they wait for
         self._branches: dict[str, Branch] = {}  # by path
+        self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # that are branches
         self._step_counts: dict[tuple[str, str], int] = {}  # of the calls of `run`, by branch and name
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
@@ -381,7 +382,7 @@ class Driver:
         else:
             branch.waits_for = awaited if isinstance(awaited, Pending) else None
             if not isinstance(awaited, Pending):
-                raise _wrong_await(awaited)
+                raise _foreign_await(awaited)
             self._waiters.setdefault(id(awaited), []).append(branch)
             await self._issue(port, awaited, branch)
             return
@@ -395,7 +396,10 @@ class Driver:
         if pending.is_done:
             self._wake(pending)
         elif isinstance(pending, Gather):
-            await self._issue_gather(port, pending, branch)
+            if pending.owner is None:
+                await self._issue_gather(port, pending, branch)
+            elif _waits_for(pending, branch):
+                raise _wrong_await("a gather that waits for this branch, so neither could end")
         elif isinstance(pending, Journaled) and not pending.number:  # a call with a number was begun by another await
             await self._issue_call(port, pending, branch)
 
@@ -426,11 +430,14 @@ class Driver:
             if isinstance(element, Pending):
                 gather.parts.append(element)
             elif isinstance(element, Coroutine):
+                if element in self._coroutines:
+                    raise _wrong_await("one coroutine twice. Call its function once for each time")
+                self._coroutines.add(element)
                 path = f"{branch.path}{branch.gather_count}.{number}/"
                 self._branches[path] = Branch(path, element, branch.now, cancelled=branch.cancelled)
                 gather.parts.append(self._branches[path])
             else:
-                raise _wrong_await(element)
+                raise _foreign_await(element)
         # This function counts as one part, so that the gather cannot settle before all of its parts have begun.
         gather.open_count = 1
         for part in gather.parts:
@@ -632,9 +639,19 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
     return None
 
 
-def _wrong_await(awaited: Any) -> Permanent:
-    sentence = (
-        f"the workflow awaits {with_article(type(awaited).__name__)}: it may await only what its context returns. Do"
-        " other work in a task (ctx.run), or in ctx.call"
+def _waits_for(pending: Pending[Any] | None, branch: Branch) -> bool:
+    """Whether `pending` ends only after `branch`."""
+    if isinstance(pending, Gather):
+        return any(_waits_for(part, branch) for part in pending.parts)
+    return isinstance(pending, Branch) and (pending is branch or _waits_for(pending.waits_for, branch))
+
+
+def _foreign_await(awaited: Any) -> Permanent:
+    return _wrong_await(
+        f"{with_article(type(awaited).__name__)}: it may await only what its context returns. Do other work in a task"
+        " (ctx.run), or in ctx.call"
     )
-    return Permanent("workflow_awaits", sentence)
+
+
+def _wrong_await(what: str) -> Permanent:
+    return Permanent("workflow_awaits", f"the workflow awaits {what}")

@@ -174,7 +174,7 @@ class Gather(Pending[list[Any]]):
         self.return_exceptions = return_exceptions
         self.parts: list[Pending[Any]] = []  # the elements, each coroutine as its branch
         self.open_count = 0  # how many parts are not done
-        self.owner: Any = None  # the branch that awaits the gather
+        self.owner: Any = None  # the branch that awaited the gather first
 
 
 @dataclass(slots=True)

@@ -136,6 +136,36 @@ async def doubles_once(ctx: Context, count: int) -> list[int]:
     return await ctx.gather(*[call] * count)
 
 
+async def _awaits(pending: Awaitable[Any]) -> Any:
+    return await pending
+
+
+@app.workflow
+async def gathers_a_gather(ctx: Context) -> list[Any]:
+    """Awaits one gather in several places while it is open."""
+    both: Awaitable[list[Any]] = ctx.gather(ctx.run(double, 1), _twice(ctx, 2))
+    return [*await ctx.gather(both, both, _awaits(both)), await both]
+
+
+@app.workflow
+async def never_could_end(ctx: Context, how: str) -> None:
+    gathers: list[Awaitable[Any]] = []
+
+    async def waits_for(number: int) -> None:
+        await gathers[number]
+
+    match how:
+        case "one coroutine twice":
+            coroutine = _twice(ctx, 1)
+            await ctx.gather(coroutine, coroutine)
+        case "a branch waits for its own gather":
+            gathers.append(ctx.gather(waits_for(0)))
+            await gathers[0]
+        case "two gathers wait for each other":
+            gathers += [ctx.gather(waits_for(1)), ctx.gather(waits_for(0))]
+            await ctx.gather(*gathers)
+
+
 @app.workflow
 async def partly(ctx: Context) -> list[str]:
     results: list[Any] = await ctx.gather(

@@ -49,6 +49,33 @@ async def test_a_call_that_stands_twice_in_a_gather_is_one_step_and_wakes_the_wo
     assert await runs.steps(run) == {"double#1": "succeeded"}
 
 
+@MEMORY
+async def test_a_gather_that_is_awaited_in_several_places_makes_its_calls_once(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.gathers_a_gather)
+    assert await runs.ended(run) == ("succeeded", [[2, 8]] * 4)
+    assert (await runs.steps(run)).keys() == {"double#1", "2.1/double#1", "2.1/double#2"}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("one coroutine twice", "one coroutine twice"),
+        ("a branch waits for its own gather", "neither could end"),
+        ("two gathers wait for each other", "neither could end"),
+    ],
+)
+async def test_a_gather_that_could_never_end_fails_its_run_with_the_reason(
+    runs: Runs, worker_of: Start, how: str, words: str
+) -> None:
+    await worker_of()
+    status, error = await runs.ended(await runs.submit(shop.never_could_end, how))
+    assert (status, error["code"]) == ("failed", "workflow_awaits")
+    assert words in error["message"]
+
+
 @pytest.mark.parametrize(
     ("workflow", "steps"),
     [(shop.doubles, 10_000), (shop.loops, 1000)],
