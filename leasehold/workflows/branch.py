@@ -22,13 +22,15 @@ class Branch(Pending[Any]):
 
     `path`: the branch's name in the journal. `number`: the number of the last call. `now`: the time of the newest
     result. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending (call of the context) that the
-    coroutine awaits. `cancelled`: Cancelled was raised in the coroutine.
+    coroutine awaits. `has_awaited`: it has awaited a Pending before.
+    `cancelled`: Cancelled was raised in the coroutine.
     """
 
     __slots__ = (
         "cancelled",
         "coroutine",
         "gather_count",
+        "has_awaited",
         "now",
         "number",
         "patches",
@@ -52,6 +54,7 @@ class Branch(Pending[Any]):
         self.random_count = 0
         self.patches: dict[str, bool] = {}
         self.waits_for: Pending[Any] | None = None
+        self.has_awaited = False
 
     def uuid(self, run_id: UUID) -> UUID:
         """A new UUID at each call. A replay gives the same UUIDs in the same order."""

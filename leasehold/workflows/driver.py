@@ -385,6 +385,7 @@ class Driver:
                 raise _foreign_await(awaited)
             self._waiters.setdefault(id(awaited), []).append(branch)
             await self._issue(port, awaited, branch)
+            branch.has_awaited = True
             return
         finally:
             self._active = None
@@ -392,15 +393,18 @@ class Driver:
         self._wake(branch)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
-        """Begin the call that the branch awaits: take its result from the journal, or make the call."""
-        if pending.is_done:
-            self._wake(pending)
-        elif isinstance(pending, Gather):
-            if pending.owner is None:
-                await self._issue_gather(port, pending, branch)
-            elif _waits_for(pending, branch):
-                raise _wrong_await("a gather that waits for this branch, so neither could end")
-        elif isinstance(pending, Journaled) and not pending.number:  # a call with a number was begun by another await
+        """Begin the call that the branch awaits: take its result from the journal, or make the call. If another await
+        has begun it, only check that this one may await it, too.
+        """
+        if pending.owner is not None:
+            _check_second_await(pending, pending.owner, branch)
+            if pending.is_done:
+                self._wake(pending)
+            return
+        pending.owner, pending.is_first = branch, not branch.has_awaited
+        if isinstance(pending, Gather):
+            await self._issue_gather(port, pending, branch)
+        elif isinstance(pending, Journaled):
             await self._issue_call(port, pending, branch)
 
     async def _issue_call(self, port: Port, call: Journaled[Any], branch: Branch) -> None:
@@ -425,7 +429,6 @@ class Driver:
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
         """Make a branch of each coroutine of the gather, and begin all parts."""
         branch.gather_count += 1
-        gather.owner = branch
         for number, element in enumerate(gather.elements):
             if isinstance(element, Pending):
                 gather.parts.append(element)
@@ -441,10 +444,9 @@ class Driver:
         # This function counts as one part, so that the gather cannot settle before all of its parts have begun.
         gather.open_count = 1
         for part in gather.parts:
-            if part.is_done:
-                continue
-            gather.open_count += 1
-            self._waiters.setdefault(id(part), []).append(gather)
+            if not part.is_done:
+                gather.open_count += 1
+                self._waiters.setdefault(id(part), []).append(gather)
             if isinstance(part, Branch):
                 self._ready.append(part)
             else:
@@ -637,6 +639,28 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
     if entry.status in JOB_TERMINAL:
         return TaskFailed(entry.code or entry.status, entry.message or f"the run is {entry.status}")
     return None
+
+
+def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) -> None:
+    """Raises Permanent `workflow_awaits`, unless `owner` comes before `branch` to the call at each replay, whatever has
+    ended by then. The place of the call follows from the branch that comes first.
+
+    An ancestor of a branch does nothing while the branch runs. And each branch of a gather begins what it awaits first
+    before any of them goes on.
+    """
+    if branch is owner:
+        return
+    if isinstance(pending, Gather) and not pending.is_done and _waits_for(pending, branch):
+        raise _wrong_await("a gather that waits for this branch, so neither could end")
+    if owner.path.startswith(branch.path):
+        pending.owner, pending.is_first = branch, False
+        return
+    ancestor = owner.path.removesuffix("/").rpartition("/")[:2] if pending.is_first else (owner.path,)
+    if not branch.path.startswith("".join(ancestor)):
+        raise _wrong_await(
+            f"one call in the branches {owner.path} and {branch.path}: which of them begins it depends on what ends"
+            " first. Give the call to their gather, too, as in ctx.gather(call, one(call), other(call))"
+        )
 
 
 def _waits_for(pending: Pending[Any] | None, branch: Branch) -> bool:

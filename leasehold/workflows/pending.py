@@ -17,18 +17,24 @@ T = TypeVar("T")  # the result
 
 
 class Pending(Generic[T]):
-    """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result."""
+    """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result. The
+    driver refuses an await of a branch that might come first at a replay, because the call would get another place.
 
-    __slots__ = ("error", "is_done", "value")
+    `owner`: the branch that began the call (its first await), or an ancestor of that branch that awaited it since.
+    `is_first`: the owner had awaited nothing before it began the call.
+    """
+
+    __slots__ = ("error", "is_done", "is_first", "owner", "value")
 
     def __init__(self) -> None:
         self.is_done = False
         self.value: Any = None
         self.error: BaseException | None = None
+        self.owner: Any = None  # a Branch, whose module imports this one
+        self.is_first = False
 
     def __await__(self) -> Generator[Pending[T], None, T]:
-        if not self.is_done:
-            yield self
+        yield self  # also if it is done: the driver checks which branch awaits it
         if self.error is not None:
             raise self.error
         result: T = self.value
@@ -166,7 +172,7 @@ class Patch(Journaled[bool]):
 class Gather(Pending[list[Any]]):
     """`ctx.gather`. An element is a Pending, or a coroutine that becomes a branch."""
 
-    __slots__ = ("elements", "open_count", "owner", "parts", "return_exceptions")
+    __slots__ = ("elements", "open_count", "parts", "return_exceptions")
 
     def __init__(self, elements: tuple[Any, ...], *, return_exceptions: bool) -> None:
         super().__init__()
@@ -174,7 +180,6 @@ class Gather(Pending[list[Any]]):
         self.return_exceptions = return_exceptions
         self.parts: list[Pending[Any]] = []  # the elements, each coroutine as its branch
         self.open_count = 0  # how many parts are not done
-        self.owner: Any = None  # the branch that awaited the gather first
 
 
 @dataclass(slots=True)

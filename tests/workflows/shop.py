@@ -136,8 +136,11 @@ async def doubles_once(ctx: Context, count: int) -> list[int]:
     return await ctx.gather(*[call] * count)
 
 
-async def _awaits(pending: Awaitable[Any]) -> Any:
-    return await pending
+async def _awaits(*pendings: Awaitable[Any]) -> Any:
+    """The result of the last."""
+    for pending in pendings:
+        result = await pending
+    return result
 
 
 @app.workflow
@@ -145,6 +148,43 @@ async def gathers_a_gather(ctx: Context) -> list[Any]:
     """Awaits one gather in several places while it is open."""
     both: Awaitable[list[Any]] = ctx.gather(ctx.run(double, 1), _twice(ctx, 2))
     return [*await ctx.gather(both, both, _awaits(both)), await both]
+
+
+@app.workflow
+async def races(ctx: Context, what: str) -> None:
+    """Two branches await one call, and which of them comes first depends on what ends first."""
+    call: Awaitable[Any] = ctx.run(double, 1)
+    shared = ctx.gather(call) if what == "gather" else call
+
+    async def early() -> None:
+        await ctx.run(double, 5)
+        if what == "call of a branch of the branch":
+            await ctx.gather(_awaits(shared))
+        await shared
+
+    async def late() -> None:
+        await ctx.wait_for("go", timeout=300)  # a worker keeps no wait without an end
+        await (ctx.gather(shared) if what == "call in a gather" else shared)
+
+    await ctx.gather(late(), early())
+
+
+@app.workflow
+async def shares(ctx: Context, who_begins: str) -> list[Any]:
+    """Several branches await one call, and it is clear which of them begins it."""
+    shared: Awaitable[int] = ctx.run(double, 1)
+    first, second = ctx.wait_for("go", timeout=300), ctx.run(double, 5)
+    match who_begins:
+        case "their gather":
+            together = ctx.gather(shared, _awaits(first, shared), _awaits(second, shared))
+        case "an earlier branch":
+            await ctx.gather(_awaits(second, shared))
+            await shared
+            together = ctx.gather(_awaits(first, shared), _awaits(ctx.sleep(0), shared))
+        case _:  # the first await of a branch
+            begins = _awaits(ctx.gather(shared), ctx.sleep(0), shared)
+            together = ctx.gather(_awaits(second, shared), begins, _awaits(ctx.gather(_awaits(first, shared))))
+    return [*await together, await shared]
 
 
 @app.workflow

@@ -16,6 +16,9 @@ from tests.workflows.shop import Order
 
 #: With its coroutine in memory between two waits, and without.
 MEMORY = pytest.mark.parametrize("memory", [1000, 0], ids=["kept", "replayed"])
+BOTH_STEPS_HAVE_ENDED = (
+    "(SELECT count(*) = 2 FROM task t WHERE t.job_id = j.id AND t.contained AND t.status = 'succeeded')"
+)
 
 
 @MEMORY
@@ -57,6 +60,43 @@ async def test_a_gather_that_is_awaited_in_several_places_makes_its_calls_once(
     run = await runs.submit(shop.gathers_a_gather)
     assert await runs.ended(run) == ("succeeded", [[2, 8]] * 4)
     assert (await runs.steps(run)).keys() == {"double#1", "2.1/double#1", "2.1/double#2"}
+
+
+@MEMORY
+@pytest.mark.parametrize("what", ["call", "call in a gather", "call of a branch of the branch", "gather"])
+async def test_a_call_that_another_branch_might_begin_at_a_replay_fails_its_run_with_the_way_out(
+    runs: Runs, worker_of: Start, memory: int, what: str
+) -> None:
+    """Its place in the journal would be that of the branch that comes first."""
+    await worker_of(workflow_memory=memory, workflow_memory_seconds=600.0)
+    run = await runs.submit(shop.races, what)
+    await runs.until(run, BOTH_STEPS_HAVE_ENDED)
+    await runs.waits(run)
+    await runs.signal(run, "go", None)
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "workflow_awaits")
+    assert "to their gather, too" in error["message"]
+    assert len(await runs.steps(run)) == 2
+
+
+@MEMORY
+@pytest.mark.parametrize(
+    ("who_begins", "results"),
+    [
+        ("their gather", [2, 2, 2, 2]),
+        ("an earlier branch", [2, 2, 2]),
+        ("the first await of a branch", [2, 2, [2], 2]),
+    ],
+)
+async def test_branches_share_a_call_if_it_is_clear_which_of_them_begins_it(
+    runs: Runs, worker_of: Start, memory: int, who_begins: str, results: list[Any]
+) -> None:
+    await worker_of(workflow_memory=memory, workflow_memory_seconds=600.0)
+    run = await runs.submit(shop.shares, who_begins)
+    await runs.until(run, BOTH_STEPS_HAVE_ENDED)
+    await runs.signal(run, "go", None)
+    assert await runs.ended(run) == ("succeeded", results)
+    assert len(await runs.steps(run)) == 2
 
 
 @pytest.mark.parametrize(
