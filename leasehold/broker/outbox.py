@@ -112,7 +112,8 @@ WHERE o.id = ANY($1::bigint[])
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
     """Take up to `limit` announcements that were not published in time. They are due again in ten seconds, unless
-    `delete_confirmed` deletes them. `back`: only rows that became due in the last `back` seconds; None: all rows.
+    `delete_confirmed` or `drop` deletes them, or `put_off` sets another time. `back`: only rows that became due in the
+    last `back` seconds; None: all rows.
     """
     rows = await connection.fetch(TAKE, limit, window_interval(back))
     return [Announcement.from_row(row) for row in rows]
@@ -145,6 +146,16 @@ async def delete_confirmed(connection: Connection, announcements: Sequence[Annou
         await connection.execute(ANNOUNCED, outbox_ids)
     if batch_ids:
         await connection.execute(BATCHES_ANNOUNCED, sorted(batch_ids))
+
+
+async def put_off(connection: Connection, outbox_id: int, duty: str) -> None:
+    """Make a hint that cannot be sent due when the quarantine of the duty tries it again."""
+    await connection.execute(
+        "UPDATE outbox o SET relay_at = q.retry_at FROM quarantine q"
+        " WHERE o.id = $1 AND q.duty = $2 AND q.unit = o.id::text",
+        outbox_id,
+        duty,
+    )
 
 
 async def drop(connection: Connection, outbox_id: int) -> None:

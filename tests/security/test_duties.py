@@ -463,6 +463,10 @@ async def test_a_hint_that_cannot_be_sent_keeps_back_no_other_and_is_dropped_in_
             await relay.turn()
             assert good.outbox_id not in {row["id"] for row in await rows.fetch("SELECT id FROM outbox")}
             assert await set_aside(rows, "relay") == {str(bad.outbox_id): turn}
+            if turn < quarantine.STUCK_AFTER:
+                assert await rows.fetchval(
+                    "SELECT o.relay_at = q.retry_at FROM outbox o JOIN quarantine q ON q.unit = o.id::text"
+                )
         assert await rows.fetchval("SELECT count(*) FROM outbox") == 0
         await broker.close()
 

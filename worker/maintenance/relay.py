@@ -75,8 +75,8 @@ class Relay:
         return sum([await self._send([announcement]) for announcement in announcements])
 
     async def _set_aside(self, announcement: Announcement, error: Exception) -> None:
-        """Record that a hint cannot be sent. Ten seconds after it was taken, it is due again (`outbox.take`). After
-        `STUCK_AFTER` tries, drop the hint: a poll finds its task.
+        """Record that a hint cannot be sent, and try it again when its quarantine ends. After `STUCK_AFTER` tries, drop
+        the hint: a poll finds its task.
         """
         async with self._pool.acquire() as connection, connection.transaction():
             outbox_id = announcement.outbox_id
@@ -84,6 +84,8 @@ class Relay:
             if await set_aside(connection, DUTY, outbox_id, error) >= STUCK_AFTER:
                 await outbox.drop(connection, outbox_id)
                 log.error("a hint that cannot be sent was dropped", task_id=str(announcement.hint.task_id))
+            else:
+                await outbox.put_off(connection, outbox_id, DUTY)
 
     async def _take(self, connection: Connection) -> tuple[list[Announcement], bool]:
         """The hints of one turn, and whether no other hints are due."""
