@@ -41,6 +41,18 @@ thirds = Pipeline(
 )
 
 
+joins = Pipeline(
+    "joins",
+    params=Script,
+    inputs=("start",),
+    module="tests.worker.isolated_steps",
+    steps=[
+        Step("first", reads=("start",), writes="a.txt", isolated=True),
+        Step("second", needs=("first",), reads=("first", "start"), writes="b.txt", isolated=True),
+    ],
+)
+
+
 class Fault(BaseModel):
     """Until `busy_until` (seconds since 1970) it asks for another attempt."""
 
@@ -52,7 +64,7 @@ faulty = Pipeline("faulty", params=Fault, module="tests.worker.isolated_steps", 
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(halves, thirds, faulty)
+    return Pipelines(halves, thirds, joins, faulty)
 
 
 @faulty.handles("raise")
@@ -64,6 +76,7 @@ def raise_something(work: Work) -> Done:
 
 @halves.handles("first")
 @thirds.handles("first")
+@joins.handles("first")
 def first(work: Work) -> Done:
     path = work.directory / "a.txt"
     path.write_text("made by the first")
@@ -82,6 +95,13 @@ def second(work: Work) -> Done:
             time.sleep(0.01)
     path = work.directory / "b.txt"
     path.write_text(f"{read}, and by the second")
+    return Done({"b.txt": File(path, "text/plain")})
+
+
+@joins.handles("second")
+def join(work: Work) -> Done:
+    path = work.directory / "b.txt"
+    path.write_text(f"{work.files['a.txt'].read_text()}, from {work.files['start'].read_text()}")
     return Done({"b.txt": File(path, "text/plain")})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.isolated_steps import halves, pipelines, thirds
+from tests.worker.isolated_steps import halves, joins, pipelines, thirds
 
 
 @pytest.fixture
@@ -95,8 +95,10 @@ def store(worker: Worker) -> Gatekeeper:
     return keeper
 
 
-async def begin(rows: Rows, pipeline: Pipeline = halves, **params: Any) -> jobs.NewJob:
-    new = jobs.NewJob(pipeline, "t", params=params)
+async def begin(
+    rows: Rows, pipeline: Pipeline = halves, inputs: Mapping[str, str] | None = None, **params: Any
+) -> jobs.NewJob:
+    new = jobs.NewJob(pipeline, "t", params=params, inputs=inputs or {})
     await jobs.submit(rows.connection, [new])
     return new
 
@@ -125,6 +127,24 @@ async def test_the_next_step_has_run_before_the_first_is_stored_and_is_not_run_a
     assert path.read_text() == "made by the first, and by the second"
     assert ahead.owner_task is not None
     await nothing_left(store.attempts, tmp_path / str(worker.id))
+
+
+async def test_a_step_that_reads_an_input_of_the_job_is_not_run_again_either(
+    store: Gatekeeper, rows: Rows, tmp_path: Path
+) -> None:
+    await store.put("start", b"the start", content_type="text/plain", metadata={})
+    new = await begin(rows, joins, {"start": "start"})
+    async with asyncio.timeout(SECONDS):
+        ahead = await store.ahead()
+    store.open.set()
+    assert (await end_of(rows, new.id))["status"] == "succeeded"
+    task = await rows.connection.fetchrow(
+        "SELECT t.id, o.key FROM task t JOIN output o USING (job_id, step) WHERE t.step = 'second'"
+    )
+    assert task is not None
+    assert ahead.owner_task == task["id"]
+    await store.fetch_file(task["key"], tmp_path / "fetched")
+    assert (tmp_path / "fetched").read_text() == "made by the first, from the start"
 
 
 async def test_an_error_of_a_step_begun_ahead_is_that_of_its_attempt(
@@ -256,6 +276,7 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
     sources = [Source("first", "a.txt", "key", "abc")]
     ahead = Speculation(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
     assert ahead.fits(claimed, sources)
+    assert ahead.fits(claimed, [replace(sources[0], sha256=None)])  # an input of the job
     others = [
         (replace(claimed, params={"n": 2}), sources),
         (replace(claimed, lease=replace(claimed.lease, epoch=2)), sources),
@@ -264,6 +285,8 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
         (claimed, [replace(sources[0], sha256="abd")]),
         (claimed, [*sources, Source("first", "c.txt", "key", "abc")]),
         (claimed, []),
+        (claimed, [Source("other", "c.txt", "key", None)]),
+        (claimed, [*sources, Source("other", "c.txt", "key", None)]),
     ]
     assert not any(ahead.fits(*other) for other in others)
 
