@@ -114,7 +114,7 @@ class Driver:
         try:
             while await self._go_on(port, main):
                 if not self._local_tasks:
-                    return Outcome(ended=False, ends=needed_ends(main), delay=self._seconds_to_deadline())
+                    return Outcome(ended=False, wakes_after_ends=needed_ends(main), delay=self._seconds_to_deadline())
                 await self._finish_local_task(port)
         finally:
             for task in self._local_tasks:
@@ -143,7 +143,7 @@ class Driver:
         await self._run_ready(port)
         return not main.is_done
 
-    def committed(self) -> None:
+    def calls_taken(self) -> None:
         """The worker has taken `calls`, to write them to the journal. If the write fails, the worker must not use this
         driver again.
         """

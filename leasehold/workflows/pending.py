@@ -184,13 +184,13 @@ class Gather(Pending[list[Any]]):
 
 @dataclass(slots=True)
 class Outcome:
-    """Whether the workflow `ended`, and with which `result`. Otherwise it waits. It is due again when `ends` more steps
-    have ended (None: no step makes it due), and at the latest after `delay` seconds (None: never by time). The worker
-    sets `suspension`, the settlement that suspends it.
+    """Whether the workflow `ended`, and with which `result`. Otherwise it waits. It is due again when
+    `wakes_after_ends` more steps have ended (None: no step makes it due), and at the latest after `delay` seconds
+    (None: never by time). The worker sets `suspension`, the settlement that suspends it.
     """
 
     ended: bool
     result: Any = None
-    ends: int | None = None
+    wakes_after_ends: int | None = None
     delay: float | None = None
     suspension: Suspending | None = None

@@ -141,7 +141,7 @@ async def test_an_attempt_that_found_no_room_snoozes_outside_of_the_middleware(
     tmp_path: Path,
     in_process: bool,
 ) -> None:
-    monkeypatch.setattr(inline, "_THREAD_SECONDS", 0.1)
+    monkeypatch.setattr(inline, "_ROOM_SECONDS", 0.1)
     monkeypatch.setattr(processes, "WAIT_SECONDS", 0.1)
     using(crowded)
     events.clear()

@@ -173,7 +173,7 @@ async def test_at_default_sizes_functions_that_wait_for_a_thread_do_not_keep_the
     settings: Settings, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Any
 ) -> None:
     """No function gives up waiting, and none ends: only a slot that is lent lets the async one run."""
-    monkeypatch.setattr(inline, "_THREAD_SECONDS", 3600.0)
+    monkeypatch.setattr(inline, "_ROOM_SECONDS", 3600.0)
     monkeypatch.setattr(processes, "WAIT_SECONDS", 3600.0)
     blocked.clear()
     go_on.clear()

@@ -203,13 +203,13 @@ class Life:
             starts = [call.child for call in driver.calls if call.step is not None]
             chosen = starts[0] if starts and self._has_room() else None
             calls = tuple(driver.calls)
-            suspending = Suspending(claimed.lease, calls, driver.news, outcome.ends, outcome.delay, chosen)
+            suspending = Suspending(claimed.lease, calls, driver.news, outcome.wakes_after_ends, outcome.delay, chosen)
             settled = await settlements.suspend(self.runs.connection, [suspending], self.terms)
         await self.deaths.point()
         if settled.verdicts[claimed.lease.task_id] is not Verdict.SETTLED:
             await self._refused(claimed)
             return None
-        driver.committed()
+        driver.calls_taken()
         if self.keeps and not outcome.ended:
             self.kept[claimed.job_id] = claimed.lease.epoch, driver
         return settled.next_steps.get(claimed.lease.task_id)

@@ -49,10 +49,10 @@ from leasehold.workflows.pending import Outcome
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: Seconds for which a plain handler waits for a free thread. If none becomes free, the attempt snoozes for the same
-#: time: it gives its lease back, and the task is due again later. An attempt snoozes for this time, too, if its
-#: pipeline's own limit (`Pipeline.room`) does not admit it.
-_THREAD_SECONDS = 5.0
+#: Seconds for which an attempt without room snoozes: it gives its lease back, and the task is due again later. There is
+#: no room if the pipeline's own limit (`Pipeline.room`) does not admit the attempt, or if no thread becomes free for a
+#: plain handler, which waits for one for the same time.
+_ROOM_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
 
@@ -322,16 +322,16 @@ class InlineAttempts:
             with attempt.slot.lent():  # while this attempt waits for room, another attempt may run in its slot
                 has_room = await stack.enter_async_context(pipeline.room(attempt))
             if not has_room:
-                return Snoozing(attempt.lease, _THREAD_SECONDS)
+                return Snoozing(attempt.lease, _ROOM_SECONDS)
             return await self._call_in_middlewares(attempt, seconds, None)
 
     async def _call_if_thread(
         self, attempt: InlineAttempt, seconds: float
     ) -> Completion | Snoozing | Suspending | FanningOut:
         """Reserve a thread, then call the plain handler. The attempt snoozes if no thread becomes free."""
-        thread = await self._threads.reserve(_THREAD_SECONDS, attempt.slot)
+        thread = await self._threads.reserve(_ROOM_SECONDS, attempt.slot)
         if thread is None:
-            return Snoozing(attempt.lease, _THREAD_SECONDS)
+            return Snoozing(attempt.lease, _ROOM_SECONDS)
         try:
             return await self._call_in_middlewares(attempt, seconds, thread)
         finally:
@@ -347,7 +347,9 @@ class InlineAttempts:
         async with attempt.pipeline.around(attempt):
             settlement = await self._call_handler(attempt, seconds, thread)
         if settlement is None:
-            raise Permanent("middleware_error", "a middleware swallowed the error of the handler: let it raise again")
+            raise Permanent(
+                "middleware_error", "a middleware caught the handler's error and did not raise it again: it must"
+            )
         return settlement
 
     async def _call_handler(

@@ -101,9 +101,10 @@ class Workflows:
             raise
         if not outcome.ended:
             # `news`: how many signals and ends of steps the driver has seen. If more came, the workflow is due now.
-            # `ends`: after how many further ends of steps it is due.
-            outcome.suspension = Suspending(lease, tuple(driver.calls), driver.news, outcome.ends, outcome.delay)
-            driver.committed()  # if the commit fails, the driver is not used again
+            outcome.suspension = Suspending(
+                lease, tuple(driver.calls), driver.news, outcome.wakes_after_ends, outcome.delay
+            )
+            driver.calls_taken()  # if the commit fails, the driver is not used again
             self._keep(driver, lease, outcome)
         return outcome
 
@@ -157,7 +158,7 @@ class Workflows:
     def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
         """Keep the driver for a while, if something may make the workflow due soon. Otherwise close it."""
         wakes_in_time = outcome.delay is not None and outcome.delay < self._memory_seconds
-        may_be_due_soon = outcome.ends is not None or wakes_in_time  # `ends`: the end of a step makes it due
+        may_be_due_soon = outcome.wakes_after_ends is not None or wakes_in_time
         if not may_be_due_soon or not self._max_suspended:
             driver.close()
             return

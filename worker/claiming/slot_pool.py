@@ -51,7 +51,7 @@ _FAIR_SECONDS = 0.25
 _CROWDED = 1 / 4
 #: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
 #: hints arrive within milliseconds, unless many hints of another tenant are in front of them.
-_HINT_SECONDS = 0.05
+_LATE_HINT_SECONDS = 0.05
 #: After the first end of an attempt, a full pool waits for one further end per 8 slots, at most 0.02 s. Then it polls.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
@@ -419,7 +419,7 @@ class SlotPool:
     async def _claim_from_database(self, limit: int, overdue_seconds: float) -> Polled | None:
         """Claim up to `limit` due tasks. Meanwhile `limit` slots are kept for them. None: the poll failed."""
         # `rooms`: how many tasks of each tenant the poll may claim. Tenants that run nothing here are `others`.
-        others_overdue = _HINT_SECONDS if self._is_crowded else None
+        others_overdue = _LATE_HINT_SECONDS if self._is_crowded else None
         rooms = replace(self._shares.begin_poll(limit), others_overdue=others_overdue)
         try:
             began = perf_counter()

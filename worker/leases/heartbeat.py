@@ -244,7 +244,10 @@ class Heartbeat:
         database.CONNECTS.inc()
         database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):
-            log.warning("behind a pooler: presence is off, takeover waits for the lease")
+            log.warning(
+                "the connection goes through a pooler: presence is off, so a dead worker's tasks wait until their"
+                " leases expire"
+            )
         elif self._settings.presence:
             await self._appear(connection, presence_key)
         self._connected.set()
