@@ -350,7 +350,7 @@ def _sendable(text: str) -> str:
 
 def _failure_of(error: Exception) -> dict[str, Any]:
     """The failure of an attempt in which the handler raised `error`, as the API accepts it."""
-    code, message = "handler_error", f"{type(error).__name__}: {error}"
+    code, message = "handler_error", text_of(error)
     retry_after: float | None = None
     if isinstance(error, StepError):
         message = error.message

@@ -106,6 +106,7 @@ async def test_it_reads_and_writes_files_reports_logs_and_emits(
     [
         ("permanent", "broken"),
         ("odd", "handler_error"),
+        ("unprintable", "handler_error"),
         ("refused", "invalid_request"),
         ("infinite", "handler_error"),
     ],

@@ -34,6 +34,9 @@ const doing = {
   async odd() {
     throw new Permanent("Not A Code", "x".repeat(5000));
   },
+  async unprintable() {
+    throw Object.create(null);
+  },
   async refused() {
     return ["a", "list"];
   },

@@ -455,10 +455,18 @@ class Odd(Exception):
         return "no file \udcff \x00"
 
 
+class Unprintable(Exception):
+    """Its text cannot be read."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no detail")
+
+
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
         (Odd(), "handler_error"),
+        (Unprintable(), "handler_error"),
         (Permanent("Not A Code", "x" * 5000), "handler_error"),
         (Retryable("later", code="later", after=timedelta(days=800)), "later"),
         ({"value": {1, 2}}, "handler_error"),

@@ -469,12 +469,19 @@ async def undoes_by_waiting(ctx: Context, order: Order) -> None:
         await ctx.run(charge, order)
 
 
+class Unprintable(Exception):
+    """Its text cannot be read."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no detail")
+
+
 @app.workflow
-async def undoes_badly(ctx: Context) -> None:
+async def undoes_badly(ctx: Context, unprintable: bool) -> None:
     try:
         await ctx.wait_for("go")
     except Cancelled:
-        raise ValueError("no refund") from None
+        raise (Unprintable() if unprintable else ValueError("no refund")) from None
 
 
 async def _forever() -> None:

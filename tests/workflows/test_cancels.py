@@ -24,6 +24,11 @@ def undone() -> list[str]:
     return [what for name, what in shop.ran if name == "undo"]
 
 
+async def logged(runs: Runs, run: UUID) -> str:
+    statement = "SELECT string_agg(lines::text, '') FROM job_log WHERE job_id = $1"
+    return str(await runs.connection.fetchval(statement, run))
+
+
 async def waiting(runs: Runs, workflow: Workflow, kind: str, *args: Any) -> UUID:
     """A run whose workflow waits for a call of the kind."""
     shop.ran.clear()
@@ -114,16 +119,21 @@ async def test_what_a_cancelled_run_cannot_start_any_more_is_refused_where_its_u
     assert (await runs.ended(run))[0] == "cancelled"
     assert undone() == ["run charge", "sleep sleep", "signal more", "start charge", "run charge"]
     assert await runs.steps(run) == {}
-    lines = await runs.connection.fetchval("SELECT string_agg(lines::text, '') FROM job_log WHERE job_id = $1", run)
-    assert "the cleanup after the cancel failed: run charge" in lines
+    assert "the cleanup after the cancel failed: NotWhileUndoing: run charge" in await logged(runs, run)
     await assert_journal(runs.connection, run)
 
 
-async def test_an_undoing_that_fails_ends_the_run_as_cancelled(runs: Runs, worker_of: Start) -> None:
+@pytest.mark.parametrize(
+    ("unprintable", "reason"), [(False, "ValueError: no refund"), (True, "Unprintable: its message cannot be read")]
+)
+async def test_an_undoing_that_fails_ends_the_run_as_cancelled_and_the_log_says_why(
+    runs: Runs, worker_of: Start, *, unprintable: bool, reason: str
+) -> None:
     await worker_of()
-    run = await waiting(runs, shop.undoes_badly, "signal")
+    run = await waiting(runs, shop.undoes_badly, "signal", unprintable)
     await runs.cancel(run)
     assert (await runs.ended(run))[0] == "cancelled"
+    assert f"the cleanup after the cancel failed: {reason}" in await logged(runs, run)
 
 
 async def test_an_undoing_that_takes_longer_than_the_grace_is_ended(runs: Runs, worker_of: Start) -> None:

@@ -34,7 +34,7 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.runtime import failpoints
-from leasehold.runtime.foreign_errors import contained
+from leasehold.runtime.foreign_errors import contained, text_of
 from leasehold.runtime.gather import being_cancelled
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
@@ -290,7 +290,7 @@ class Runner:
             if isinstance(settlement, Failure):
                 log_and_stream.recorder.add_final("error", settlement.message, trace=traceback_of(stop))
             elif isinstance(stop, Cancelled) and stop.__cause__ is not None:  # the cleanup of a workflow failed
-                message = f"the cleanup after the cancel failed: {stop.__cause__}"
+                message = f"the cleanup after the cancel failed: {text_of(stop.__cause__)}"
                 log_and_stream.recorder.add_final("error", message, trace=traceback_of(stop.__cause__))
             return settlement
         except (LeaseLost, ObjectExists):

@@ -610,7 +610,7 @@ function unlessForeign(error) {
  */
 function failureOf(error) {
   const own = error instanceof Permanent || error instanceof Retryable;
-  const message = own ? error.message : String(error);
+  const message = own ? error.message : textOf(error);
   const after = error instanceof Retryable ? error.after : undefined;
   return {
     code: own && CODE.test(error.code) ? error.code : "handler_error",
@@ -618,6 +618,18 @@ function failureOf(error) {
     retryable: !(error instanceof Permanent),
     retry_after: after === undefined ? null : Math.min(Math.max(after, 0), MOST_RETRY_AFTER),
   };
+}
+
+/**
+ * What was thrown, as text. A value without a text, such as Object.create(null), must not end the worker.
+ * @param {unknown} error
+ */
+function textOf(error) {
+  try {
+    return String(error);
+  } catch {
+    return "the text of what the handler has thrown cannot be read";
+  }
 }
 
 /**
