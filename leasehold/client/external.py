@@ -37,6 +37,8 @@ from leasehold.runtime.gather import cancel_and_wait
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
 #: With these statuses the API refuses the key itself. It will then refuse every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
+#: With these statuses the API refuses what a request contains, perhaps because of one item, or because it is too long.
+_BODY_REFUSED = (400, 413, 422)
 #: Seconds between two tries, after the API did not answer or was overloaded.
 _OUTAGE_SECONDS = 2.0
 #: Seconds for which a stopping worker tries to release its task.
@@ -46,6 +48,9 @@ _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _MAX_MESSAGE = 2000
 #: The most characters of the message, and of the traceback, of a log line.
 _MAX_TEXT = 65_536
+#: The levels of a log line, and the most fields of one.
+_LEVELS = ("debug", "info", "warning", "error", "critical")
+_MAX_FIELDS = 32
 #: Seconds between two requests that send the log lines and chunks of a task.
 _OUTPUT_SECONDS = 0.5
 #: The API's limit for the wait before the next attempt.
@@ -78,6 +83,7 @@ class Task:
     def __post_init__(self) -> None:
         self._lines = OutputBuffer(partial(self._send_items, "logs", "lines"))
         self._chunks = OutputBuffer(partial(self._send_items, "stream", "chunks"))
+        self._has_logged_loss = False
 
     @property
     def id(self) -> str:
@@ -142,34 +148,54 @@ class Task:
     def log(self, message: str, *, level: str = "info", trace: str = "", **fields: Any) -> None:
         """Add a line to the run's log. The line is sent within a second, and before the task is settled.
 
-        `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON. Raises TypeError and
-        ValueError for fields that are not JSON.
+        `level`: debug, info, warning, error or critical. `trace`: a traceback. `fields`: JSON; those after the first 32
+        are left out. Raises ValueError for another level, and TypeError and ValueError for fields that are not JSON.
         """
+        if level not in _LEVELS:
+            raise ValueError(f"the level of a log line is one of {', '.join(_LEVELS)}, not {level!r}")
+        fields = dict(list(fields.items())[:_MAX_FIELDS])
         line = {"message": _sendable(message)[:_MAX_TEXT], "level": level, "logger": self.step, "fields": fields,
                 "traceback": _sendable(trace)[-_MAX_TEXT:], "at": datetime.now(UTC).isoformat()}  # fmt: skip
-        _check_json(fields)
+        _encode_json(fields)
         self._lines.add(line)
 
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt
-        has emitted too much, and the stream is cut. Raises TypeError and ValueError for a value that is not JSON.
+        has emitted too much, and the stream is cut.
+
+        NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
+        and ValueError for a value that is not JSON.
         """
-        _check_json(chunk)
+        if isinstance(chunk, str):
+            chunk = chunk.replace("\x00", "")
+        if "\\u0000" in _encode_json(chunk).replace("\\\\", ""):  # without escaped backslashes: \\u0000 is plain text
+            raise ValueError("a chunk cannot hold a NUL character")
         return self._chunks.add(chunk)
 
     async def flush(self) -> None:
-        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped.
+        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped, and a line of
+        the log says so.
 
         Raises httpx2.HTTPError while the API does not answer: a later call sends them again. Raises LeaseLost, and
         Refused if the API refuses the key.
         """
-        for output in (self._lines, self._chunks):
-            try:
-                await output.flush()
-            except Refused as error:
-                if error.status in _KEY_REFUSED:
-                    raise
-                output.drop()
+        for output in (self._chunks, self._lines):  # the lines last: one may say that a chunk was refused
+            while not await self._has_flushed(output):
+                pass
+
+    async def _has_flushed(self, output: OutputBuffer) -> bool:
+        """Send the items of `output`. False: the API has refused a request, and others may follow."""
+        try:
+            await output.flush()
+        except Refused as error:
+            if error.status in _KEY_REFUSED:
+                raise
+            is_lost = output.refuse(divide=error.status in _BODY_REFUSED)
+            if is_lost and not self._has_logged_loss:  # once: the API may refuse this line, too
+                self._has_logged_loss = True
+                self.log(f"The API has refused output of this attempt: {error}", level="warning")
+            return False
+        return True
 
     async def _send_items(self, verb: str, name: str, first: int, items: list[Any]) -> bool:
         """Send the items in the field `name` of the request. `first`: the number of items[0] in the attempt. Returns
@@ -254,7 +280,7 @@ class ExternalWorker:
     async def _run(self, handle: Handler, task: Task) -> None:
         try:
             result = await handle(task)
-            _check_json(result)
+            _encode_json(result)
         except Cancelled:
             await self._settle(task, "acknowledge-cancel")
         except LeaseLost:
@@ -338,9 +364,11 @@ def _object_of(answer: httpx2.Response) -> dict[str, Any]:
     return fields
 
 
-def _check_json(value: Any) -> None:
-    """Encode the value as the HTTP library does. Raises TypeError and ValueError for a value that is not JSON."""
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+def _encode_json(value: Any) -> str:
+    """The value's JSON, as the HTTP library sends it. Raises TypeError and ValueError for a value that is not JSON."""
+    encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    encoded.encode()  # raises for half of a surrogate pair
+    return encoded
 
 
 def _sendable(text: str) -> str:

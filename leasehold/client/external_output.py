@@ -23,6 +23,7 @@ class OutputBuffer:
         self._items: list[Any] = []
         self._answered_count = 0  # items that the API has answered
         self._unanswered_count = 0  # items of the request that has no answer yet
+        self._most_items = _ITEMS_PER_REQUEST  # of the next request
         self._is_cut = False
         self._lock = asyncio.Lock()
 
@@ -36,14 +37,26 @@ class OutputBuffer:
         """Send all items. Raises what `send` raises; the next `flush` then begins with the same request."""
         async with self._lock:
             while self._items:
-                self._unanswered_count = self._unanswered_count or min(len(self._items), _ITEMS_PER_REQUEST)
+                self._unanswered_count = self._unanswered_count or min(len(self._items), self._most_items)
                 self._is_cut = await self._send(self._answered_count + 1, self._items[: self._unanswered_count])
-                self.drop()
+                self._forget_request()
+                self._most_items = min(2 * self._most_items, _ITEMS_PER_REQUEST)
                 if self._is_cut:
                     self._items.clear()
 
-    def drop(self) -> None:
-        """Forget the items of the request that the API has answered or refused."""
+    def refuse(self, *, divide: bool) -> bool:
+        """Note that the API has refused the last request. The next one then has half of its items, so that one bad item
+        costs no other. Exception: a single item is dropped, and so are all items if not `divide`. Returns whether items
+        are dropped.
+        """
+        if divide and self._unanswered_count > 1:
+            self._most_items = self._unanswered_count // 2
+            self._unanswered_count = 0
+            return False
+        self._forget_request()
+        return True
+
+    def _forget_request(self) -> None:
         self._answered_count += self._unanswered_count
         del self._items[: self._unanswered_count]
         self._unanswered_count = 0

@@ -19,6 +19,7 @@ import pytest
 from leasehold.api.auth.security import EXTERNAL_WORK
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
+from leasehold.telemetry.attempt_logs import MAX_FIELDS
 from leasehold.transitions import sweeps
 from tests.api.conftest import Running
 from tests.client.front import Front, fronting
@@ -118,6 +119,26 @@ async def test_what_a_handler_throws_or_returns_wrongly_fails_the_attempt(
         said = await client.until(await begin(client, do), "failed", "succeeded")
         await outside.stop()
     assert (said["status"], said["error"]["code"]) == ("failed", code)
+
+
+async def test_an_item_that_the_api_refuses_takes_no_other_along_and_the_log_names_the_loss(
+    client: Client, running: Running, rows: Connection
+) -> None:
+    """What can be known to be refused is refused where the handler logs or emits it."""
+    async with working(running.url, rows) as outside:
+        run = await begin(client, "output")
+        said = await client.until(run, "succeeded", "failed")
+        await outside.stop()
+    assert said["result"] == {"make": {"refused": ["RangeError", *["TypeError"] * 5]}}
+    lines = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    (loss,) = [line["message"] for line in lines if line["level"] == "warning"]
+    assert loss.startswith("The API has refused output of this attempt: integer_too_large: ")
+    *long, many = [line for line in lines if line["level"] == "info"]
+    assert [line["message"].split()[0] for line in long] == [str(number) for number in range(25) if number != 7]
+    assert (many["message"], many["fields"]) == ("many", {f"f{number}": number for number in range(MAX_FIELDS)})
+    chunks = [item["chunk"] for item in (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]]
+    plain = {"plain": "\\u0000 \\ud800 \N{GRINNING FACE}"}
+    assert chunks == [*(number for number in range(25) if number != 17), "ab\N{REPLACEMENT CHARACTER}", plain]
 
 
 async def test_an_attempt_that_may_be_repeated_is(client: Client, running: Running, rows: Connection) -> None:

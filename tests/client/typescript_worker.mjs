@@ -28,6 +28,32 @@ const doing = {
     task.emit({ en: 1 });
     return { made: 1 };
   },
+  async output(task) {
+    for (let number = 0; number < 25; number += 1) {
+      task.log(`${number} ${"x".repeat(65_000)}`, { fields: number === 7 ? { huge: 2 ** 69 } : {} });
+      task.emit(number === 17 ? { huge: 2 ** 69 } : number);
+    }
+    task.log("many", { fields: Object.fromEntries(Array.from({ length: 40 }, (_, number) => [`f${number}`, number])) });
+    task.emit("a\0b\ud800");
+    task.emit({ plain: "\\u0000 \\ud800 \u{1f600}" });
+    const refused = [];
+    for (const act of [
+      () => task.log("odd", { level: "warn" }),
+      () => task.log("odd", { fields: { half: "\ud800" } }),
+      () => task.emit({ nul: ["\0"] }),
+      () => task.emit({ "\0": 1 }),
+      () => task.emit(["\\\0"]),
+      () => task.emit(["\udc00"]),
+    ]) {
+      try {
+        act();
+        refused.push("nothing");
+      } catch (error) {
+        refused.push(error.name);
+      }
+    }
+    return { refused };
+  },
   async permanent() {
     throw new Permanent("broken", "it is broken");
   },

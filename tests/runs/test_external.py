@@ -15,6 +15,7 @@ from leasehold.client.external import ExternalWorker, Refused, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.security.credentials import create_key
+from leasehold.telemetry.attempt_logs import MAX_FIELDS
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
@@ -275,6 +276,96 @@ async def test_the_reference_client_sends_what_a_handler_logs_and_emits(
         ("info", "begin"), ("warning", "odd ?"), ("error", "Permanent: it is broken")
     ]  # fmt: skip
     assert (lines[0]["fields"], "in handle" in lines[2]["traceback"]) == ({"rows": 7}, True)
+
+
+#: The API refuses its integer.
+HUGE: dict[str, Any] = {"number": 2**70}
+
+
+async def test_an_item_that_the_api_refuses_takes_no_other_along_and_the_log_names_the_loss(
+    client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The items go in one request. Its long lines alone are more than a request may have."""
+    monkeypatch.setattr(external, "_OUTPUT_SECONDS", 60.0)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(task: Task) -> None:
+        for number in range(25):
+            task.log(f"{number} {'x' * 65_000}", **(HUGE if number in (7, 24) else {}))
+            task.emit(HUGE if number == 17 else number)
+
+    run = await client.start(template)
+    async with ExternalWorker(running.url, key.text, queues=["reports"]) as outside:
+        assert await outside.work_once(handle, wait=5)
+    lines = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    kept = [line["message"].split()[0] for line in lines if line["level"] == "info"]
+    assert kept == [str(number) for number in range(25) if number not in (7, 24)]
+    (loss,) = [line["message"] for line in lines if line["level"] == "warning"]
+    assert loss.startswith("The API has refused output of this attempt: 422 integer_too_large")
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [item["chunk"] for item in chunks] == [number for number in range(25) if number != 17]
+
+
+@pytest.mark.parametrize(
+    ("failure", "count"),
+    [
+        ("refuse", 7),  # all four lines, two, and each of the four; then the line about the loss
+        ("page", 2),  # not about the lines, so they are not divided
+    ],
+)
+async def test_an_api_that_refuses_all_output_of_a_task_does_not_keep_it_from_its_end(
+    client: Client,
+    running: Running,
+    rows: Connection,
+    template: str,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: str,
+    count: int,
+) -> None:
+    monkeypatch.setattr(external, "_OUTPUT_SECONDS", 60.0)
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(task: Task) -> None:
+        for number in range(4):
+            task.log(str(number))
+        front.failures = [failure] * count
+
+    async with fronting(running.url) as front:
+        run = await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"]) as outside:
+            assert await outside.work_once(handle, wait=5)
+        assert front.failures == []
+    assert step_of(await client.look(run), "outside")["state"] == "succeeded"
+
+
+async def test_what_the_api_would_refuse_is_refused_where_the_handler_logs_or_emits_it(
+    client: Client, running: Running, rows: Connection, template: str
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(task: Task) -> None:
+        with pytest.raises(ValueError, match="one of debug, info, warning, error, critical, not 'warn'"):
+            task.log("odd", level="warn")
+        with_nul: list[Any] = [{"a": ["\x00"]}, {"\x00": 1}, ["\\\x00"]]
+        for chunk in with_nul:
+            with pytest.raises(ValueError, match="NUL"):
+                task.emit(chunk)
+        fields: dict[str, Any] = {f"f{number}": number for number in range(40)}
+        task.log("many", **fields)
+        for level in ("debug", "info", "warning", "error", "critical"):
+            task.log(level, level=level)
+        task.emit("a\x00b")
+        task.emit({"a": "\\u0000"})
+
+    run = await client.start(template)
+    async with ExternalWorker(running.url, key.text, queues=["reports"]) as outside:
+        assert await outside.work_once(handle, wait=5)
+    first, *others = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    assert (first["message"], first["fields"]) == ("many", {f"f{number}": number for number in range(MAX_FIELDS)})
+    assert [line["message"] for line in others] == [line["level"] for line in others]
+    assert len(others) == 5
+    chunks = (await client.http.get(f"/v1/runs/{run}/stream")).json()["chunks"]
+    assert [item["chunk"] for item in chunks] == ["ab", {"a": "\\u0000"}]
 
 
 async def test_a_worker_sends_heartbeats_also_after_a_page_of_a_proxy(

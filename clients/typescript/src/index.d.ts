@@ -24,7 +24,7 @@ export class Unavailable extends Error {
     constructor(message: string, key: string | undefined);
     key: string | undefined;
 }
-/** A job that was waited for has not succeeded. */
+/** A job that was waited for has not succeeded. A cancelled job has no error. */
 export class JobFailed extends Error {
     /** @param {Job} job */
     constructor(job: Job);

@@ -63,7 +63,8 @@ export class Task {
      */
     progress(percent: number, summary?: string): Promise<void>;
     /**
-     * Add a line to the run's log: sent within a second, and before the task is settled.
+     * Add a line to the run's log: sent within a second, and before the task is settled. Of `fields` the first 32 are kept.
+     * Throws RangeError for another level, and TypeError for fields that are not JSON.
      * @param {string} message
      * @param {{ level?: Level, trace?: string, fields?: Record<string, unknown> }} [options]
      */
@@ -74,7 +75,8 @@ export class Task {
     }): void;
     /**
      * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt has emitted
-     * too much, and the stream is cut. Throws TypeError for what is not JSON.
+     * too much, and the stream is cut. NUL and half characters are taken out of a text, as in a line of the log. Throws TypeError
+     * for another value with one of them, and for what is not JSON.
      * @param {unknown} chunk
      * @returns {boolean}
      */
@@ -109,8 +111,8 @@ export class Task {
      */
     post(verb: string, body?: object, options?: object): Promise<any>;
     /**
-     * Send what was logged and emitted. What the API refuses is dropped. Rejects with LeaseLost, Unavailable, and with
-     * ApiError if the API refuses the key or has failed itself.
+     * Send what was logged and emitted. What the API refuses is dropped, and a line of the log says so. Rejects with LeaseLost,
+     * Unavailable, and with ApiError if the API refuses the key or has failed itself.
      */
     flush(): Promise<void>;
     /**

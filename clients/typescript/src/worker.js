@@ -27,6 +27,8 @@ const OUTPUT_PAUSE = 500;
 const GIVE_BACK = 5_000;
 /** The API refuses these for every request of the key: no other settlement would be accepted. */
 const KEY_REFUSED = new Set([401, 403]);
+/** With these the API refuses what a request contains, perhaps because of one item, or because it is too long. */
+const BODY_REFUSED = new Set([400, 413, 422]);
 const EXISTS_ALREADY = 412;
 const TOO_MANY = 429;
 /** The most items of one request with lines or chunks. */
@@ -35,6 +37,8 @@ const MOST_ITEMS = 500;
 const CODE = /^[a-z][a-z0-9_.-]{0,99}$/;
 const MOST_MESSAGE = 2_000;
 const MOST_TEXT = 65_536;
+const LEVELS = ["debug", "info", "warning", "error", "critical"];
+const MOST_FIELDS = 32;
 const MOST_RETRY_AFTER = 7 * 86_400;
 
 /** Somebody has cancelled the run: the task has to stop. */
@@ -96,6 +100,7 @@ export class Task {
   #lines;
   #chunks;
   #isLost = false;
+  #hasLoggedLoss = false;
   /** @type {Map<string, string>} */
   #sent = new Map();
 
@@ -158,17 +163,20 @@ export class Task {
   }
 
   /**
-   * Add a line to the run's log: sent within a second, and before the task is settled.
+   * Add a line to the run's log: sent within a second, and before the task is settled. Of `fields` the first 32 are kept.
+   * Throws RangeError for another level, and TypeError for fields that are not JSON.
    * @param {string} message
    * @param {{ level?: Level, trace?: string, fields?: Record<string, unknown> }} [options]
    */
   log(message, { level = "info", trace = "", fields = {} } = {}) {
-    checkJson(fields);
+    if (!LEVELS.includes(level)) throw new RangeError(`the level of a log line is one of ${LEVELS.join(", ")}, not ${level}`);
+    const kept = Object.fromEntries(Object.entries(fields).slice(0, MOST_FIELDS));
+    toJson(kept);
     this.#lines.add({
       message: sendable(message).slice(0, MOST_TEXT),
       level,
       logger: this.step,
-      fields,
+      fields: kept,
       traceback: sendable(trace).slice(-MOST_TEXT),
       at: new Date().toISOString(),
     });
@@ -176,13 +184,15 @@ export class Task {
 
   /**
    * Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt has emitted
-   * too much, and the stream is cut. Throws TypeError for what is not JSON.
+   * too much, and the stream is cut. NUL and half characters are taken out of a text, as in a line of the log. Throws TypeError
+   * for another value with one of them, and for what is not JSON.
    * @param {unknown} chunk
    * @returns {boolean}
    */
   emit(chunk) {
-    checkJson(chunk);
-    return this.#chunks.add(chunk);
+    const storable = typeof chunk === "string" ? sendable(chunk) : chunk;
+    if (escapes(toJson(storable)).includes("\\u0000")) throw new TypeError("a chunk cannot hold a NUL character");
+    return this.#chunks.add(storable);
   }
 
   /**
@@ -247,18 +257,32 @@ export class Task {
   }
 
   /**
-   * Send what was logged and emitted. What the API refuses is dropped. Rejects with LeaseLost, Unavailable, and with
-   * ApiError if the API refuses the key or has failed itself.
+   * Send what was logged and emitted. What the API refuses is dropped, and a line of the log says so. Rejects with LeaseLost,
+   * Unavailable, and with ApiError if the API refuses the key or has failed itself.
    */
   async flush() {
-    for (const output of [this.#lines, this.#chunks]) {
-      try {
-        await output.flush();
-      } catch (error) {
-        if (!(error instanceof ApiError) || isOutage(error) || KEY_REFUSED.has(error.status)) throw error;
-        output.drop();
+    // The lines last: one may say that a chunk was refused.
+    for (const output of [this.#chunks, this.#lines]) while (!(await this.#hasFlushed(output)));
+  }
+
+  /**
+   * Send the items of `output`. False: the API has refused a request, and others may follow.
+   * @param {Output} output
+   */
+  async #hasFlushed(output) {
+    try {
+      await output.flush();
+    } catch (error) {
+      if (!(error instanceof ApiError) || isOutage(error) || KEY_REFUSED.has(error.status)) throw error;
+      const isLost = output.refuse(BODY_REFUSED.has(error.status));
+      // Once: the API may refuse this line, too.
+      if (isLost && !this.#hasLoggedLoss) {
+        this.#hasLoggedLoss = true;
+        this.log(`The API has refused output of this attempt: ${error.code}: ${error.message}`, { level: "warning" });
       }
+      return false;
     }
+    return true;
   }
 
   /**
@@ -374,7 +398,7 @@ export class ExternalWorker {
     try {
       task.checkpoint();
       result = await grace.orOver(Promise.resolve().then(() => handle(task)));
-      checkJson(result ?? null);
+      toJson(result ?? null);
     } catch (error) {
       await this.#settleError(task, error, grace);
       return;
@@ -544,6 +568,8 @@ class Output {
   #sent = 0;
   /** Items of the request that has got no answer. */
   #sending = 0;
+  /** The most items of the next request. */
+  #most = MOST_ITEMS;
   #isCut = false;
   /** @type {Promise<void>} */
   #last = Promise.resolve();
@@ -571,16 +597,32 @@ class Output {
 
   async #sendAll() {
     while (this.#items.length > 0) {
-      this.#sending ||= Math.min(this.#items.length, MOST_ITEMS);
+      this.#sending ||= Math.min(this.#items.length, this.#most);
       const { cut } = await this.#send(this.#sent + 1, this.#items.slice(0, this.#sending));
-      this.drop();
+      this.#forget();
+      this.#most = Math.min(2 * this.#most, MOST_ITEMS);
       this.#isCut = cut;
       if (cut) this.#items = [];
     }
   }
 
+  /**
+   * The API has refused the request. The next one has half of its items, so that one bad item costs no other. True: they are
+   * dropped instead, because there was one alone, or because `divide` is false.
+   * @param {boolean} divide
+   */
+  refuse(divide) {
+    if (divide && this.#sending > 1) {
+      this.#most = Math.floor(this.#sending / 2);
+      this.#sending = 0;
+      return false;
+    }
+    this.#forget();
+    return true;
+  }
+
   /** Forget the request that the API has answered or refused. */
-  drop() {
+  #forget() {
     this.#sent += this.#sending;
     this.#items.splice(0, this.#sending);
     this.#sending = 0;
@@ -633,15 +675,26 @@ function textOf(error) {
 }
 
 /**
- * Throws TypeError for what is not JSON.
+ * The JSON of the value. Throws TypeError for what is not JSON, and for half characters, which the API does not read.
  * @param {unknown} value
  */
-function checkJson(value) {
+function toJson(value) {
   const text = JSON.stringify(value, (_, part) => {
     if (typeof part === "number" && !Number.isFinite(part)) throw new TypeError(`${part} is not JSON`);
     return part;
   });
   if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`);
+  if (escapes(text).includes("\\ud")) throw new TypeError("a text with half a character is not JSON");
+  return text;
+}
+
+/**
+ * The JSON without escaped backslashes, so that a `\u` in it begins an escape. JSON.stringify escapes half characters, as
+ * `\ud800`, and no whole ones.
+ * @param {string} json
+ */
+function escapes(json) {
+  return json.replaceAll("\\\\", "");
 }
 
 /**
