@@ -90,7 +90,7 @@ class ApiClient:
         """
         try:
             with self._http.stream("GET", path, params=without_none(params), headers=headers) as answer:
-                if answer.is_error:
+                if not answer.is_success:
                     answer.read()
                     self._body_of(answer)  # raises Refused
                 yield answer
@@ -119,7 +119,7 @@ class ApiClient:
             raise self._other_program_error(answer, "without JSON") from error
         if not isinstance(body, Fields):
             raise self._other_program_error(answer, "with JSON that is not an object")
-        if answer.is_error:
+        if not answer.is_success:
             raise Refused(_refusal(body, answer.status_code))
         return body
 

@@ -241,7 +241,7 @@ class AsyncClient:
             call = following.connect()
             try:
                 async with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
-                    if answer.is_error:
+                    if not answer.is_success:
                         await answer.aread()
                     pause = following.after_answer(answer)
                     if pause is None:

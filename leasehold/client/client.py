@@ -243,7 +243,7 @@ class Client:
             call = following.connect()
             try:
                 with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
-                    if answer.is_error:
+                    if not answer.is_success:
                         answer.read()
                     pause = following.after_answer(answer)
                     if pause is None:

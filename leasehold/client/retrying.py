@@ -54,9 +54,9 @@ class Tries:
 
     def after_answer(self, answer: httpx2.Response) -> float | None:
         """Seconds until the next try; None: the request has succeeded. Raises ApiError or Unavailable if no try may
-        follow.
+        follow. A redirect is not followed, and is no success.
         """
-        if not answer.is_error:
+        if answer.is_success:
             return None
         if answer.status_code == _WRONG_CELL and self._call.files and not self._has_changed_cell:
             # KeyAuth (the `auth` of both clients) has read the right cell's address from this answer. KeyAuth itself

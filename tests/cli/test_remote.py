@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,7 @@ async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tup
         ("refusing list", "answered 400 with JSON that is not an object: is it a Leasehold API?"),
         ("another object", "answered 200 with JSON that has no 'runs': is it a Leasehold API?"),
         ("no errors", "invalid_request: no"),
+        ("moved", "307: no reason given"),
     ],
 )
 async def test_an_answer_of_another_server_is_a_sentence(running: Running, answer: str, sentence: str) -> None:  # noqa: F811
@@ -145,6 +147,15 @@ async def test_an_object_of_another_server_is_a_sentence_of_every_command(
         front.failures = ["another object"]
         code, _, err = await Cli(front.url, "lh_x_y")(*arguments)
     assert (code, f"JSON that has no '{field}'" in err, "Traceback" in err) == (FAILED, True, False), err
+
+
+async def test_an_export_that_is_sent_elsewhere_fails(running: Running, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "audit"
+    async with fronting(running.url) as front:
+        front.failures = ["moved"]
+        code, out, err = await Cli(front.url, "lh_x_y")("audit", "export", str(file))
+    assert (code, out, "307: no reason given" in err) == (FAILED, "", True), err
+    assert not await asyncio.to_thread(file.exists)
 
 
 async def test_without_a_key_or_an_api_it_says_so() -> None:

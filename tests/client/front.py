@@ -17,6 +17,7 @@ REFUSALS = {
     "429": (429, b'{"code":"rate_limited","detail":"too many"}', "1"),
     "refuse": (422, b"<html>a firewall</html>", None),
     "502": (502, b"<html>a proxy</html>", None),
+    "moved": (307, b'{"runs":[]}', None),
     "page": (200, b"<html>a sign-in page</html>", None),
     "list": (200, b'["another server"]', None),
     "another object": (200, b'{"message":"another server"}', None),

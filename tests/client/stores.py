@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 _PIECE = b"0" * 65_536
 
 
-def store_of(head: str, body: bytes) -> AbstractAsyncContextManager[str]:
+def store_of(head: str, body: bytes, *, status: str = "200 OK") -> AbstractAsyncContextManager[str]:
     """The URL of an object. `head`: more lines of the answer's head."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n".encode() + body)
+        writer.write(f"HTTP/1.1 {status}\r\n{head}Connection: close\r\n\r\n".encode() + body)
         await writer.drain()
 
     return _answering(answer)

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from inspect import isawaitable, signature
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.api.conftest import Running
 from tests.api.driver import finish_all
 from tests.api.media_api import PNG
 from tests.client.front import QUIET_SECONDS, Front, fronting
+from tests.client.stores import store_of
 from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, running
 from tests.jobs.test_job_logs import line
 
@@ -169,6 +171,17 @@ async def test_an_answer_of_another_server_is_a_client_error(api: Either, front:
     front.failures = [answer]
     with pytest.raises(ClientError, match="is it a Leasehold API"):
         await api.all("runs")
+
+
+async def test_an_answer_from_elsewhere_than_the_api_is_no_success_and_its_address_is_not_followed(
+    api: Either, front: Front, maker: Maker
+) -> None:
+    job_id = await maker.make("run")
+    for name, *arguments in (("get_run", job_id), ("runs",), ("events", job_id)):
+        front.failures, front.seen = ["moved"], []
+        with pytest.raises(ApiError) as raised:
+            await (api.do if name == "get_run" else api.all)(name, *arguments)
+        assert (raised.value.status, len(front.seen)) == (307, 1)
 
 
 # --- runs and jobs
@@ -316,6 +329,20 @@ async def test_a_picture_is_uploaded_from_its_path_once_whatever_the_network_doe
     await finish_all(rows, str(accepted.media_id))
     assert (await api.do("get_picture", accepted.media_id)).status == "READY"
     assert await rows.fetchval("SELECT count(*) FROM job") == 1
+
+
+async def test_an_upload_that_the_store_sends_elsewhere_is_not_completed(
+    api: Either, front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(PNG)
+    put_bytes = calls.put_bytes
+    async with store_of("Location: /elsewhere\r\n", b"", status="307 Temporary Redirect") as url:
+        monkeypatch.setattr(calls, "put_bytes", lambda *arguments: replace(put_bytes(*arguments), path=url))
+        with pytest.raises(ApiError) as raised:
+            await api.do("upload_picture", path)
+    assert raised.value.status == 307
+    assert [path for _, path, _ in front.seen] == ["/upload-url"]
 
 
 async def test_a_model_is_uploaded_from_its_path_and_converted_once(
