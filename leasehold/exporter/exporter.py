@@ -47,7 +47,7 @@ EVERY_SECONDS = 10.0
 #: rounds may take at most this share of the time. But no pause exceeds this many seconds.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
-#: The most queues that are exported.
+#: The most queues that are exported, and the most that are exported in addition, because they have running tasks.
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
@@ -255,13 +255,13 @@ def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    by_queue = {row["queue"]: row for row in queues}
     leases_by_queue = {row["queue"]: row for row in leases}
     # Tenants name queues, so there may be many. First come the queues that workers serve, then those whose oldest
     # task has waited longest.
-    exported_rows = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
-    by_queue = {row["queue"]: row for row in exported_rows}
-    # A queue that is only in `leases_by_queue` has running tasks and no others, or is beyond the first MAX_QUEUES.
-    names = sorted({*by_queue, *sorted(leases_by_queue)[:MAX_QUEUES]})
+    first_rows = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
+    # A queue that is only in `leases_by_queue` has running tasks, but no others and no workers.
+    names = sorted({*(row["queue"] for row in first_rows), *sorted(leases_by_queue)[:MAX_QUEUES]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leases_by_queue[name]["running"] if name in leases_by_queue else 0) for name in names]
     yield _labelled(

@@ -116,6 +116,31 @@ async def test_a_queue_that_nobody_serves_has_no_workers_and_one_without_tasks_i
     assert page["leasehold_workers", {"state": "silent"}] == 1
 
 
+async def test_a_queue_that_is_told_for_its_running_tasks_alone_is_told_as_it_is(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the queues without running tasks only the first are told."""
+    monkeypatch.setattr(exporting, "MAX_QUEUES", 1)
+    await rows.submit(ONE, count=7)
+    _running, older, hidden, *due = [claimed.lease.task_id for claimed in await rows.claim_all()]
+    statement = (
+        "UPDATE task SET status = 'pending', lease_owner = NULL, lease_until = NULL, queue = $2,"
+        " available_at = clock_timestamp() - make_interval(secs => $3) WHERE id = ANY($1)"
+    )
+    await rows.connection.execute(statement, due, "default", 100)
+    await rows.connection.execute(statement, [older], "older", 5000)
+    await rows.connection.execute(statement, [hidden], "hidden", 50)
+    queues = ["default", "older", "hidden"]
+    await workers.register(rows.connection, uuid4(), host="h", pid=1, version="0", queues=queues)
+    await rows.connection.execute("INSERT INTO paused_queue (queue, reason) VALUES ('default', 'because')")
+    page = await seen(rows)
+    tasks = {state: of_queue(page, "queue_tasks", state=state) for state in ("due", "later", "running")}
+    assert tasks == {"due": 4, "later": 0, "running": 1}
+    assert (of_queue(page, "queue_workers"), of_queue(page, "queue_paused")) == (1, 1)
+    assert 100 <= (of_queue(page, "queue_oldest_due_seconds") or 0) < 5000
+    assert (of_queue(page, "queue_workers", "older"), of_queue(page, "queue_workers", "hidden")) == (1, None)
+
+
 async def test_no_tenant_hides_another(rows: Rows) -> None:
     """Lines of several tenants and bands add up, and the oldest of any is told."""
     await rows.submit(ONE, count=2)
