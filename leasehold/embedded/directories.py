@@ -62,18 +62,23 @@ def _take_lock(directory: Path) -> int:
     A new file is locked before it gets its final name. So an unlocked lock file always means that its owner is dead.
     """
     lock_file = directory / LOCK_NAME
-    if lock_file.exists():
-        lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not lock_file.exists():
+        lock, new_file = tempfile.mkstemp(prefix=f"{LOCK_NAME}.", dir=directory)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            os.link(new_file, lock_file)  # unlike a rename, it does not replace the lock file of another process
+        except FileExistsError:  # another process has been faster
             os.close(lock)
-            raise
-        return lock
-    new_file = directory / f"{LOCK_NAME}.{os.getpid()}"
-    lock = os.open(new_file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    new_file.rename(lock_file)
+        else:
+            return lock
+        finally:
+            Path(new_file).unlink()
+    lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise
     return lock
 
 

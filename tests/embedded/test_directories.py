@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,49 @@ def test_a_directory_in_use_is_refused_to_another(tmp_path: Path) -> None:
         pytest.raises(EmbeddedError, match="in use"),
         RunDirectory(tmp_path / "data"),
     ):
+        pass
+
+
+#: Owns the directory of its argument until its input ends.
+OWNER = """
+import sys
+from pathlib import Path
+from leasehold.embedded.directories import RunDirectory
+with RunDirectory(Path(sys.argv[1])):
+    print("owns it", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_of_two_processes_that_begin_with_a_new_directory_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other owns it when this one has found no lock file."""
+    data, lock_file = tmp_path / "data", fcntl.flock
+    with ExitStack() as stack:
+
+        def lock_after_another(descriptor: int, operation: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", lock_file)
+            other = subprocess.Popen(
+                [sys.executable, "-c", OWNER, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            stack.enter_context(other)
+            assert other.stdout is not None
+            assert other.stdout.readline() == "owns it\n"
+            lock_file(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", lock_after_another)
+        with pytest.raises(EmbeddedError, match="in use"), RunDirectory(data):
+            pass
+        assert [file.name for file in data.iterdir()] == [LOCK_NAME]
+    with RunDirectory(data):
+        assert [file.name for file in data.iterdir()] == [LOCK_NAME]
+
+
+def test_a_file_that_a_dead_process_with_the_same_id_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container the id is often the same."""
+    (tmp_path / f"{LOCK_NAME}.{os.getpid()}").touch()
+    with RunDirectory(tmp_path):
         pass
 
 
