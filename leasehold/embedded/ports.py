@@ -36,13 +36,14 @@ class Ports:
         random.SystemRandom().shuffle(self._blocks)  # not `random.shuffle`: a test may have seeded it
         self._reservations: list[int] = []  # the descriptors of the Unix sockets
         self._block_ports: list[int] = []  # the ports of the newest block that were not taken yet
+        self._last_refusal: OSError | None = None  # why the last block could not be reserved
         self._owner_pid = os.getpid()
 
     def take(self) -> int:
         """A port of 127.0.0.1 on which nothing listens now.
 
         Raises:
-            EmbeddedError: every block is reserved, or something listens on each of its ports.
+            EmbeddedError: no other block can be reserved, and something listens on each port of the last one.
         """
         if self._owner_pid != os.getpid():  # a fork must not take ports from its parent's block
             self._owner_pid, self._block_ports = os.getpid(), []
@@ -65,11 +66,15 @@ class Ports:
             with socket.socket(socket.AF_UNIX) as reservation:
                 try:
                     reservation.bind(f"\0leasehold-ports-{block.start}")
-                except OSError:  # another process has this block
+                except OSError as error:  # usually: another process has this block
+                    self._last_refusal = error
                     continue
                 self._reservations.append(reservation.detach())
             return block
-        raise EmbeddedError("no free port on 127.0.0.1: other processes have reserved all blocks of ports")
+        reason = "this process has used all blocks of ports"
+        if self._last_refusal is not None:
+            reason = f"no other block of ports can be reserved: {self._last_refusal}"
+        raise EmbeddedError(f"no free port on 127.0.0.1: {reason}")
 
 
 def ports_outside(first_outgoing: int, last_outgoing: int) -> range:

@@ -83,12 +83,30 @@ def test_a_block_is_taken_by_one_and_free_again_when_its_process_is_dead() -> No
     first = started(program)
     assert first.stdout is not None
     assert int(first.stdout.readline()) in block
-    with closing(Ports(block)) as second, pytest.raises(EmbeddedError, match="no free port"):
-        second.take()
+    with closing(Ports(block)) as second:
+        for _ in range(2):
+            with pytest.raises(EmbeddedError, match=r"no free port on 127\.0\.0\.1: .* Address already in use"):
+                second.take()
     first.kill()
     first.communicate()
     with closing(Ports(block)) as third:
         assert third.take() in block
+
+
+def test_a_machine_that_lets_no_block_be_reserved_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_socket: socket.socket, _address: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with closing(Ports(own_block())) as ports, pytest.raises(EmbeddedError, match="Operation not permitted"):
+        ports.take()
+
+
+def test_a_process_that_has_taken_all_ports_is_told_so() -> None:
+    with closing(Ports(own_block())) as ports:
+        assert list(iter_until_exhausted(ports))
+        with pytest.raises(EmbeddedError, match="this process has used all blocks of ports"):
+            ports.take()
 
 
 def test_a_port_on_which_a_stranger_listens_is_passed_over_and_none_is_returned_twice() -> None:
