@@ -215,7 +215,7 @@ def _scopes_of(membership: Membership) -> list[str]:
 def _identity_of(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Identity:
     subject = claims["sub"]
     if not isinstance(subject, str) or not _printable_text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
-        raise _sign_in_refused("its ID token names nobody")
+        raise _sign_in_refused("the ID token has no usable subject")
     # The login is only shown, so an email counts unless the provider calls it unverified.
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
     login = _printable_text(email) or _printable_text(claims.get("preferred_username")) or _printable_text(subject)

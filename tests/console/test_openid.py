@@ -482,6 +482,13 @@ async def test_an_id_token_that_is_wrong_in_one_thing_is_refused(settings: Setti
 
 
 @pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("subject", ["\u202e", "v" * 256], ids=["not printable", "too long"])
+async def test_an_id_token_whose_subject_cannot_be_used_is_refused(settings: Settings, subject: str) -> None:
+    with pytest.raises(Unauthenticated, match="the ID token has no usable subject"):
+        await identified(settings, token(sub=subject))
+
+
+@pytest.mark.usefixtures("clock")
 async def test_groups_of_somebody_elses_userinfo_are_refused(settings: Settings) -> None:
     more = {"userinfo_endpoint": f"{ISSUER}/userinfo"}
     assert (await identified(settings, token(), **more)).groups == {"watchers"}
