@@ -220,7 +220,7 @@ class AsyncClient:
 
     async def _put(self, call: Call[None], path: Path, on_progress: OnProgress | None) -> None:
         """Upload the file at `path` to the signed URL of the call. Each try reads the file from its beginning."""
-        tries = Tries(call, "the object store", self._timeout)
+        tries = Tries.of_upload(call, self._timeout)
         while True:
             content = async_pieces(path, on_progress)
             try:

@@ -44,7 +44,7 @@ class Unavailable(ClientError):
         """`seconds`: how long the client tried the request; None: it tried once. `may_be_done`: the API may have
         done the request, and a repetition may do it twice.
         """
-        outcome = "did not answer" if seconds is None else f"does not answer for {seconds:g} s"
+        outcome = "did not answer" if seconds is None else f"has not answered for {seconds:g} s"
         advice = "" if key is None else f" Try again with key={key!r}."
         if may_be_done:
             advice = " The request may have been done: check before you send it again."

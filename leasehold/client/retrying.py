@@ -32,11 +32,16 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class Tries:
-    """The tries of one call, all within `seconds`. `url`: the server, for error messages."""
+    """The tries of one call, all within `seconds`. `url`: the server, for error messages. `unexplained`: the message of
+    a refusal that does not say why.
+    """
 
-    def __init__(self, call: Call[Any], url: str, seconds: float) -> None:
+    def __init__(
+        self, call: Call[Any], url: str, seconds: float, *, unexplained: str = "The API gave no reason."
+    ) -> None:
         self._call = call
         self._url = url
+        self._unexplained = unexplained
         self._seconds = seconds
         self._deadline = monotonic() + seconds
         self._failures = 0
@@ -69,7 +74,7 @@ class Tries:
         is_busy = answer.status_code == _TOO_MANY or (
             answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
         )
-        api_error = ApiError(answer.status_code, problem, self._call.key)
+        api_error = ApiError(answer.status_code, problem or {"detail": self._unexplained}, self._call.key)
         if not is_busy and not (is_away and self._call.repeatable):
             raise api_error
         pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
@@ -78,6 +83,12 @@ class Tries:
         if is_away:
             raise self._unavailable(str(api_error))
         raise api_error
+
+    @classmethod
+    def of_upload(cls, call: Call[None], seconds: float) -> Tries:
+        """The tries of an upload to the object store, which explains a refusal in XML, if at all."""
+        refusal = "The object store refused the upload. Its signed URL may have expired: try again."
+        return cls(call, "the object store", seconds, unexplained=refusal)
 
     def _pause_before_next_try(self, least_seconds: float | None) -> float | None:
         """Seconds until the next try: `least_seconds` (the API's Retry-After), plus a random part whose bound doubles

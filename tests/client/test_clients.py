@@ -127,7 +127,7 @@ async def test_when_the_time_is_up_the_error_carries_the_key_to_try_again_with(
 ) -> None:
     api.made._timeout = 3.0
     front.failures = ["lose"] * 500
-    with pytest.raises(Unavailable, match="does not answer for 3 s") as raised:
+    with pytest.raises(Unavailable, match="has not answered for 3 s") as raised:
         await api.do("submit", outside)
     assert raised.value.key == front.seen[0][2]
     front.failures = []
@@ -331,17 +331,19 @@ async def test_a_picture_is_uploaded_from_its_path_once_whatever_the_network_doe
     assert await rows.fetchval("SELECT count(*) FROM job") == 1
 
 
-async def test_an_upload_that_the_store_sends_elsewhere_is_not_completed(
-    api: Either, front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("status", [307, 403])
+async def test_an_upload_that_the_store_refuses_or_sends_elsewhere_is_not_completed_and_says_whose_answer_it_was(
+    api: Either, front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(PNG)
     put_bytes = calls.put_bytes
-    async with store_of("Location: /elsewhere\r\n", b"", status="307 Temporary Redirect") as url:
+    async with store_of("Location: /elsewhere\r\n", b"<Error/>", status=f"{status} No") as url:
         monkeypatch.setattr(calls, "put_bytes", lambda *arguments: replace(put_bytes(*arguments), path=url))
         with pytest.raises(ApiError) as raised:
             await api.do("upload_picture", path)
-    assert raised.value.status == 307
+    assert (raised.value.status, raised.value.code) == (status, f"http_{status}")
+    assert raised.value.message == "The object store refused the upload. Its signed URL may have expired: try again."
     assert [path for _, path, _ in front.seen] == ["/upload-url"]
 
 

@@ -61,21 +61,21 @@ def test_a_problem_of_something_between_is_an_api_error_too(problem: dict[str, o
             httpx2.ReadError("reset"),
             "http://a did not answer: reset. The request may have been done: check before you send it again.",
         ),
-        (Call("POST", "/x", str), httpx2.ConnectError("refused"), "http://a does not answer for 0 s: refused."),
+        (Call("POST", "/x", str), httpx2.ConnectError("refused"), "http://a has not answered for 0 s: refused."),
         (
             Call("GET", "/x", str, idempotent=True),
             httpx2.ReadError("reset"),
-            "http://a does not answer for 0 s: reset.",
+            "http://a has not answered for 0 s: reset.",
         ),
         (
             Call("GET", "/x", str, idempotent=True),
             httpx2.RemoteProtocolError("Server disconnected without sending a response."),
-            "http://a does not answer for 0 s: Server disconnected without sending a response.",
+            "http://a has not answered for 0 s: Server disconnected without sending a response.",
         ),
         (
             Call("POST", "/x", str, keyed=True, key="k"),
             httpx2.ReadError("reset"),
-            "http://a does not answer for 0 s: reset. Try again with key='k'.",
+            "http://a has not answered for 0 s: reset. Try again with key='k'.",
         ),
     ],
 )
