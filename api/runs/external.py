@@ -29,6 +29,7 @@ from leasehold.domain.lease import Lease
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.limits import external_files
 from leasehold.limits.external_files import UploadedFile
+from leasehold.telemetry.redaction import redact
 from leasehold.transitions import claims, external, progress, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.jobs import client_queue, external_queue
@@ -295,7 +296,7 @@ async def _failure_of(
     if delay_seconds is None:
         backoff = await external.backoff(connection, services.templates, caller.tenant_id, lease.task_id)
         delay_seconds = backoff.total_seconds()
-    message = body.message.replace("\x00", "")  # PostgreSQL stores no NUL character
+    message = redact(body.message.replace("\x00", ""))  # PostgreSQL stores no NUL character
     return Failure(lease, "error", body.code, message, body.retryable, delay_seconds)
 
 

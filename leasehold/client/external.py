@@ -26,7 +26,7 @@ from uuid import uuid4
 import httpx2
 
 from leasehold.client.external_output import OutputBuffer
-from leasehold.client.objects import OtherBytes, read_object
+from leasehold.client.objects import OtherBytes, check_answer, read_object
 from leasehold.client.requests import KeyAuth
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
@@ -114,7 +114,8 @@ class Task:
     async def read(self, name: str, step: str | None = None) -> bytes:
         """Read a file that a needed step has stored. `step`: the step, needed only if several have a file of this name.
 
-        Raises KeyError for an unknown file, and Retryable `file_corrupt` if the bytes are not those that were stored.
+        Raises KeyError for an unknown file, Retryable `file_unreadable` if the store refuses, and Retryable
+        `file_corrupt` if the bytes are not those that were stored.
         """
         for file in self.files:
             if file["name"] == name and step in (None, file["step"]):
@@ -124,17 +125,24 @@ class Task:
                     raise Retryable(
                         f"the bytes of {name} are not those that were stored", code="file_corrupt"
                     ) from error
+                except httpx2.HTTPStatusError as error:
+                    raise Retryable(f"{error} for {name}", code="file_unreadable") from error
         raise KeyError(name)
 
     async def write(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> None:
-        """Upload a file. Other steps and clients see it once the task is completed. Raises LeaseLost, Refused."""
+        """Upload a file. Other steps and clients see it once the task is completed. Raises LeaseLost, Refused, and
+        Retryable `file_unwritable` if the store refuses.
+        """
         file = {"name": name, "size": len(data), "content_type": content_type}
         (ticket,) = (await self.post("files", files=[file]))["files"]
         answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
         # The file exists already if this attempt has written it before, for example when the store's answer was lost
         # and the handler tried again. The API verifies the bytes when the task is completed.
         if answer.status_code != _EXISTS_ALREADY:
-            answer.raise_for_status()
+            try:
+                check_answer(answer)
+            except httpx2.HTTPStatusError as error:
+                raise Retryable(f"{error} for {name}", code="file_unwritable") from error
         self.sent[name] = hashlib.sha256(data).hexdigest()
 
     async def post(self, verb: str, **body: Any) -> dict[str, Any]:

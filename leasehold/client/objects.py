@@ -13,6 +13,15 @@ class OtherBytes(LeaseholdError):
     """The store sent other bytes than those that were stored."""
 
 
+def check_answer(answer: httpx2.Response) -> None:
+    """Raises httpx2.HTTPStatusError for an answer that is no success. Its message does not have the URL, as that of
+    `raise_for_status` does: the URL is signed, so whoever reads it could use it.
+    """
+    if not answer.is_success:
+        sentence = f"the store answered {answer.status_code}"
+        raise httpx2.HTTPStatusError(sentence, request=answer.request, response=answer)
+
+
 async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256: str) -> bytes:
     """The object of this size and SHA-256. Stops reading an answer that is longer, so that it cannot fill the memory.
 
@@ -20,7 +29,7 @@ async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256:
     """
     content = bytearray()
     async with store.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
-        answer.raise_for_status()
+        check_answer(answer)
         async for piece in answer.aiter_raw():  # not unpacked: a small answer could unpack to a huge one
             content += piece
             if len(content) > size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -23,15 +24,16 @@ from tests.client.stores import endless_store, store_of
 
 SECONDS = 60.0
 BYTES = b"a result"
+SIGNED = "?X-Amz-Signature=0123456789abcdef"
 SHA256 = hashlib.sha256(BYTES).hexdigest()
 
 
 def _task(store: httpx2.AsyncClient, url: str) -> Task:
-    async def nothing(*_arguments: Any, **_fields: Any) -> dict[str, Any]:
-        return {}
+    async def answer(*_arguments: Any, **_fields: Any) -> dict[str, Any]:
+        return {"files": [{"url": url, "headers": {}}]}
 
     file = {"step": "made", "name": "a", "size": len(BYTES), "sha256": SHA256, "content_type": "x/y", "url": url}
-    return Task({"task_id": "1", "step": "used", "files": [file], "epoch": 1}, nothing, store)
+    return Task({"task_id": "1", "step": "used", "files": [file], "epoch": 1}, answer, store)
 
 
 class _Api(AsyncClient):
@@ -76,6 +78,28 @@ async def test_bytes_that_unpack_to_more_are_not_unpacked(read: Read, refusal: t
     async with store_of(head, body) as url, httpx2.AsyncClient(timeout=40) as store, asyncio.timeout(SECONDS):
         with pytest.raises(refusal, match="are not those that were stored"):
             await read(store, url)
+
+
+@pytest.mark.parametrize("status", [307, 403])
+@readers
+async def test_a_refusal_of_the_store_does_not_show_the_signed_url(
+    read: Read, refusal: type[Exception], status: int
+) -> None:
+    async with store_of("", b"<Error/>", status=f"{status} No") as url, httpx2.AsyncClient(timeout=40) as store:
+        with pytest.raises(refusal, match=f"the store answered {status}") as raised:
+            await read(store, url + SIGNED)
+    assert SIGNED not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("status", [307, 403, 500])
+async def test_a_file_that_the_store_does_not_take_fails_the_attempt_without_its_signed_url(status: int) -> None:
+    async with store_of("", b"<Error/>", status=f"{status} No") as url, httpx2.AsyncClient(timeout=40) as store:
+        task = _task(store, url + SIGNED)
+        with pytest.raises(Retryable, match=f"the store answered {status} for a") as raised:
+            await task.write("a", BYTES)
+    assert raised.value.code == "file_unwritable"
+    assert SIGNED not in "".join(traceback.format_exception(raised.value))
+    assert task.sent == {}
 
 
 @readers

@@ -169,6 +169,16 @@ async def test_a_failed_attempt_outside_is_tried_again_as_the_template_says(clie
     assert (await client.until(task_of_another, "failed"))["error"]["code"] == "hopeless"
 
 
+async def test_the_error_of_an_attempt_outside_shows_no_secret(client: Client, template: str) -> None:
+    run = await client.start(template)
+    message = "403 for https://store.example/a?X-Amz-Signature=0123456789abcdef, with Bearer\x00 abcdefgh12345678"
+    assert (await settle(client, await claim(client), "fail", message=message, retryable=False)).status_code == 200
+    shown = (await client.until(run, "failed"))["error"]["message"]
+    assert shown.startswith("403 for https://store.example/a?X-Amz-Signature=")
+    assert "0123456789abcdef" not in shown
+    assert "abcdefgh12345678" not in shown
+
+
 async def test_what_an_attempt_outside_logs_and_emits_shows_with_its_run(
     client: Client, worker: Worker, template: str
 ) -> None:
