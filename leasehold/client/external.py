@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 from uuid import uuid4
 
 import httpx2
@@ -340,12 +340,12 @@ class ExternalWorker:
             await asyncio.sleep(self._lease_seconds / 3)
             try:
                 answer = await task.post("heartbeat", lease_seconds=self._lease_seconds)
+                task.cancelled = bool(answer["cancel_requested"])
             except LeaseLost:
                 task.lost = True
                 return
             except (httpx2.HTTPError, Refused):
                 continue  # try again: the lease may last longer than the outage
-            task.cancelled = bool(answer["cancel_requested"])
 
     async def _request(self, path: str, **body: Any) -> dict[str, Any]:
         answer = await self._http.post(path, json={"worker_id": self.id} | body)
@@ -360,16 +360,31 @@ class ExternalWorker:
         raise Refused(answer.status_code, code, str(problem.get("detail", "The API gave no reason.")))
 
 
-def _object_of(answer: httpx2.Response) -> dict[str, Any]:
-    """The answer's JSON object. Raises Refused for an answer that cannot be the API's, such as a proxy's page."""
+class _Fields(dict[str, Any]):
+    """The JSON object of an answer. Raises Refused for a field that it lacks: it is probably not the API's."""
+
+    def __init__(self, fields: dict[str, Any], answer: httpx2.Response) -> None:
+        super().__init__(fields)
+        self._answer = answer
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise _foreign_answer(self._answer, f"with JSON that has no {name!r}")
+
+
+def _foreign_answer(answer: httpx2.Response, how: str) -> Refused:
+    """The error for an answer that cannot be the API's, such as a proxy's page."""
+    return Refused(answer.status_code, "answer_not_understood", f"{answer.url} answered {how}: is it a Leasehold API?")
+
+
+def _object_of(answer: httpx2.Response) -> _Fields:
+    """The answer's JSON object. Raises Refused for another answer."""
     try:
         fields = answer.json()
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        sentence = f"{answer.url} answered without a JSON object: is it a Leasehold API?"
-        raise Refused(answer.status_code, "answer_not_understood", sentence) from None
-    return fields
+        raise _foreign_answer(answer, "without a JSON object")
+    return _Fields(fields, answer)
 
 
 def _encode_json(value: Any) -> str:

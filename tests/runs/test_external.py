@@ -378,13 +378,14 @@ async def test_what_the_api_would_refuse_is_refused_where_the_handler_logs_or_em
     assert [item["chunk"] for item in chunks] == ["ab", {"a": "\\u0000"}]
 
 
-async def test_a_worker_sends_heartbeats_also_after_a_page_of_a_proxy(
-    client: Client, running: Running, rows: Connection, template: str
+@pytest.mark.parametrize("foreign", ["page", "another object"])
+async def test_a_worker_sends_heartbeats_also_after_an_answer_that_is_not_the_apis(
+    client: Client, running: Running, rows: Connection, template: str, foreign: str
 ) -> None:
     key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
 
     async def handle(_task: Task) -> None:
-        front.failures, before = ["page"], len(front.seen)
+        front.failures, before = [foreign], len(front.seen)
         while len([path for _, path, _ in front.seen[before:] if path.endswith("/heartbeat")]) < 2:
             await asyncio.sleep(0.02)
 
@@ -393,7 +394,7 @@ async def test_a_worker_sends_heartbeats_also_after_a_page_of_a_proxy(
         async with ExternalWorker(front.url, key.text, queues=["reports"], lease_seconds=5.0) as outside:
             async with asyncio.timeout(60):
                 assert await outside.work_once(handle, wait=5)
-            front.failures = ["page"]
+            front.failures = [foreign]
             with pytest.raises(Refused, match="is it a Leasehold API"):
                 await outside.work_once(handle)
     assert step_of(await client.look(run), "outside")["state"] == "succeeded"
