@@ -26,6 +26,7 @@ from leasehold.transitions.streams import StreamChunk
 from leasehold.transitions.streams import append as append_stream
 from tests.api.conftest import Running
 from tests.client.front import fronting
+from tests.client.stores import store_of
 from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, running
 from tests.jobs.test_job_logs import line
 from tests.support.not_here import only_where
@@ -79,7 +80,7 @@ def test_the_types_are_generated_from_that_document() -> None:
 def test_the_declarations_have_each_public_method_of_the_client() -> None:
     source, declared = ((FOLDER / "src" / name).read_text() for name in ("index.js", "index.d.ts"))
     methods = set(re.findall(r"^  (?:async )?\*?([a-z]\w+)\(", source.partition("class Leasehold")[2], re.MULTILINE))
-    methods -= {"constructor", "judge", "lost"}  # and those of a class that is not exported
+    methods -= {"constructor", "judge", "lost", "read"}  # and those of a class that is not exported
     assert len(methods) > 12
     assert {name for name in methods if not re.search(rf"^    {name}\(", declared, re.MULTILINE)} == set()
 
@@ -138,3 +139,37 @@ async def test_node_submits_follows_and_reads_whatever_the_network_does(
 @pytest.mark.parametrize("name", ["package.json", "tsconfig.json"])
 def test_its_manifests_are_json(name: str) -> None:
     assert json.loads((FOLDER / name).read_text())
+
+
+#: Sends a request to the URL of its argument, and prints the error.
+ASKS = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+const leasehold = new Leasehold({{ url: process.argv[1], key: "lh_x_y", timeout: 0.1 }});
+await leasehold.request("GET", "", {{ safe: true }}).catch((error) => console.log(error.name, error.code));
+process.exit();
+"""
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("status", "head", "body", "error"),
+    [
+        ("200 OK", "", b"<html>a sign-in page</html>", "ApiError answer_not_understood"),
+        ("200 OK", "", b"[]", "ApiError answer_not_understood"),
+        ("200 OK", "", b"null", "ApiError answer_not_understood"),
+        ("400 No", "", b"null", "ApiError http_400"),
+        ("400 No", "", b"<html>a firewall</html>", "ApiError http_400"),
+        ("200 OK", "Content-Length: 1000\r\n", b"{", "Unavailable undefined"),
+    ],
+    ids=["page", "list", "null", "refusing null", "refusing page", "half an answer"],
+)
+async def test_an_answer_that_is_not_the_apis_is_an_error_of_the_client(
+    status: str, head: str, body: bytes, error: str
+) -> None:
+    """The worker survives such an error, and no other."""
+    async with store_of(head, body, status=status) as url:
+        process = await asyncio.create_subprocess_exec(
+            str(NODE), "--input-type=module", "--eval", ASKS, url, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+    assert out.decode().strip() == error

@@ -255,9 +255,10 @@ export class Leasehold {
     const key = options.keyed ? (options.key ?? crypto.randomUUID()) : undefined;
     const tries = new Tries(this.#timeout, Boolean(options.keyed || options.safe), key);
     for (;;) {
-      const pause = await tries.judge(() => this.#send(method, path, { ...options, key }));
-      if (pause instanceof Response) return pause.status === 204 ? null : pause.json();
-      await sleep(pause);
+      const answer = await tries.judge(() => this.#send(method, path, { ...options, key }));
+      const outcome = typeof answer === "number" ? answer : await tries.read(answer);
+      if (typeof outcome !== "number") return outcome;
+      await sleep(outcome);
     }
   }
 
@@ -373,11 +374,10 @@ class Tries {
     try {
       answer = await send();
     } catch (error) {
-      if (error instanceof DOMException && error.name === "AbortError") throw error;
       return this.lost(error);
     }
     if (answer.ok) return answer;
-    const problem = await answer.json().catch(() => ({}));
+    const problem = objectOf(await answer.text().catch(() => "")) ?? {};
     const refused = new ApiError(answer.status, problem, this.#key);
     const early = answer.status === 429 || (answer.status === 409 && refused.code === "idempotency_key_in_flight");
     const away = AWAY.has(answer.status) && this.#repeatable;
@@ -388,10 +388,32 @@ class Tries {
   }
 
   /**
-   * Milliseconds until the next try after a connection was lost. Throws Unavailable.
+   * The JSON object of an answer, or null if it has no content. Or the milliseconds until the next try, if the connection was
+   * lost before the end of the answer. Throws ApiError for what is no JSON object, such as a proxy's page.
+   * @param {Response} answer
+   * @returns {Promise<Record<string, any> | null | number>}
+   */
+  async read(answer) {
+    if (answer.status === 204) return null;
+    /** @type {string} */
+    let text;
+    try {
+      text = await answer.text();
+    } catch (error) {
+      return this.lost(error);
+    }
+    const found = objectOf(text);
+    if (found !== undefined) return found;
+    const detail = `${answer.url} answered without a JSON object: is it a Leasehold API?`;
+    throw new ApiError(answer.status, { code: "answer_not_understood", detail }, this.#key);
+  }
+
+  /**
+   * Milliseconds until the next try after a connection was lost. Throws Unavailable, and the error of an abort.
    * @param {unknown} error
    */
   lost(error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
     // `fetch` says in `cause` that nothing was sent, or not all of the body: the API has done nothing then. Node loses a
     // request so when a refusal comes before the body was sent.
     const cause = /** @type {{ cause?: { code?: string }, message?: string }} */ (error ?? {});
@@ -413,6 +435,20 @@ class Tries {
     const hint = this.#key === undefined ? "" : ` Try again with the key ${this.#key}.`;
     const stopped = /[.!?]$/.test(reason) ? reason : `${reason}.`;
     return new Unavailable(`No answer for ${this.#timeout / 1000} s: ${stopped}${hint}`, this.#key);
+  }
+}
+
+/**
+ * The JSON object; undefined for another text.
+ * @param {string} text
+ * @returns {Record<string, any> | undefined}
+ */
+function objectOf(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "object" && value !== null && !Array.isArray(value) ? value : undefined;
+  } catch {
+    return undefined;
   }
 }
 
