@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import structlog
 from pydantic import SecretStr, model_validator
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, DotEnvSettingsSource
 
 log = structlog.get_logger(__name__)
 
@@ -92,18 +92,44 @@ class FileSecretOfMapping(SecretStr):
 class SettingsWithFiles(BaseSettings):
     """Settings whose secrets may be in files. The settings of a kind of work may derive from this class, too."""
 
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
+    ) -> tuple[Any, ...]:
+        """The environment goes before `.env`, so a file that the environment names goes before a value of `.env`."""
+        for source in (*sources, *named_sources.values()):
+            if isinstance(source, DotEnvSettingsSource):
+                source.env_vars = cls.without_files(source.env_vars)
+        return super().settings_customise_sources(settings_cls, *sources, **named_sources)
+
+    @classmethod
+    def without_files(cls, variables: Mapping[str, str | None]) -> dict[str, str | None]:
+        """The variables without those whose values are in files that the environment names."""
+        in_files = {cls._variable_of(name) for name in cls._files()}
+        return {name: value for name, value in variables.items() if name.upper() not in in_files}
+
+    @classmethod
+    def _files(cls) -> dict[str, str]:
+        """The paths of the files that the environment names, by the names of the settings."""
+        paths = {
+            name: os.environ.get(f"{cls._variable_of(name)}_FILE")
+            for name, field in cls.model_fields.items()
+            if holds_secrets(field.annotation)
+        }
+        return {name: path for name, path in paths.items() if path}
+
+    @classmethod
+    def _variable_of(cls, name: str) -> str:
+        return f"{cls.model_config.get('env_prefix', '')}{name}".upper()
+
     @model_validator(mode="before")
     @classmethod
     def _read_files(cls, values: Any) -> Any:
-        prefix = str(cls.model_config.get("env_prefix", ""))
-        for name, field in cls.model_fields.items():
-            variable = f"{prefix}{name}".upper()
-            path = os.environ.get(f"{variable}_FILE")
-            if not path or not holds_secrets(field.annotation):
-                continue
+        for name, path in cls._files().items():
+            variable = cls._variable_of(name)
             if variable in os.environ:
                 raise ValueError(f"{variable} and {variable}_FILE are both set: set one of them")
-            values.setdefault(name, _value_from_file(f"{variable}_FILE", path, field.annotation))
+            values.setdefault(name, _value_from_file(f"{variable}_FILE", path, cls.model_fields[name].annotation))
         return values
 
 

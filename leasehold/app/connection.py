@@ -49,8 +49,8 @@ def settings_of_folder() -> Settings:
             cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
         ) -> tuple[Any, ...]:
             dev_source = EnvSettingsSource(settings_cls)
-            dev_source.env_vars = {name.lower(): value for name, value in dev_variables().items()}
-            return *sources, *named_sources.values(), dev_source
+            dev_source.env_vars = cls.without_files({name.lower(): value for name, value in dev_variables().items()})
+            return *super().settings_customise_sources(settings_cls, *sources, **named_sources), dev_source
 
     return FolderSettings()
 

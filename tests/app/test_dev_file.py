@@ -39,6 +39,16 @@ def test_a_program_reads_every_value_as_it_was(tmp_path: Path, monkeypatch: pyte
         assert (settings.tenant, settings.s3_bucket) == ("of-the-folder", "of-the-environment")
 
 
+def test_a_file_that_the_environment_names_goes_before_the_dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("from a file")
+    monkeypatch.setenv("LEASEHOLD_S3_SECRET_KEY_FILE", str(tmp_path / "key"))
+    with dev_file({"LEASEHOLD_S3_SECRET_KEY": "of the dev", "LEASEHOLD_S3_ACCESS_KEY": "of the dev"}):
+        settings = settings_of_folder()
+    assert settings.s3_secret_key.get_secret_value() == "from a file"
+    assert settings.s3_access_key.get_secret_value() == "of the dev"
+
+
 def test_a_process_of_another_user_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int, _signal: int) -> None:
         raise PermissionError

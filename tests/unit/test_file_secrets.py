@@ -92,6 +92,18 @@ def test_a_variable_and_its_file_contradict_one_another(tmp_path: Path, monkeypa
         Settings(_env_file=None)
 
 
+def test_a_file_that_the_environment_names_goes_before_a_value_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("from a file")
+    (tmp_path / ".env").write_text("leasehold_s3_secret_key=of the folder\nLEASEHOLD_S3_ACCESS_KEY=of the folder\n")
+    monkeypatch.setenv("LEASEHOLD_S3_SECRET_KEY_FILE", str(tmp_path / "key"))
+    settings = Settings()
+    assert settings.s3_secret_key.get_secret_value() == "from a file"
+    assert settings.s3_access_key.get_secret_value() == "of the folder"
+
+
 def test_a_mapping_of_secrets_must_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "credentials").write_text("secret-that-is-no-json")
     monkeypatch.setenv("LEASEHOLD_GENERATION_CREDENTIALS_FILE", str(tmp_path / "credentials"))
