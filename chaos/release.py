@@ -11,6 +11,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from leasehold.settings import as_variables, servers_of_database
+
 _ROOT = Path(__file__).parents[1]
 VERSION = "0.1.0"
 _WHEEL = _ROOT / "tests" / "fixtures" / f"leasehold-{VERSION}-py3-none-any.whl"
@@ -41,7 +43,7 @@ class Release:
 
     async def migrate(self, url: str) -> None:
         """Give an empty database the release's schema, by its `leasehold migrate`. Raises RuntimeError on failure."""
-        await migrate_with(self.directory, self.environment({**os.environ, "LEASEHOLD_DATABASE_URL": url}))
+        await migrate_with(self.directory, self.environment(os.environ | as_variables(servers_of_database(url))))
 
 
 async def migrate_with(directory: Path, environment: Mapping[str, str], log: Path | None = None) -> None:

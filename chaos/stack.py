@@ -38,7 +38,7 @@ from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 from leasehold.security.sealing import Sealing
 from leasehold.security.signing import new_secret
-from leasehold.settings import Settings
+from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.storage.store import ObjectStore
 from tests.generation.simulator.protocols import BEARER, VOLCENGINE
 from tests.generation.simulator.server import Simulator
@@ -270,7 +270,7 @@ class Installation:
         variables = {name: value for name, value in stack.items() if name.startswith("LEASEHOLD_S3")}
         variables |= {f"LEASEHOLD_{name}": str(value) for name, value in PROCESS_SETTINGS.items()}
         variables["LEASEHOLD_BROKER"] = "amqp" if self.amqp_url else "postgres"
-        variables["LEASEHOLD_DATABASE_URL"] = _through(self.database_url, *self._databases(slot))
+        variables |= as_variables(servers_of_database(_through(self.database_url, *self._databases(slot))))
         variables["LEASEHOLD_S3_ENDPOINT"] = f"http://127.0.0.1:{self.links[slot, 's3'].port}"
         variables["LEASEHOLD_S3_BUCKET"] = self.bucket
         variables["LEASEHOLD_SEALING_KEYS"] = self._sealing_key

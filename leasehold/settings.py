@@ -6,6 +6,7 @@ Times are in seconds and sizes in bytes, unless the name has another unit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import Annotated, Literal, Self
@@ -54,6 +55,18 @@ class WorkerPool(BaseModel):
         if self.least > self.most:
             raise ValueError(f"least is {self.least}, which is more than most, {self.most}")
         return self
+
+
+def servers_of_database(url: str) -> dict[str, str]:
+    """All settings that name a server of PostgreSQL, for an installation whose only server has this URL. Who sets one
+    of them sets all: otherwise a direct URL or a standby of the environment or of `.env` stays in force, and work for
+    this installation reaches another one.
+    """
+    return {"database_url": url, "database_direct_url": "", "database_replica_url": ""}
+
+
+def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
+    return {f"LEASEHOLD_{name.upper()}": value for name, value in settings.items()}
 
 
 class Settings(SettingsWithFiles):

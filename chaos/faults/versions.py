@@ -20,6 +20,7 @@ from chaos.row_changes import WATCH_LATER_TABLES
 from chaos.slots import Slot
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
+from leasehold.settings import as_variables, servers_of_database
 
 _ROOT = Path(__file__).parents[2]
 #: Far more than any step of an upgrade takes. An overloaded machine needs a minute to start a process.
@@ -103,7 +104,7 @@ class VersionFaults:
         """
         environment = {
             **os.environ,
-            "LEASEHOLD_DATABASE_URL": self._installation.database_url,
+            **as_variables(servers_of_database(self._installation.database_url)),
             "LEASEHOLD_MIGRATE_LOCK_SECONDS": str(lock_seconds),
             "LEASEHOLD_MIGRATE_SECONDS": str(_REVISION_SECONDS),
         }

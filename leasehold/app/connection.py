@@ -37,11 +37,14 @@ _ANNOUNCE_SECONDS = 1.0
 
 def settings_of_folder() -> Settings:
     """The settings for a program in the current folder. Each variable comes from the first of these that has it: the
-    environment, the folder's `.env`, the `leasehold dev` that runs in the folder.
+    environment, the folder's `.env`, the `leasehold dev` that runs in the folder. But if only the `leasehold dev` names
+    a database, then all that names a server of PostgreSQL comes from there.
     """
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
-    from leasehold.settings import Settings  # noqa: PLC0415 - as above
+    from leasehold.settings import Settings, servers_of_database  # noqa: PLC0415 - as above
+
+    variables = dev_variables()
 
     class FolderSettings(Settings):
         @classmethod
@@ -49,10 +52,17 @@ def settings_of_folder() -> Settings:
             cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
         ) -> tuple[Any, ...]:
             dev_source = EnvSettingsSource(settings_cls)
-            dev_source.env_vars = cls.without_files({name.lower(): value for name, value in dev_variables().items()})
+            dev_source.env_vars = cls.without_files({name.lower(): value for name, value in variables.items()})
             return *super().settings_customise_sources(settings_cls, *sources, **named_sources), dev_source
 
-    return FolderSettings()
+    servers: dict[str, Any] = {}
+    if "database_url" not in Settings().model_fields_set:
+        servers = {
+            name: variables[variable]
+            for name in servers_of_database("")
+            if (variable := f"LEASEHOLD_{name.upper()}") in variables
+        }
+    return FolderSettings(**servers)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 from urllib.parse import urlencode
 
 import httpx2
@@ -28,7 +28,7 @@ from leasehold.embedded.rabbitmq_install import find_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 from leasehold.runtime.gather import cancel_and_wait, gather_or_cancel
 from leasehold.security.credentials import create_key
-from leasehold.settings import Settings
+from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.worker.sandbox import isolation
 
 #: The tenant whose API key `dev` and `demo` make, if the user sets none.
@@ -55,8 +55,8 @@ class Installation:
     """`async with Installation(...)`: it serves inside the block, and everything is stopped at the end.
 
     `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name servers that run elsewhere; the other servers
-    are embedded. `patient`: wait about 8 s for the embedded RabbitMQ. Otherwise RabbitMQ starts after the other parts,
-    and the worker polls until RabbitMQ is up.
+    are embedded. No other PostgreSQL is used, whatever the environment or `.env` names. `patient`: wait about 8 s for
+    the embedded RabbitMQ. Otherwise RabbitMQ starts after the other parts, and the worker polls until RabbitMQ is up.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Installation:
         self._port = self.api_url.rpartition(":")[2]
         self._external_variables = dict(s3 or {})  # they name the servers that run elsewhere
         if database_url:
-            self._external_variables["LEASEHOLD_DATABASE_URL"] = database_url
+            self._external_variables |= as_variables(servers_of_database(database_url))
         if amqp_url:
             self._external_variables |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
         rabbitmq = None if amqp_url else find_rabbitmq()
@@ -196,8 +196,7 @@ class Installation:
             [sys.executable, "-P", "-m", f"leasehold.{module}"],
             log=self.logs[module],
             env={
-                **{name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_S3")},
-                **self.environment,
+                **environment_with(self.environment),
                 "LEASEHOLD_API_PORT": self._port,
                 "LEASEHOLD_METRICS_PORT": str(metrics_port),
                 "LEASEHOLD_WORK_DIR": str(directory / "work"),
@@ -211,9 +210,8 @@ class Installation:
 
     async def _prepare_database(self, loading_upgrade: asyncio.Task[Upgrade]) -> None:
         """Bring the schema up to date, and make the API key."""
-        url = self.environment["LEASEHOLD_DATABASE_URL"]
-        pipelines = self.environment["LEASEHOLD_PIPELINES"]
-        settings = Settings(database_url=SecretStr(url), pipelines=pipelines, database_app_role=None)
+        servers: dict[str, Any] = servers_of_database(self.environment["LEASEHOLD_DATABASE_URL"])
+        settings = Settings(**servers, pipelines=self.environment["LEASEHOLD_PIPELINES"], database_app_role=None)
         upgrade = await loading_upgrade
         await upgrade(settings, "head")
         connection = await connect(settings, "setup")
@@ -245,6 +243,16 @@ class Installation:
         except httpx2.TransportError:
             return False
         return answer.status_code == httpx2.codes.OK
+
+
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with these variables, for a process of the installation. NAME_FILE is left out where
+    `variables` have NAME: a process refuses both. All that describes another S3 service is left out, too.
+    """
+    files = {f"{name}_FILE" for name in variables}
+    return {
+        name: value for name, value in os.environ.items() if name not in files and not name.startswith("LEASEHOLD_S3")
+    } | dict(variables)
 
 
 def _load_upgrade() -> Upgrade:

@@ -40,7 +40,9 @@ _AppSource = Annotated[
         help="MODULE:NAME of an App, or of a function that returns pipelines. The module may lie in this folder.",
     ),
 ]
-_DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
+_DatabaseUrl = Annotated[
+    str | None, typer.Option(help="Use this PostgreSQL, and no pooler or standby, instead of an embedded one.")
+]
 _AmqpUrl = Annotated[str | None, typer.Option(help="Use this RabbitMQ instead of an embedded one.")]
 _S3Endpoint = Annotated[
     str | None,

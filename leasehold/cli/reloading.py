@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from leasehold.cli.installation import Installation
+from leasehold.cli.installation import Installation, environment_with
 from leasehold.embedded.process import EmbeddedError
 from leasehold.runtime.exits import describe_exit
 
@@ -64,7 +64,7 @@ async def _problem(environment: Mapping[str, str]) -> str | None:
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _CHECK_PROGRAM, environment["LEASEHOLD_PIPELINES"],
-        env=os.environ | environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        env=environment_with(environment), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         _, errors = await process.communicate()

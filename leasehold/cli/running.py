@@ -16,7 +16,7 @@ from rich.console import Console
 from leasehold.cli.terminal import harmless, print_line
 from leasehold.domain.audit import Actor
 from leasehold.domain.errors import BrokerUnavailable, CodeBroken, LeaseholdError, StoreUnavailable
-from leasehold.settings import Settings
+from leasehold.settings import Settings, as_variables, servers_of_database
 
 _T = TypeVar("_T")  # the result of a command's coroutine
 
@@ -61,10 +61,14 @@ def join_dev() -> None:
     variables = dev_variables()
     if not variables:
         return
-    user_variables = {f"LEASEHOLD_{name.upper()}" for name in environment().model_fields_set}
-    if "LEASEHOLD_DATABASE_URL" in user_variables:
+    set_by_user = environment().model_fields_set
+    if "database_url" in set_by_user:
         return
-    os.environ.update({name: value for name, value in variables.items() if name not in user_variables})
+    kept = as_variables(dict.fromkeys(set_by_user - servers_of_database("").keys(), ""))
+    taken = {name: value for name, value in variables.items() if name not in kept}
+    for name in taken:
+        os.environ.pop(f"{name}_FILE", None)  # the user's direct URL or standby
+    os.environ.update(taken)
     print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
 
 

@@ -13,6 +13,7 @@ from leasehold.embedded.postgres import Postgres
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import RabbitServer
 from leasehold.embedded.s3 import S3
+from leasehold.settings import as_variables, servers_of_database
 
 
 class EmbeddedStack:
@@ -52,7 +53,7 @@ class EmbeddedStack:
         """The variables `LEASEHOLD_*` with which a process of the platform uses these servers. They hold secrets."""
         variables = {"LEASEHOLD_BROKER": "amqp" if self.rabbitmq else "postgres"}
         if self.postgres:
-            variables["LEASEHOLD_DATABASE_URL"] = self.postgres.url
+            variables |= as_variables(servers_of_database(self.postgres.url))
         if self.rabbitmq:
             variables["LEASEHOLD_AMQP_URL"] = self.rabbitmq.url
         if self.s3:
@@ -60,6 +61,7 @@ class EmbeddedStack:
             variables["LEASEHOLD_S3_BUCKET"] = self.s3.bucket
             variables["LEASEHOLD_S3_ACCESS_KEY"] = self.s3.access_key
             variables["LEASEHOLD_S3_SECRET_KEY"] = self.s3.secret_key
+            variables["LEASEHOLD_S3_ADDRESSING"] = "path"  # an IP address has no names of buckets before it
         return variables
 
     async def __aenter__(self) -> Self:

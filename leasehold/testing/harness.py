@@ -14,7 +14,7 @@ from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from leasehold.app.app import App
 from leasehold.app.handling import permanent_error_of
@@ -25,7 +25,7 @@ from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.schedules.declared import reconcile
-from leasehold.settings import Settings
+from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.testing.server import TestServer
 from leasehold.transitions.time_travel import end_leases, let_pass
 
@@ -74,9 +74,10 @@ class TestApp:
         self.app = app
         self._server = server
         self._url = server.database()
+        servers: dict[str, Any] = servers_of_database(self._url)
         self.settings = Settings(
             _env_file=None,
-            database_url=SecretStr(self._url),
+            **servers,
             broker="postgres",
             object_store="none",
             result_inline_bytes=1024 * 1024,
@@ -164,8 +165,7 @@ class TestApp:
                          "presence", "lease_seconds")  # fmt: skip
         settings = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in setting_names}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-        return inherited | settings | {
-            "LEASEHOLD_DATABASE_URL": self._url,
+        return inherited | settings | as_variables(servers_of_database(self._url)) | {
             "LEASEHOLD_PIPELINES": source_of(self.app),
             "LEASEHOLD_FAILPOINTS": f"{point}:kill",
             "LEASEHOLD_WORK_DIR": folder,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +91,21 @@ def test_an_app_is_given_back_with_its_settings(leasehold_server: TestServer) ->
     app.use(own)
     TestApp(app, leasehold_server).close()
     assert app.connections.settings_in_use is own
+
+
+def test_no_server_that_the_environment_names_is_used(
+    leasehold_server: TestServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("LEASEHOLD_DATABASE_DIRECT_URL", "LEASEHOLD_DATABASE_REPLICA_URL"):
+        monkeypatch.setenv(name, "postgresql://foreign@localhost/foreign")
+    (tmp_path / ".env").write_text("LEASEHOLD_DATABASE_DIRECT_URL=postgresql://foreign@localhost/foreign\n")
+    test_app = TestApp(kit_main.app, leasehold_server)
+    monkeypatch.setattr(os, "environ", test_app._environment("after_claim", "work"))
+    for settings in (test_app.settings, Settings()):
+        assert settings.direct().database_url == test_app.settings.database_url
+        assert not settings.database_replica_url.get_secret_value()
+    test_app.close()
 
 
 def test_an_isolated_task_runs_in_its_child(leasehold_app: TestApp) -> None:

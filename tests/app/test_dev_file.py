@@ -10,6 +10,7 @@ import pytest
 from leasehold.app.connection import settings_of_folder
 from leasehold.app.dev_file import dev_file, dev_variables, living_dev_file
 from leasehold.cli.running import join_dev
+from leasehold.settings import Settings, as_variables, servers_of_database
 
 
 def test_every_value_comes_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +48,29 @@ def test_a_file_that_the_environment_names_goes_before_the_dev(tmp_path: Path, m
         settings = settings_of_folder()
     assert settings.s3_secret_key.get_secret_value() == "from a file"
     assert settings.s3_access_key.get_secret_value() == "of the dev"
+
+
+@pytest.mark.parametrize("named_by", ["the environment", "a file", "the .env of the folder"])
+def test_who_takes_the_database_of_the_dev_takes_no_server_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_by: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("LEASEHOLD_DATABASE_DIRECT_URL", "LEASEHOLD_DATABASE_REPLICA_URL")
+    (tmp_path / "url").write_text("postgresql://foreign@localhost/foreign")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    if named_by == "the environment":
+        own |= dict.fromkeys(names, "postgresql://foreign@localhost/foreign")
+    elif named_by == "a file":
+        own |= {f"{name}_FILE": str(tmp_path / "url") for name in names}
+    else:
+        (tmp_path / ".env").write_text("".join(f"{name}=postgresql://foreign@localhost/foreign\n" for name in names))
+    monkeypatch.setattr(os, "environ", own)
+    with dev_file(as_variables(servers_of_database("postgresql://dev@localhost/dev"))):
+        of_programs = settings_of_folder()
+        join_dev()
+    for settings in (of_programs, Settings()):
+        assert settings.direct().database_url.get_secret_value() == "postgresql://dev@localhost/dev"
+        assert settings.database_replica_url.get_secret_value() == ""
 
 
 def test_a_process_of_another_user_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

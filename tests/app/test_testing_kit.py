@@ -25,7 +25,7 @@ async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, t
         env={**os.environ, "LEASEHOLD_TEST_DATABASE_URL": postgres.url, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     output = (await process.communicate())[0].decode()
-    assert re.search(r"^15 passed in", output, re.MULTILINE), output[-6000:]
+    assert re.search(r"^16 passed in", output, re.MULTILINE), output[-6000:]
 
 
 async def test_an_app_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

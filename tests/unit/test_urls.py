@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from leasehold.broker.amqp.connection import CONNECT_SECONDS, Nodes
 from leasehold.domain.errors import BadSetting
-from leasehold.settings import Settings
+from leasehold.settings import Settings, servers_of_database
 from leasehold.telemetry import redaction
 from leasehold.urls import broker_urls, database_url
 
@@ -142,3 +142,10 @@ def test_a_single_node_has_all_the_time() -> None:
 def test_a_plus_in_a_parameter_of_postgresql_is_a_plus_as_for_libpq() -> None:
     assert database_url("postgresql://h/db?user=u&password=a+b").dsn == "postgresql:///db?user=u&password=a%2Bb"
     assert database_url("postgresql://h/db?user=u&password=a%2Bb").dsn == "postgresql:///db?user=u&password=a%2Bb"
+
+
+def test_all_settings_that_name_a_server_of_the_database_are_set_together() -> None:
+    assert set(servers_of_database("")) == {
+        name for name in Settings.model_fields if name.startswith("database_") and name.endswith("_url")
+    }
+    assert [name for name, url in servers_of_database("postgresql://h/d").items() if url] == ["database_url"]

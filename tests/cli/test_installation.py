@@ -1,0 +1,64 @@
+"""`leasehold dev` and `demo` work on their own servers, whatever the environment and `.env` name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from leasehold.cli.installation import Installation, _load_upgrade, environment_with
+from leasehold.settings import Settings
+from tests.support.databases import Databases
+
+
+async def tables_of(url: str) -> int:
+    connection = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"))
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("named_by", ["the environment", "the .env of the folder"])
+async def test_only_the_installations_own_database_is_migrated_and_used(
+    postgres: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_by: str
+) -> None:
+    own, foreign = [await postgres.create_database() for _ in range(2)]
+    monkeypatch.chdir(tmp_path)
+    foreign_variables = {f"LEASEHOLD_DATABASE_{name}_URL": foreign for name in ("DIRECT", "REPLICA")}
+    if named_by == "the environment":
+        for name, url in foreign_variables.items():
+            monkeypatch.setenv(name, url)
+    else:
+        (tmp_path / ".env").write_text("".join(f"{name}={url}\n" for name, url in foreign_variables.items()))
+    installation = Installation(database_url=own, amqp_url="amqp://127.0.0.1:1/")
+    installation._stack.directory = tmp_path
+    installation.environment = installation._environment_of_processes(None)
+    await installation._prepare_database(asyncio.create_task(asyncio.to_thread(_load_upgrade)))
+    assert (await tables_of(own) > 0, await tables_of(foreign)) == (True, 0)
+    monkeypatch.setattr(os, "environ", environment_with(installation.environment))
+    settings = Settings()  # of the API and of the worker
+    assert settings.direct().database_url.get_secret_value() == own
+    assert settings.database_replica_url.get_secret_value() == ""
+    for url in (own, foreign):
+        await postgres.drop_database(url)
+
+
+def test_secrets_in_files_do_not_contradict_the_installations_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API and the worker would refuse to start with a variable and its file."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SEALING_KEYS", "DATABASE_URL"):
+        (tmp_path / name).write_text("from a file")
+        monkeypatch.setenv(f"LEASEHOLD_{name}_FILE", str(tmp_path / name))
+    installation = Installation(database_url="postgresql://own@127.0.0.1:1/own", amqp_url="amqp://127.0.0.1:1/")
+    installation._stack.directory = tmp_path
+    installation.environment = installation._environment_of_processes(None)
+    monkeypatch.setattr(os, "environ", environment_with(installation.environment))
+    settings = Settings()
+    assert settings.database_url.get_secret_value() == "postgresql://own@127.0.0.1:1/own"
+    assert settings.sealing_keys.get_secret_value() == "from a file"
