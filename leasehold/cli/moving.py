@@ -30,6 +30,7 @@ from typing import Any
 
 import asyncpg
 import orjson
+from pydantic_settings import DotEnvSettingsSource
 
 from leasehold.cli.moving_rows import (
     MovedTable,
@@ -56,7 +57,7 @@ from leasehold.domain.sentences import counted
 from leasehold.limits.uploads import remove_below
 from leasehold.security.cells import parse
 from leasehold.security.sealing import Sealing, Unsealable
-from leasehold.settings import Settings
+from leasehold.settings import Settings, as_variables
 from leasehold.storage import ObjectStore, Stored
 from leasehold.storage.s3 import PutRefused
 
@@ -117,8 +118,7 @@ class _Cells:
 
 def target_settings(path: Path) -> Settings:
     """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. Settings that the file does not name
-    are those of this environment, except for the database. A `.env` of the current folder counts, too, even for the
-    database.
+    are those of this environment and of the folder's `.env`, except for the database.
 
     Raises Invalid `bad_target` for a file that cannot be used. The error shows no value of the file.
     """
@@ -137,17 +137,18 @@ def target_settings(path: Path) -> Settings:
     if not variables.keys() & {"LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_URL_FILE"}:
         raise Invalid("bad_target", f"{path}: it names no LEASEHOLD_DATABASE_URL.")
     with _environment_of(variables):
-        return environment()
+        return environment(env_file=None)
 
 
 @contextmanager
 def _environment_of(variables: dict[str, str]) -> Iterator[None]:
-    """Set these variables for the block. Remove for the block this cell's values of the same settings (NAME and
-    NAME_FILE are two forms of one setting), and all variables of this cell's database.
+    """Set these variables for the block, and the settings in `.env`. Remove for the block this cell's values of the
+    settings in `variables` (NAME and NAME_FILE are two forms of one setting), and all variables of its database.
     """
     saved_environment = dict(os.environ)
     try:
-        for name in saved_environment:
+        os.environ.update({name: value for name, value in _settings_of_folder().items() if name not in os.environ})
+        for name in list(os.environ):
             setting = name.removesuffix("_FILE")
             if name.startswith("LEASEHOLD_DATABASE_") or {setting, f"{setting}_FILE"} & variables.keys():
                 del os.environ[name]
@@ -156,6 +157,13 @@ def _environment_of(variables: dict[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(saved_environment)
+
+
+def _settings_of_folder() -> dict[str, str]:
+    """The variables in the `.env` of the current folder that are settings."""
+    variables = Settings.without_files(DotEnvSettingsSource(Settings).env_vars)
+    names = as_variables(dict.fromkeys(Settings.model_fields, ""))
+    return {name.upper(): value for name, value in variables.items() if value is not None and name.upper() in names}
 
 
 @asynccontextmanager

@@ -31,12 +31,12 @@ UNREACHABLE = 3
 BROKEN_CODE = CodeBroken.exit_status
 
 
-def environment() -> Settings:
-    """The settings of the environment. A wrong setting ends the command with a sentence."""
+def environment(env_file: str | None = ".env") -> Settings:
+    """The settings of the environment, and of `env_file`. A wrong setting ends the command with a sentence."""
     from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
 
     try:
-        settings = Settings()
+        settings = Settings(_env_file=env_file)
         refuse_bad_urls(settings)
     except ValidationError as error:
         problems = "; ".join(

@@ -375,3 +375,47 @@ def test_the_file_of_the_other_cell_shows_no_value_when_it_is_wrong(tmp_path: Pa
         assert "hidden" not in str(refused.value)
     with pytest.raises(Invalid, match="No such file"):
         moving.target_settings(tmp_path / "none")
+
+
+@pytest.mark.parametrize("place", ["the environment", "the .env of the folder"])
+def test_nothing_of_this_cells_database_counts_for_the_other_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = {
+        "LEASEHOLD_CELL": "a",
+        "LEASEHOLD_DATABASE_URL": "postgresql://h/a",
+        "LEASEHOLD_DATABASE_DIRECT_URL": "postgresql://direct/a",
+        "LEASEHOLD_DATABASE_REPLICA_URL": "postgresql://standby/a",
+        "LEASEHOLD_DATABASE_POOL_SIZE": "99",
+        "LEASEHOLD_S3_BUCKET": "shared",
+        "LEASEHOLD_S3_SECRET_KEY": "of-a",
+    }
+    if place == "the environment":
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+    else:
+        (tmp_path / ".env").write_text("".join(f"{name.lower()}={value}\n" for name, value in own.items()))
+    for name, value in {"url": "postgresql://h/b", "key": "of-b"}.items():
+        (tmp_path / name).write_text(value)
+    (tmp_path / "b.env").write_text(
+        "LEASEHOLD_CELL=b\nLEASEHOLD_DATABASE_URL_FILE=url\nLEASEHOLD_S3_SECRET_KEY_FILE=key\n"
+    )
+    target = moving.target_settings(tmp_path / "b.env")
+    assert (
+        target.database_url.get_secret_value() == target.direct().database_url.get_secret_value() == "postgresql://h/b"
+    )
+    assert target.database_replica_url.get_secret_value() == ""
+    assert target.database_pool_size == Settings.model_fields["database_pool_size"].default
+    assert (target.cell, target.s3_bucket, target.s3_secret_key.get_secret_value()) == ("b", "shared", "of-b")
+
+
+def test_a_secrets_file_of_this_cell_goes_before_its_folder_for_the_other_cell_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("LEASEHOLD_S3_SECRET_KEY=of-the-folder\nLEASEHOLD_S3_ACCESS_KEY_FILE=unread\n")
+    (tmp_path / "key").write_text("of-the-environment")
+    monkeypatch.setenv("LEASEHOLD_S3_SECRET_KEY_FILE", "key")
+    (tmp_path / "b.env").write_text("LEASEHOLD_DATABASE_URL=postgresql://h/b\n")
+    assert moving.target_settings(tmp_path / "b.env").s3_secret_key.get_secret_value() == "of-the-environment"
