@@ -14,11 +14,13 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from typing import Any
 
 import asyncpg
 
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.transitions import moves
 from leasehold.transitions.moves import DUE, FAR, POSTPONED_BY
 
@@ -292,21 +294,34 @@ async def _pipe(
 ) -> None:
     """Write what the query returns into the table `staging`. At most 16 pieces are in memory at once."""
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue(16)
+    write_ended = asyncio.Event()
 
     async def read() -> None:
-        try:
-            await source.copy_from_query(query, tenant, output=pieces.put)
-        finally:
-            await pieces.put(None)
+        await source.copy_from_query(query, tenant, output=pieces.put)
+        await pieces.put(None)  # only now: after an error the copy must not end as if it were whole
 
     async def pieces_until_end() -> AsyncIterator[bytes]:
         while (piece := await pieces.get()) is not None:
             yield piece
 
-    async with asyncio.TaskGroup() as group:
-        read_task = group.create_task(read())
+    async def write() -> None:
         await target.copy_to_table(staging.strip('"'), source=pieces_until_end(), columns=list(columns))
-        await read_task
+        write_ended.set()
+
+    async def watch() -> None:
+        """A lost connection does not end asyncpg's wait until it may send the next piece."""
+        await write_ended.wait()
+        if target.is_closed():
+            raise ConnectionError("the connection to the other cell's database was lost")
+
+    def end_watch(_connection: Any) -> None:
+        write_ended.set()
+
+    target.add_termination_listener(end_watch)
+    try:
+        await gather_or_cancel((read(), write(), watch()))
+    finally:
+        target.remove_termination_listener(end_watch)
 
 
 async def take_over(target: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:

@@ -19,6 +19,7 @@ from asyncpg import Connection
 
 from leasehold.cli import moving
 from leasehold.cli.moving import Move, abort, clean, move_tenant, state_of_move
+from leasehold.cli.moving_rows import _pipe
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.registry import Pipelines
 from leasehold.security.sealing import Sealing
@@ -375,6 +376,49 @@ def test_the_file_of_the_other_cell_shows_no_value_when_it_is_wrong(tmp_path: Pa
         assert "hidden" not in str(refused.value)
     with pytest.raises(Invalid, match="No such file"):
         moving.target_settings(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("SELECT repeat($1, 1001) AS name FROM generate_series(1, 100000)", asyncpg.CheckViolationError),
+        ("SELECT $1 || 1 / (5000 - n) AS name FROM generate_series(1, 100000) n", asyncpg.DivisionByZeroError),
+    ],
+)
+async def test_a_copy_that_fails_on_either_side_ends_with_its_error_and_leaves_both_connections_usable(
+    two: Two, query: str, error: type[Exception]
+) -> None:
+    async with rows_of(two.a) as source, rows_of(two.b) as target:
+        await target.execute("CREATE TABLE moving_few (name text CHECK (length(name) <= 1000))")
+        with pytest.raises(error):
+            await _pipe(source, target, query, "x", '"moving_few"', ["name"])
+        assert await source.fetchval("SELECT 1") == 1
+        assert await target.fetchval("SELECT count(*) FROM moving_few") == 0
+
+
+@pytest.mark.parametrize("error", [ConnectionError, asyncio.CancelledError])
+async def test_a_copy_whose_writer_ends_while_pieces_wait_ends_too(two: Two, error: type[BaseException]) -> None:
+    async with rows_of(two.a) as source, rows_of(two.b) as target, rows_of(two.b) as other:
+        await target.execute("CREATE TABLE moving_few (name text)")
+        async with asyncio.timeout(SECONDS), other.transaction():  # it waited for ever
+            await other.execute("LOCK TABLE moving_few")
+            query = "SELECT repeat($1, 1000) AS name FROM generate_series(1, 100000)"
+
+            async def copy() -> None:
+                async with source.transaction(isolation="repeatable_read", readonly=True):
+                    await _pipe(source, target, query, "x", '"moving_few"', ["name"])
+
+            pipe = asyncio.create_task(copy())
+            while not await other.fetchval(
+                "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = $1", source.get_server_pid()
+            ):
+                await asyncio.sleep(0.05)  # until so many pieces wait that the source can send no more
+            if error is asyncio.CancelledError:
+                pipe.cancel()
+            else:
+                await other.execute("SELECT pg_terminate_backend($1)", target.get_server_pid())
+            with pytest.raises(error):
+                await pipe
 
 
 @pytest.mark.parametrize("place", ["the environment", "the .env of the folder"])
