@@ -47,6 +47,9 @@ _EXISTING_RUN: dict[int | str, dict[str, Any]] = {
 }
 #: How often a request is tried while other requests start and end runs with the same dedupe keys.
 _DUPLICATE_TRIES = 5
+#: Members of a request that say when and under which name the run is done, not what it does, with the values that a
+#: fingerprint has in their place. A client that repeats `scheduled_at = now + an hour` sends another time.
+_NOT_THE_WORK: dict[str, Any] = {"priority": "normal", "scheduled_at": None, "tags": {}}
 
 
 @router.post(
@@ -119,7 +122,7 @@ async def _create_alone(
         status = runs.first_state(new_run, is_limited=bool(effects.limits))
         return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, status))
 
-    request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
+    request_hash = fingerprint(b"POST /v1/runs", json_of_request(body.model_copy(update=_NOT_THE_WORK)))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
     for run, effects in written_runs:
         await publish_run_effects(services, effects)

@@ -116,6 +116,17 @@ async def test_a_key_starts_one_run_of_its_task(rows: Connection) -> None:
 
 
 @pytest.mark.usefixtures("_over_http")
+async def test_a_key_gives_the_first_run_however_the_repetition_is_to_be_run(rows: Connection) -> None:
+    first = await shop.double.asubmit(4, key="k", delay=timedelta(hours=1), tags={"n": "1"})
+    assert await shop.double.asubmit(4, key="k", delay=timedelta(hours=1), tags={"n": "1"}) == first
+    assert await shop.double.asubmit(4, key="k", priority="high", tags={"n": "2"}) == first
+    with pytest.raises(Invalid):
+        await shop.double.asubmit(5, key="k", delay=timedelta(hours=1), tags={"n": "1"})
+    assert await rows.fetchval("SELECT array_agg(value) FROM job_tag") == ["1"]
+    assert await rows.fetchval("SELECT array_agg(priority) FROM job") == [1]
+
+
+@pytest.mark.usefixtures("_over_http")
 async def test_the_whole_key_counts_however_long_it_is(rows: Connection) -> None:
     keys = [f"{'k' * 199}{end}" for end in "12"]
     runs = [await shop.double_with_a_long_name.asubmit(4, key=key) for key in (*keys, *keys)]

@@ -271,6 +271,10 @@ async def test_a_key_makes_one_run_however_often_and_from_wherever_it_is_submitt
     assert await connection.fetchval("SELECT count(*) FROM job") == 1
     with pytest.raises(Invalid, match=r"The key '.+' of .+ was used with other arguments"):
         await send_receipt.asubmit(Order(id=18), key="order-17")
+    hurried = await send_receipt.asubmit(
+        Order(id=17), key="order-17", priority="high", delay=timedelta(hours=1), tags={"customer": "7"}
+    )
+    assert hurried.id == runs[0].id
     other = await has_a_key.options(key="order-17").asubmit("a")  # a key is the task's own
     assert other.id != runs[0].id
 
