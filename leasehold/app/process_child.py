@@ -16,11 +16,21 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread, current_thread, main_thread
 from typing import Any
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
-from leasehold.app.process_frames import CallOfProcess, FailedInProcess, Kind, LineOfProcess, json_of, receive, send
+from leasehold.app.process_frames import (
+    NO_CALL,
+    CallOfProcess,
+    FailedInProcess,
+    Kind,
+    LineOfProcess,
+    json_of,
+    receive,
+    send,
+)
 from leasehold.app.task import Task
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError
 from leasehold.domain.registry import import_from_current_folder
@@ -29,11 +39,25 @@ from leasehold.worker.sandbox.fences import die_with
 
 #: Held while a frame is sent: threads of a function may send at the same time.
 _send_lock = Lock()
+#: Thread -> the number of the call in which it was started. A function may leave a thread behind. What this thread
+#: sends during a later call is not of that call, which may be another tenant's.
+_calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
+_start_thread = Thread.start
 
 
-def _send(channel: socket.socket, kind: Kind, body: bytes) -> None:
+def _start_in_call(thread: Thread) -> None:
+    """As Thread.start, which this program replaces: the thread belongs to the call of the thread that starts it."""
+    _calls_of_threads[thread] = _call_of_this_thread()
+    _start_thread(thread)
+
+
+def _call_of_this_thread() -> int:
+    return _calls_of_threads.get(current_thread(), NO_CALL)
+
+
+def _send(channel: socket.socket, kind: Kind, call_number: int, body: bytes) -> None:
     with _send_lock:
-        send(channel, kind, body)
+        send(channel, kind, call_number, body)
 
 
 class _LogSender(logging.Handler):
@@ -48,7 +72,7 @@ class _LogSender(logging.Handler):
             error = record.exc_info[1] if record.exc_info else None
             trace = "" if error is None else "".join(traceback.format_exception(error))
             line = LineOfProcess(level=record.levelno, logger=record.name, message=record.getMessage(), trace=trace)
-            _send(self._channel, Kind.LOG, line.model_dump_json().encode())
+            _send(self._channel, Kind.LOG, _call_of_this_thread(), line.model_dump_json().encode())
         except Exception:  # noqa: BLE001 - a handler of `logging` raises nothing
             self.handleError(record)
 
@@ -58,20 +82,21 @@ class ProcessAttempt:
 
     opened = None  # what the app has opened in the worker cannot be sent to this process
 
-    def __init__(self, call: CallOfProcess, channel: socket.socket, directory: Path) -> None:
+    def __init__(self, call: CallOfProcess, call_number: int, channel: socket.socket, directory: Path) -> None:
         self.job_id = UUID(call.job_id)
         self.task_id = UUID(call.task_id)
         self.tenant_id = call.tenant
         self.number = call.number
         self.directory = directory
         self.log = logging.getLogger(call.task)
+        self._call_number = call_number
         self._channel = channel
 
     def progress(self, percent: float, summary: str = "") -> None:
-        _send(self._channel, Kind.PROGRESS, json_of([float(percent), summary]))
+        _send(self._channel, Kind.PROGRESS, self._call_number, json_of([float(percent), summary]))
 
     def emit(self, chunk: Any) -> None:
-        _send(self._channel, Kind.EMIT, json_of(chunk))
+        _send(self._channel, Kind.EMIT, self._call_number, json_of(chunk))
 
     def checkpoint(self) -> None:
         if _Stop.requested:
@@ -94,16 +119,18 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _Stop.on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import_from_current_folder()
+    Thread.start = _start_in_call  # type: ignore[assignment,method-assign]
     with socket.socket(fileno=descriptor) as channel:
         logging.getLogger().addHandler(_LogSender(channel))
         while (frame := receive(channel)) is not None:
-            _, call_json = frame
+            call_number, call_json = frame
+            _calls_of_threads[main_thread()] = call_number
             call = CallOfProcess.model_validate_json(call_json)
             logging.getLogger().setLevel(call.log_level)
             # The function may have left a directory that cannot be deleted. That must not lose its result.
             with tempfile.TemporaryDirectory(prefix="leasehold-", ignore_cleanup_errors=True) as directory:
-                kind, body = _run_call(call, ProcessAttempt(call, channel, Path(directory)))
-            _send(channel, kind, body)
+                kind, body = _run_call(call, ProcessAttempt(call, call_number, channel, Path(directory)))
+            _send(channel, kind, call_number, body)
 
 
 def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:

@@ -1,5 +1,5 @@
-"""The frames (messages) between a worker and the processes of its `process=True` tasks. A frame has a kind, a length
-and a body.
+"""The frames (messages) between a worker and the processes of its `process=True` tasks. A frame has a kind, the number
+of its call, a length and a body.
 
 processes.py sends and reads frames in the worker. In the process, process_child.py uses `send` and `receive`.
 """
@@ -17,7 +17,10 @@ from pydantic import AfterValidator, BaseModel
 from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.storable import storable_text
 
-HEAD = struct.Struct(">BQ")  # the kind, and the length of the body
+HEAD = struct.Struct(">BQQ")  # the kind, the number of the call in this process, and the length of the body
+
+#: In place of the number, for a thread of which nobody knows the call. The first call has the number 1.
+NO_CALL = 0
 
 
 class Kind(IntEnum):
@@ -73,19 +76,19 @@ class FailedInProcess(BaseModel):
     trace: _Text = ""
 
 
-def send(channel: socket.socket, kind: Kind, body: bytes) -> None:
+def send(channel: socket.socket, kind: Kind, call_number: int, body: bytes) -> None:
     """Send a frame. Blocks until the worker has room for it."""
-    channel.sendall(HEAD.pack(kind, len(body)) + body)
+    channel.sendall(HEAD.pack(kind, call_number, len(body)) + body)
 
 
-def receive(channel: socket.socket) -> tuple[Kind, bytes] | None:
-    """The next frame. Blocks until it has arrived. None: the worker has closed the channel."""
+def receive(channel: socket.socket) -> tuple[int, bytes] | None:
+    """The number and body of the next call. Blocks until it has arrived. None: the worker has closed the channel."""
     head = _read_exactly(channel, HEAD.size)
     if head is None:
         return None
-    kind, length = HEAD.unpack(head)
+    _, call_number, length = HEAD.unpack(head)
     body = _read_exactly(channel, length)
-    return None if body is None else (Kind(kind), body)
+    return None if body is None else (call_number, body)
 
 
 def _read_exactly(channel: socket.socket, count: int) -> bytes | None:

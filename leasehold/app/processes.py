@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from leasehold.app.process_frames import HEAD, CallOfProcess, FailedInProcess, Kind, LineOfProcess
+from leasehold.app.process_frames import HEAD, NO_CALL, CallOfProcess, FailedInProcess, Kind, LineOfProcess
 from leasehold.domain.errors import Cancelled, ChildCrashed, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.exits import describe_exit
 from leasehold.runtime.gather import cancel_and_wait
@@ -40,6 +40,7 @@ class Process:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._call_number = NO_CALL
 
     @classmethod
     async def start(cls) -> Process:
@@ -63,14 +64,19 @@ class Process:
         return self._process.returncode is None
 
     async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
-        """Run the call. Returns its last frame, and gives each frame before it to `on_frame`. Raises ChildCrashed."""
+        """Run the call. Returns its last frame, and gives each frame before it to `on_frame`. Frames of earlier calls,
+        from threads that their functions left behind, are dropped. Raises ChildCrashed.
+        """
+        self._call_number += 1
         body = call.model_dump_json().encode()
         try:
-            self._writer.write(HEAD.pack(Kind.CALL, len(body)) + body)
+            self._writer.write(HEAD.pack(Kind.CALL, self._call_number, len(body)) + body)
             await self._writer.drain()
             while True:
-                number, length = HEAD.unpack(await self._reader.readexactly(HEAD.size))
-                kind, body = Kind(number), await self._reader.readexactly(length)
+                kind, call_number, length = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+                kind, body = Kind(kind), await self._reader.readexactly(length)
+                if call_number != self._call_number:
+                    continue
                 if kind in (Kind.DONE, Kind.FAILED, Kind.CANCELLED):
                     return kind, body
                 on_frame(kind, body)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -29,6 +30,42 @@ def talk(fails: bool) -> None:
     current().emit("a chunk")
     if fails:
         raise KeyError("hats")
+
+
+_left_behind = threading.Event()
+_has_talked = threading.Event()
+
+
+@app.task(process=True, retry=ONCE)
+def leave_a_thread(secret: str) -> int:
+    """Leaves a thread that talks, also by a thread of its own, once the next call has begun."""
+    attempt = current()
+
+    def say(word: str) -> None:
+        logging.getLogger("shop").info("%s %s", word, secret)
+        attempt.emit(secret)
+        attempt.progress(99, secret)
+
+    def talk() -> None:
+        _left_behind.wait()
+        say("thread")
+        thread = threading.Thread(target=say, args=("its thread",))
+        thread.start()
+        thread.join()
+        _has_talked.set()
+
+    threading.Thread(target=talk, daemon=True).start()
+    return os.getpid()
+
+
+@app.task(process=True, retry=ONCE)
+def talk_beside_the_thread() -> int:
+    _left_behind.set()
+    assert _has_talked.wait(60)
+    thread = threading.Thread(target=logging.getLogger("shop").info, args=("of this call",))
+    thread.start()
+    thread.join()
+    return os.getpid()
 
 
 @app.task(isolated=True, retry=ONCE)

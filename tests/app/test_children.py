@@ -194,3 +194,38 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
     for one in (run, sandboxed):
         chunks = await log_reads.stream_page(connection, "me", one.id, 0, LogFilter(), 100)
         assert [chunk["chunk"] for chunk in chunks] == ["a chunk"]
+
+
+async def test_what_a_thread_that_an_earlier_call_left_behind_says_is_kept_with_no_other_run(
+    served: None, connection: Connection, request: pytest.FixtureRequest
+) -> None:
+    """The process serves all tenants: it could be another tenant's run."""
+    log = logging.getLogger("leasehold.child")
+    request.addfinalizer(partial(log.setLevel, log.level))
+    log.setLevel(logging.INFO)
+    first = await child_tasks.leave_a_thread.asubmit("secret")
+    second = await child_tasks.talk_beside_the_thread.asubmit() if await first else None
+    assert second is not None
+    assert await second == await first  # the same process
+    lines = await log_reads.log_page(connection, "me", second.id, 0, LogFilter(), 100)
+    assert [(line["logger"], line["message"]) for line in lines] == [("shop", "of this call")]
+    assert await log_reads.stream_page(connection, "me", second.id, 0, LogFilter(), 100) == []
+
+
+async def test_a_call_gets_no_frame_of_an_earlier_call() -> None:
+    process = await Process.start()
+    frames: list[tuple[Kind, bytes]] = []
+    calls: list[tuple[str, dict[str, str]]] = [("leave_a_thread", {"secret": "s"}), ("talk_beside_the_thread", {})]
+    try:
+        async with asyncio.timeout(SECONDS):
+            for name, params in calls:
+                call = CallOfProcess(
+                    module=child_tasks.__name__, task=f"children.{name}", params=params, job_id=str(new_id()),
+                    task_id=str(new_id()), tenant="me", number=1, result_limits=ResultLimits(10, 50, has_store=True),
+                    log_level=logging.INFO,
+                )  # fmt: skip
+                kind, _ = await process.call(call, lambda kind, body: frames.append((kind, body)))
+                assert kind is Kind.DONE
+    finally:
+        await process.kill()
+    assert [(kind, b"of this call" in body) for kind, body in frames] == [(Kind.LOG, True)]
