@@ -57,7 +57,7 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
     lines, because no more can come.
     """
     path = f"/v1/jobs/{path_part(job)}"
-    client.get(path)  # raises if the API does not answer now; a stream that breaks later is opened again
+    client.get(path)  # raises if the API does not answer now; later this function waits until the API answers
     has_ended = False  # whether the job had ended before the next stream begins
     while True:
         cursor_before = after
@@ -65,13 +65,12 @@ def _follow(client: ApiClient, job: str, after: int, step: str | None, attempt: 
             for event in client.stream(f"{path}/logs", last_event_id=str(after), step=step, attempt=attempt):
                 yield event.data
                 after = event.data["n"]
+            if cursor_before == after:
+                if has_ended:
+                    return
+                has_ended = client.get(path)["finished_at"] is not None
         except Interrupted:
             time.sleep(_PAUSE_SECONDS)
-            continue
-        if cursor_before == after:
-            if has_ended:
-                return
-            has_ended = client.get(path)["finished_at"] is not None
 
 
 def _print(line: dict[str, Any], *, as_json: bool) -> None:
