@@ -126,6 +126,11 @@ class Connections:
         self._api = access
 
     @property
+    def api_in_use(self) -> ApiAccess | None:
+        """What `use_api` was given. None: the app goes to the database."""
+        return self._api
+
+    @property
     def is_over_http(self) -> bool:
         return self._api is not None
 

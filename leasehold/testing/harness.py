@@ -89,14 +89,17 @@ class TestApp:
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
         self._original_handlers: dict[str, tuple[Task[..., Any], Callable[..., Any]]] = {}  # from before `fail_next`
         self._death_point: str | None = None
-        self._settings_before = app.connections.settings_in_use
+        self._before = app.connections.settings_in_use, app.connections.api_in_use
         app.use(self.settings)
 
     def close(self) -> None:
-        """Restore the app's handlers and settings, and drop the database."""
+        """Restore the app's handlers, settings and API, and drop the database."""
         for task, handler in self._original_handlers.values():
             task.pipeline.handlers[STEP] = handler
-        self.app.connections.use(self._settings_before)
+        settings, api = self._before
+        self.app.connections.use(settings)
+        if api is not None:
+            self.app.connections.use_api(api)
         self._server.drop(self._url)
 
     # --- running

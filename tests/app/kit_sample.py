@@ -91,6 +91,12 @@ def test_an_app_is_given_back_with_its_settings(leasehold_server: TestServer) ->
     app.use(own)
     TestApp(app, leasehold_server).close()
     assert app.connections.settings_in_use is own
+    assert not now(app.connections.is_over_http)
+    app.use_api("https://jobs.example.com", "lh_key")
+    test_app = TestApp(app, leasehold_server)
+    assert not now(app.connections.is_over_http)
+    test_app.close()
+    assert (now(app.connections.is_over_http), app.connections.settings_in_use) == (True, own)
 
 
 def test_no_server_that_the_environment_names_is_used(
