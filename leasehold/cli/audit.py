@@ -78,7 +78,8 @@ def verify(
     tenant: Annotated[str | None, typer.Option(help="Check only the chain of this tenant.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every hash. Print the first broken row of each chain, and exit with 1 if a chain has one.
+    """Recompute every hash. Print the first broken row of each chain. Exit with 1 if a chain has one, or if no chain
+    was checked.
 
     Keep the printed heads of the chains elsewhere. Only a comparison with them shows that the end of a chain was cut
     off.
@@ -95,6 +96,8 @@ def verify(
         print_fields(rows, "tenant_id", "seq", "ends with", "broken")
 
     show({"chains": chains}, as_json, print_chains)
+    if not chains:
+        raise failure_printed("nothing was checked: there is no chain" + ("" if tenant is None else f" of {tenant}"))
     if any(chain["broken"] for chain in chains):
         raise typer.Exit(1)
 

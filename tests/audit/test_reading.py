@@ -255,6 +255,21 @@ async def test_an_export_beside_which_retention_deletes_rows_is_verified(
     assert result.exit_code == 0, result.output
 
 
+async def test_a_check_that_found_nothing_to_check_is_no_success(cli: Cli, rows: Connection, tmp_path: Path) -> None:
+    empty, file = tmp_path / "empty.jsonl", tmp_path / "audit.jsonl"
+    empty.touch()
+    for arguments in ((), (str(empty),), (str(empty), "--json")):
+        nothing = await cli("audit", "verify", *arguments)
+        assert (nothing.exit_code, "nothing was checked" in nothing.stderr) == (1, True), nothing.output
+    await act(rows, "acme")
+    assert (await cli("audit", "export", str(file))).exit_code == 0
+    for options in (("--tenant", "nobody"), (str(file), "--tenant", "nobody")):
+        nothing = await cli("audit", "verify", *options)
+        assert nothing.exit_code == 1
+        assert "nothing was checked: there is no chain of nobody" in nothing.stderr
+    assert (await cli("audit", "verify", str(file), "--tenant", "acme")).exit_code == 0
+
+
 async def test_what_the_command_line_does_to_keys_names_the_user_of_the_machine(cli: Cli, rows: Connection) -> None:
     made = await cli("keys", "create", "--tenant", "acme", "--client", "me", "--scope", "runs:read", "--json")
     prefix = json.loads(made.stdout.splitlines()[-1])["prefix"]
