@@ -19,6 +19,7 @@ the old cell claims a task of the tenant.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -256,8 +257,8 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
     Raises NotFound for an unknown tenant, Conflict if the new cell has rows of the tenant, and Conflict `still_running`
     if its steps do not end in time: then the tenant stays in the stage `drain`.
     """
-    # The maps are read before the move, because a wrong map must not end the command after the switch.
-    maps = [(path, _map_with_tenant(path, move)) for path in move.maps]
+    for path in move.maps:
+        _map_with_tenant(path, move)  # a wrong map must not end the command after the switch
     async with _open_cells(settings, other_settings, move) as cells:
         stage = await _begin_or_resume(cells, other_settings, settings, move)
         objects = 0
@@ -275,8 +276,8 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
         if stage == "switch":
             await _switch(cells, move)
             await _set_stage(cells, move, "moved")
-        for path, text in maps:
-            _replace_file(path, text)
+        for path in move.maps:
+            _change_map(path, move)
         objects += await _copy_late_uploads(cells, move)
         return {
             "tenant": move.tenant,
@@ -524,9 +525,13 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
 
-def _replace_file(path: Path, text: bytes) -> None:
-    """Write the file as a whole, or leave the old one."""
-    new_path = path.with_name(f".{path.name}.new")
-    new_path.write_bytes(text)
-    new_path.chmod(path.stat().st_mode & 0o777)
-    new_path.replace(path)
+def _change_map(path: Path, move: Move) -> None:
+    """Write the map as a whole, or leave the old one. The map is read again, because the move of another tenant may
+    have changed it since this move began. The lock is not the map itself, because another file takes its place.
+    """
+    with path.with_name(f".{path.name}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        new_path = path.with_name(f".{path.name}.new")
+        new_path.write_bytes(_map_with_tenant(path, move))
+        new_path.chmod(path.stat().st_mode & 0o777)
+        new_path.replace(path)

@@ -181,6 +181,34 @@ async def test_a_store_with_two_addresses_is_one_store_and_keeps_its_objects(two
         await store.close()
 
 
+async def test_a_map_that_another_move_changes_meanwhile_has_both_tenants_in_their_new_cell(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tenant in ("acme", "other"):
+        await submit(two.a.running.url, await two.a.key(tenant))
+    paths, switch = (two.a.path, two.b.path), moving._switch
+
+    async def switch_after_the_other_move(cells: Any, move: Move) -> None:
+        monkeypatch.setattr(moving, "_switch", switch)
+        await moved(two, Move("other", "b", paths))
+        await switch(cells, move)
+
+    monkeypatch.setattr(moving, "_switch", switch_after_the_other_move)
+    await moved(two, Move("acme", "b", paths))
+    for path in paths:
+        assert json.loads(path.read_text())["tenants"] == {"acme": "b", "other": "b"}
+
+
+async def test_moves_that_end_at_once_all_change_the_map(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    path.write_text(json.dumps({"cells": {"a": "http://a", "b": "http://b"}, "tenants": {"here": "a"}}))
+    path.chmod(0o640)
+    moves = [Move(f"t{number}", "b") for number in range(40)]
+    await asyncio.gather(*(asyncio.to_thread(moving._change_map, path, move) for move in moves))
+    assert json.loads(path.read_text())["tenants"] == {"here": "a"} | {move.tenant: "b" for move in moves}
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 async def test_the_old_cell_refuses_what_is_new_and_goes_on_to_serve_others(two: Two) -> None:
     key, other = await two.a.key(), await two.a.key("other")
     await submit(two.a.running.url, key)
