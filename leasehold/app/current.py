@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar, Token
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from leasehold.domain.errors import LeaseholdError
+from leasehold.domain.work import Work
 
 
 class NotInTask(LeaseholdError):
-    """`current()` was called outside of a task's attempt."""
+    """`current()` was called outside of a task's attempt, or in an isolated task for what its sandbox does not know."""
 
 
 class Current:
     """The attempt, as `current()` returns it.
 
     `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work; LocalAttempt for `task.local`), for
-    what this class does not have. In a task with `isolated=True` this is a Work, so only `task`, `progress`, `emit`,
-    `checkpoint` and `directory` work; the other members raise AttributeError.
+    what this class does not have. In a task with `isolated=True` this is a Work: the sandbox gets the arguments and no
+    more, so `run_id`, `tenant` and `number` raise NotInTask.
     """
 
     def __init__(self, task: str, attempt: Any) -> None:
@@ -29,33 +31,35 @@ class Current:
     @property
     def run_id(self) -> UUID:
         """The id of the run. Logs and links name it."""
-        run_id: UUID = self.attempt.job_id
+        run_id: UUID = self._attempt_with("run_id").job_id
         return run_id
 
     @property
     def tenant(self) -> str:
         """The tenant of the run."""
-        tenant: str = self.attempt.tenant_id
+        tenant: str = self._attempt_with("tenant").tenant_id
         return tenant
 
     @property
     def number(self) -> int:
         """The number of the attempt; the first is 1."""
-        number: int = self.attempt.number
+        number: int = self._attempt_with("number").number
         return number
 
     @property
     def state(self) -> Any:
         """What the app's lifespan yielded in this worker. None without a lifespan, in `task.local`, and in a task
-        with `process=True`: the value cannot be sent to the task's process.
+        with `process=True` or `isolated=True`: the value cannot be sent to the task's process.
         """
-        opened = self.attempt.opened
+        opened = None if isinstance(self.attempt, Work) else self.attempt.opened
         return None if opened is None else opened.state
 
     @property
     def log(self) -> Any:
-        """A structlog logger whose lines name the run, the task and the attempt."""
-        return self.attempt.log
+        """A structlog logger whose lines name the run, the task and the attempt. In a task with `process=True` or
+        `isolated=True`: a logger of `logging`, whose lines the worker keeps with the run.
+        """
+        return logging.getLogger(self.task) if isinstance(self.attempt, Work) else self.attempt.log
 
     @property
     def directory(self) -> Path:
@@ -77,6 +81,12 @@ class Current:
     def checkpoint(self) -> None:
         """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another worker may run it."""
         self.attempt.checkpoint()
+
+    def _attempt_with(self, member: str) -> Any:
+        """The attempt, for a member of this class that a Work does not have. Raises NotInTask."""
+        if isinstance(self.attempt, Work):
+            raise NotInTask(f"an isolated task does not know its {member}: give it what it needs as an argument")
+        return self.attempt
 
 
 _current: ContextVar[Current] = ContextVar("leasehold_current")

@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 
 from leasehold import App, Permanent, Retry, current
+from leasehold.app.current import NotInTask
 
 app = App("children")
 ONCE = Retry(times=0)
@@ -135,3 +136,15 @@ def shout(text: str) -> str:
 @app.task(isolated=True, retry=ONCE)
 def shout_much(size: int) -> str:
     return "X" * size
+
+
+@app.task(isolated=True, retry=ONCE)
+def ask_in_the_sandbox() -> list[str]:
+    current().log.info("to its own logger")
+    answers = [str(current().state)]
+    for member in ("run_id", "tenant", "number"):
+        try:
+            getattr(current(), member)
+        except NotInTask as error:
+            answers.append(str(error))
+    return answers

@@ -191,6 +191,11 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
     await sandboxed
     lines = await log_reads.log_page(connection, "me", sandboxed.id, 0, LogFilter(), 100)
     assert [(line["logger"], line["message"]) for line in lines] == [("shop", "in the sandbox")]
+    asked = await child_tasks.ask_in_the_sandbox.asubmit()
+    sentence = "an isolated task does not know its {}: give it what it needs as an argument"
+    assert await asked == ["None", *(sentence.format(member) for member in ("run_id", "tenant", "number"))]
+    (line,) = await log_reads.log_page(connection, "me", asked.id, 0, LogFilter(), 100)
+    assert (line["logger"], line["message"]) == ("children.ask_in_the_sandbox", "to its own logger")
     for one in (run, sandboxed):
         chunks = await log_reads.stream_page(connection, "me", one.id, 0, LogFilter(), 100)
         assert [chunk["chunk"] for chunk in chunks] == ["a chunk"]
