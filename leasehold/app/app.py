@@ -18,9 +18,9 @@ from leasehold.app.batches import Batches
 from leasehold.app.connection import Connections
 from leasehold.app.decorators import BatchDecorator, TaskDecorator, WorkflowDecorator
 from leasehold.app.middleware import Middleware, around
-from leasehold.app.place import caller_place, declaration_error
 from leasehold.app.processes import Processes
 from leasehold.app.run_limits import Batch
+from leasehold.app.source_location import declaration_error, location_of_caller
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskOptions, TaskTerms
 from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow, WorkflowTerms, workflow_of
@@ -60,9 +60,9 @@ class App:
     def __init__(self, name: str) -> None:
         """`name`: small letters, digits, `_` and `-`. Raises DeclarationError."""
         if not NAME.fullmatch(name):
-            place = caller_place(inspect.currentframe())
+            location = location_of_caller(inspect.currentframe())
             raise DeclarationError(
-                f"{place}: the app's name {name!r} must begin with a small letter, and have small letters, digits, "
+                f"{location}: the app's name {name!r} must begin with a small letter, and have small letters, digits, "
                 "`_` and `-` only, at most 63"
             )
         self.name = name
@@ -262,7 +262,7 @@ class App:
         """Add a task. Raises DeclarationError if its name is taken, or if it may not use its queue."""
         other_task = self.tasks.get(task.name)
         if other_task is not None:
-            raise DeclarationError(f"{task.place}: {task.name} is declared already, at {other_task.place}")
+            raise DeclarationError(f"{task.location}: {task.name} is declared already, at {other_task.location}")
         self._refuse_mixed_queue(task)
         task.pipeline.opens(self.opened)
         self._wrap(task)
@@ -275,7 +275,7 @@ class App:
             (other_step,) = other_task.pipeline.steps
             if other_step.queue == step.queue and other_step.isolated is not step.isolated:
                 raise DeclarationError(
-                    f"{task.place}: {task.name} and {other_task.name} ({other_task.place}) are both in the queue "
+                    f"{task.location}: {task.name} and {other_task.name} ({other_task.location}) are both in the queue "
                     f"{step.queue}, and only one is isolated: a queue has isolated tasks only, or none"
                 )
 

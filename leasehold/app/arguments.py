@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, c
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, SchemaError
 
-from leasehold.app.place import declaration_error
+from leasehold.app.source_location import declaration_error
 from leasehold.domain.errors import InvalidArguments
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.sentences import with_article

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from leasehold.app.arguments import POSITIONAL, hints_of
 from leasehold.app.batches import result_of_one
-from leasehold.app.place import declaration_error
+from leasehold.app.source_location import declaration_error
 from leasehold.app.task import PositionalTask
 
 A = TypeVar("A")  # the type of an item

@@ -137,5 +137,8 @@ def _checked_results(results: Any, count: int) -> list[Any]:
         kind = type(results).__name__
         returned = counted(len(results), "result", "results") if isinstance(results, list) else with_article(kind)
         items = counted(count, "item", "items")
-        raise Permanent("batch_mismatch", f"the function got {items} and returned {returned}: return a list as long")
+        raise Permanent(
+            "batch_mismatch",
+            f"the function got {items} and returned {returned}: return a list with one result for each item",
+        )
     return results

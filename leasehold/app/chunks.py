@@ -37,7 +37,7 @@ def _chunks_of_item(item: Mapping[str, Any]) -> Iterator[Chunk]:
     """What `Run.stream` yields for one chunk of the page. A chunk with which an attempt starts its step's stream anew
     gives two: first a `restart`, then the chunk itself.
     """
-    place = {name: item[name] for name in ("step", "attempt", "epoch")}
+    source = {name: item[name] for name in ("step", "attempt", "epoch")}
     if item["restarts"]:
-        yield Chunk(event="restart", **place)
-    yield Chunk(event="cut" if "cut" in item else "chunk", n=item["n"], chunk=item.get("chunk"), **place)
+        yield Chunk(event="restart", **source)
+    yield Chunk(event="cut" if "cut" in item else "chunk", n=item["n"], chunk=item.get("chunk"), **source)

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 class Handling:
-    """The handlers of one function; its task uses one of them. `plain` calls a plain function in a thread of the
-    worker. `loop` awaits an `async def`. `process` sends the call to a child process. `isolated` calls the function in
-    the sandbox's child process, where the handler itself runs. `batched` calls the function once for several attempts.
+    """The handlers of one function; its task uses one of them. `in_thread` calls a plain function in a thread of the
+    worker. `in_event_loop` awaits an `async def`. `process` sends the call to a child process. `isolated` calls the
+    function in the sandbox's child process, where the handler itself runs. `batched` calls the function once for
+    several attempts.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Handling:
         self._never_retried = terms.retry.never
         self._batch = terms.batch
 
-    def plain(self, attempt: Any) -> Done:
+    def in_thread(self, attempt: Any) -> Done:
         """Handle a leasehold.PlainAttempt: call a plain function in this thread."""
         encoded = self._call_function(attempt.params, attempt)
         if ResultLimits.of_settings(attempt.opened.settings).is_small(encoded):
@@ -50,7 +51,7 @@ class Handling:
         attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored_value())
 
-    async def loop(self, attempt: Any) -> Done:
+    async def in_event_loop(self, attempt: Any) -> Done:
         """Handle a leasehold.Attempt: call an async function in the worker's event loop."""
         positional, named = self._arguments.decoded(attempt.params)
         token = enter(Current(self._name, attempt))

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, SchemaError
 
-from leasehold.app.place import declaration_error
+from leasehold.app.source_location import declaration_error
 from leasehold.domain.errors import ObjectMissing, Permanent, ResultUnreadable
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.storable import encode_storable

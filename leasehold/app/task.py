@@ -20,9 +20,9 @@ from leasehold.app.current import Current, enter, leave
 from leasehold.app.failed import Failed
 from leasehold.app.handling import Handling
 from leasehold.app.local import LocalAttempt
-from leasehold.app.place import declaration_error, place_of
 from leasehold.app.results import Results
 from leasehold.app.run import Run
+from leasehold.app.source_location import declaration_error, location_of
 from leasehold.app.startable import StartableTask
 from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
@@ -40,7 +40,7 @@ ISOLATED_QUEUE = "isolated"
 
 
 class Task(Generic[P, R]):
-    """A declared function. `name`: `APP.TASK`, the name of its pipeline. `place`: file and line of the function."""
+    """A declared function. `name`: `APP.TASK`, the name of its pipeline. `location`: file and line of the function."""
 
     #: How many parameters come before the arguments: 1 for a workflow, whose first parameter is its context.
     _leading_parameters = 0
@@ -59,14 +59,14 @@ class Task(Generic[P, R]):
         check_function(function)
         self._connections = connections if connections is not None else Connections(app)
         self.function = function
-        self.place = place_of(function)
+        self.location = location_of(function)
         self.terms = terms
         hints = self._hints(function, local_names)
         self.arguments = Arguments(function, hints, skip=self._leading_parameters)
         self.results = Results(function, hints)
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
-        self._declare_limits()
+        self._apply_options()
         #: What a workflow needs of the task to start it.
         self.runnable = StartableTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
@@ -79,7 +79,7 @@ class Task(Generic[P, R]):
         """The types of the arguments and of the result."""
         return hints_of(function, local_names)
 
-    def _declare_limits(self) -> None:
+    def _apply_options(self) -> None:
         """Check the options `debounce`, `unique` and `on_failure`, and give the pipeline its limit and the task that
         follows a failure. Raises DeclarationError.
         """
@@ -122,10 +122,10 @@ class Task(Generic[P, R]):
             return self.handling.process
         if self.terms.isolated:
             return self.handling.isolated
-        return self.handling.loop if self._is_async else self.handling.plain
+        return self.handling.in_event_loop if self._is_async else self.handling.in_thread
 
     def __repr__(self) -> str:
-        return f"<task {self.name} of {self.place}>"
+        return f"<task {self.name} of {self.location}>"
 
     def options(self, **options: Unpack[SubmitOptions]) -> Prepared[P, R]:
         """The task with options: `task.options(key="k").submit(1, b=2)`. A type checker then sees the function's

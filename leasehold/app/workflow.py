@@ -11,8 +11,8 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeAlias, Ty
 from leasehold.app.arguments import POSITIONAL, Arguments, hints_of, takes_positional
 from leasehold.app.connection import Connections
 from leasehold.app.handling import done_with_result
-from leasehold.app.place import declaration_error
 from leasehold.app.results import Results
+from leasehold.app.source_location import declaration_error
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms
 
