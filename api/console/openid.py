@@ -24,7 +24,15 @@ from leasehold.api.console.state import state_of
 from leasehold.api.process.services import Services, services_of
 from leasehold.db.job_reads import Row
 from leasehold.domain.audit import Actor
-from leasehold.domain.errors import Forbidden, NotFound, RequestError, Unauthenticated
+from leasehold.domain.errors import (
+    BadGateway,
+    Conflict,
+    Forbidden,
+    NotFound,
+    RequestError,
+    Unauthenticated,
+    Unavailable,
+)
 from leasehold.limits import people
 from leasehold.security.openid import Flow, Identity, OpenId, memberships
 from leasehold.security.sealing import Sealing, Unsealable
@@ -43,7 +51,7 @@ async def send_to_provider(request: Request, following: Annotated[str, Query(max
     services = services_of(request)
     openid = _openid_of(services)
     sealing = Sealing(services.settings)
-    sealing.sign("console", b"")  # raises Unavailable without sealing keys, which sign the cookie
+    sealing.sign("console", b"")  # fail now: without keys, the session's cookie could not be signed after the sign-in
     flow = Flow.new()
     async with state_of(request).sign_ins.turn(_NO_TENANT):  # bounds the requests to the provider
         address = await openid.sign_in_url(flow, _redirect_uri(request))
@@ -72,7 +80,8 @@ async def return_from_provider(request: Request) -> Response:
         async with state_of(request).sign_ins.turn(_NO_TENANT):
             identity = await openid.identify(flow, _redirect_uri(request), answer)
     except RequestError as error:
-        _count_refusal(request, error.code, "")
+        if not isinstance(error, BadGateway | Unavailable):  # the provider is away, or too many sign in: no refusal
+            _count_refusal(request, error.code, "")
         raise
     row = await _admit_person(request, services, identity)
     caller = with_source(request, services.keyring.caller_of_person(row))
@@ -88,8 +97,13 @@ async def _admit_person(request: Request, services: Services, identity: Identity
     first tenant in which no admin has disabled the person. Raises Forbidden `no_role` if there is no such tenant.
     """
     scopes_by_tenant = memberships(services.settings, identity.groups)
-    async with services.pool.acquire() as connection:
-        rows = await people.record_sign_in(connection, identity, scopes_by_tenant, services.settings.people_per_tenant)
+    at_most = services.settings.people_per_tenant
+    try:
+        async with services.pool.acquire() as connection:
+            rows = await people.record_sign_in(connection, identity, scopes_by_tenant, at_most)
+    except Conflict as error:  # too_many_people
+        _count_refusal(request, error.code, identity.login)
+        raise
     admitted_rows = [row for row in rows if row["disabled_at"] is None]
     if not admitted_rows:
         _count_refusal(request, "no_role", identity.login)

@@ -29,8 +29,8 @@ _Key = TypeVar("_Key", UUID, str)
 
 
 class _Watch(ABC, Generic[_Key]):
-    """Requests that wait for a change of a job or a queue, which are the keys here: the id of the job, or the name of
-    the queue. While any request waits, a loop queries a number for each key, such as the number of a job's last event.
+    """Requests that wait for a change. A key is what they wait for: the id of a job, or the name of a queue. While any
+    request waits, a loop queries a number for each key, such as the number of a job's last event.
 
     Each request has a mark, such as the last number that the client knows. `_ready` compares the marks of a key's
     requests with the key's number, and chooses the requests that go on. A subclass says what the numbers are.
@@ -100,7 +100,7 @@ class _Watch(ABC, Generic[_Key]):
     async def _watch(self) -> None:
         """The loop. It ends when no request waits, and the next request starts it again."""
         while self._waiters:
-            started_at = monotonic()
+            started_at, pause = monotonic(), self._interval
             keys = list(self._waiters)  # others may be added during the query, which has no number for them
             try:
                 numbers = await self._read_numbers(keys)
@@ -108,11 +108,11 @@ class _Watch(ABC, Generic[_Key]):
                 DATABASE.record_error(error, "watches")
             else:
                 DATABASE.record_answer()
+                pause = max(pause, (monotonic() - started_at) / _QUERY_SHARE)
                 for key in keys:
                     for waiter in self._ready(self._waiters.get(key, {}), numbers.get(key)):
                         _resolve(waiter, changed=True)
-            query_seconds = monotonic() - started_at
-            await asyncio.sleep(max(self._interval, query_seconds / _QUERY_SHARE))
+            await asyncio.sleep(pause)
 
 
 class JobWatch(_Watch[UUID]):

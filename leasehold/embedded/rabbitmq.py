@@ -10,7 +10,7 @@ from pathlib import Path
 
 from leasehold.embedded.management import Management
 from leasehold.embedded.ports import free_port
-from leasehold.embedded.process import EmbeddedError, Server, unprivileged
+from leasehold.embedded.process import EmbeddedError, Server, kill_if_running, unprivileged
 from leasehold.embedded.rabbitmq_install import RabbitServer
 from leasehold.embedded.tls import Tls
 
@@ -140,7 +140,7 @@ class RabbitMQ:
         await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
     async def stop(self) -> None:
-        """Stop the node in order. A node that does not run stays stopped."""
+        """Stop the node cleanly, and kill it after STOP_SECONDS. A node that does not run stays stopped."""
         if self._server is not None:
             await self._server.stop(signal.SIGTERM, grace=STOP_SECONDS)
 
@@ -177,7 +177,10 @@ class RabbitMQ:
             program, *arguments, env=self._environment(), cwd=self.directory, user=self._run_as.user,
             group=self._run_as.group, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        output = (await process.communicate())[0].decode(errors="replace").strip()
+        try:
+            output = (await process.communicate())[0].decode(errors="replace").strip()
+        finally:
+            await kill_if_running(process)
         if process.returncode:
             raise EmbeddedError(f"{name} {arguments[0]}: {output}")
         return output

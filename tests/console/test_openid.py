@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 
 from leasehold.api.console import openid, session
 from leasehold.db.database import Connection, connect
-from leasehold.domain.errors import Conflict, Unauthenticated
+from leasehold.domain.errors import BadGateway, Conflict, Unauthenticated
 from leasehold.limits import people
 from leasehold.security.egress import Answer
 from leasehold.security.openid import Flow, Identity, OpenId
@@ -167,6 +167,27 @@ async def test_without_a_group_that_gives_a_role_nobody_comes_in(
     refused = await rows.fetchrow("SELECT * FROM audit WHERE action = 'sign_in.refused'")
     assert refused is not None
     assert (refused["actor_kind"], refused["actor"], refused["target"]) == ("person", "gina@example.org", "no_role")
+
+
+async def test_whom_a_full_tenant_refuses_is_in_the_audit_and_whom_an_outage_sends_away_is_not(
+    provider: Provider, settings: Settings, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = configured(settings, provider.issuer).model_copy(update={"people_per_tenant": 1})
+    await people.record_sign_in(rows, Identity("https://i", "1", "a", "A", frozenset()), {"acme": ["role:viewer"]}, 1)
+    async with serving(full) as running, browser_of(running) as browser:
+        provider.client(f"{running.url}/console/oidc/callback")
+        provider.person("vera", "watchers")
+        assert (await sign_in(provider, browser, "vera")).status_code == 409
+        address = await back(provider, browser, "vera")
+
+        async def away(*_: Any) -> Identity:
+            raise BadGateway("openid_unavailable", "The provider does not answer.")
+
+        monkeypatch.setattr(OpenId, "identify", away)
+        assert (await browser.get(address)).status_code == 502
+        await running.services.refusals.flush()
+    refused = await rows.fetch("SELECT actor, target FROM audit WHERE action = 'sign_in.refused'")
+    assert [tuple(row) for row in refused] == [("vera@example.org", "too_many_people")]
 
 
 async def test_who_has_left_the_group_loses_role_and_sessions_at_the_next_sign_in(

@@ -52,15 +52,16 @@ _CROWDED = 1 / 4
 #: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
 #: hints arrive within milliseconds, unless many hints of another tenant are in front of them.
 _LATE_HINT_SECONDS = 0.05
-#: After the first end of an attempt, a full pool waits for one further end per 8 slots, at most 0.02 s. Then it polls.
+#: When an attempt of a full pool ends, the pool waits until about one attempt for each 8 slots has ended, at most 0.02
+#: s. Then one poll fills all free slots.
 _SLOTS_PER_END, _ENDS_SECONDS = 8, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """What a poll found out. `has_more`: more tasks may be due. `hinted`: hints announce these tasks, so the pool need
-    not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has hints of new
-    tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
+    """What a poll found out. `has_more`: more tasks may be due. `hinted`: hints announce the tasks that are left, so
+    the pool need not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has
+    hints of new tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
     If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
     """

@@ -18,11 +18,11 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 from leasehold.transitions.sweeps import EXPIRED
 
-#: So long after the registration of a picture, its last upload URL has expired: LEASEHOLD_UPLOAD_UNFINISHED_SECONDS is
-#: at most a day.
+#: A day after a picture was registered, all its upload URLs have expired: LEASEHOLD_UPLOAD_UNFINISHED_SECONDS is at
+#: most a day.
 _LONGEST_UPLOAD = timedelta(days=1)
-#: The duty (a loop of the worker) that deletes pictures without a job, once their time is over. Rows of the quarantine
-#: have this name, so it stays as it was when the duty deleted abandoned uploads alone.
+#: The duty (a loop of the worker) that deletes pictures without a job, once their time is over. The value is an old
+#: name, from when the duty deleted only abandoned uploads: rows of the quarantine have it.
 JOBLESS = "abandoned_uploads"
 
 
@@ -90,7 +90,8 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
 
     An upload URL may outlive its picture. So the key of each picture has an upload row until no object can arrive any
     more, and housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object.
-    A completed upload with a signed size has no row any more (`uploads.close`): then this function writes one.
+    An upload whose URL admitted only one size lost its row when it was completed (`uploads.close`): for such a picture
+    this function writes the row again.
     """
     await connection.execute(
         f"""

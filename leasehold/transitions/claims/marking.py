@@ -25,7 +25,9 @@ _EXPRESSION_OF_COLUMN = {
 
 
 def job_columns(alias: str | None = None) -> str:
-    """SQL: the job's columns that `job_tasks` has, read from the CTE `alias`. None: from the table `job`, as `j`."""
+    """SQL: the list of the job's columns for `job_tasks`. `alias`: a CTE that has them already. None: the list computes
+    them from the table `job`, which the statement calls `j`.
+    """
     if alias is not None:
         return _columns(_COLUMNS_OF_JOB_TASKS, alias, {})
     return _columns(_COLUMNS_OF_JOB_TASKS, "j", _EXPRESSION_OF_COLUMN)
@@ -58,13 +60,13 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'"
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 
 
-# No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. The UPDATE
-# waits until a renewal of a lease, or a worker that stores a step's note, has released a row, and then judges the
-# newest version of the row. So its condition must test the row `t` itself: `job_tasks` has the row as it was when the
-# statement began.
+# No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. So the
+# UPDATE may have to wait until another statement, such as a renewal of the lease, has released a row. Then it judges
+# the newest version of the row. So its condition must test the row `t` itself: `job_tasks` has the row as it was when
+# the statement began.
 #
-# The first claim of a job's single task writes no event, because the view `history` derives the event from the task. As
-# long as this task was never claimed, the job has no other task, so the event's number follows the job's last number.
+# The first claim of a job's single task writes no event, because the view `history` derives the event from the task.
+# Until then the job has no other task, so nothing else takes the number after the job's last one: it is the event's.
 _MARK_CLAIMED = f"""
 , claimed_tasks AS (
     UPDATE task t

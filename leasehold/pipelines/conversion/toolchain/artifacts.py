@@ -36,8 +36,8 @@ def read_json(path: Path) -> Any:
 
 
 def earlier_reports(bie_report: Path) -> dict[str, Any]:
-    """The reports of the steps `onnx` and `bie`, for the step `nef`. The report of `bie` contains that of `onnx`, so
-    `nef` reads only the outputs of `bie`, and not the large model of `onnx`.
+    """The reports of the steps `onnx` and `bie`, for the step `nef`. Both are in the report of `bie`: a step that reads
+    the report of `onnx` would also have to download its large model.
     """
     bie = read_json(bie_report)
     return {"onnx": bie.pop("onnx"), "bie": bie}
