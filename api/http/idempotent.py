@@ -20,7 +20,7 @@ IdempotencyKey: TypeAlias = Annotated[
     Header(
         alias="Idempotency-Key",
         description="Same key and same body within 24 hours: the API repeats the first answer. Same key and another "
-        "body: 422. `POST /v1/runs` compares neither `priority`, nor `scheduled_at`, nor `tags`.",
+        "body: 422.",
         json_schema_extra={"pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
     ),
 ]

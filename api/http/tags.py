@@ -12,7 +12,7 @@ from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
 
 #: Members that requests did not have in the first release.
-_LATER_MEMBERS = ("tags", "callback_url", "dry_run")
+_LATER_MEMBERS = ("tags", "callback_url", "dry_run", "delay_seconds")
 
 
 def _check(tags: dict[str, str]) -> dict[str, str]:

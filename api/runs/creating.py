@@ -1,15 +1,16 @@
 """POST /v1/runs: starts a run of a template.
 
-`Submissions` writes a simple run together with the runs of other clients. A run is simple if it has no idempotency key
-and no dedupe key, if its template lets runs of the same scope run at once, and if no limit must be checked for it: no
-concurrency limit, rate or queue depth, and the tenant is far from its bound on unfinished jobs. Every other run gets a
-transaction of its own. `batches` and `replays` use the helpers below, too.
+`Submissions` writes a simple run together with the runs of other clients. A run is simple if it has no idempotency key,
+no dedupe key and no delay, if its template lets runs of the same scope run at once, and if no limit must be checked for
+it: no concurrency limit, rate or queue depth, and the tenant is far from its bound on unfinished jobs. Every other run
+gets a transaction of its own. `batches` and `replays` use the helpers below, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -32,9 +33,10 @@ from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import RunAccepted, RunRequest
 from leasehold.broker.base import BANDS
+from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.domain.errors import RequestError
+from leasehold.domain.errors import Invalid, RequestError
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
@@ -47,9 +49,6 @@ _EXISTING_RUN: dict[int | str, dict[str, Any]] = {
 }
 #: How often a request is tried while other requests start and end runs with the same dedupe keys.
 _DUPLICATE_TRIES = 5
-#: Members of a request that say when and under which name the run is done, not what it does, with the values that a
-#: fingerprint has in their place. A client that repeats `scheduled_at = now + an hour` sends another time.
-_NOT_THE_WORK: dict[str, Any] = {"priority": "normal", "scheduled_at": None, "tags": {}}
 
 
 @router.post(
@@ -65,7 +64,7 @@ _NOT_THE_WORK: dict[str, Any] = {"priority": "normal", "scheduled_at": None, "ta
         HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `same_key_running`, "
         "`idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
-        f"`nothing_to_do`, `invalid_request`, {REFUSED_URL}",
+        f"`nothing_to_do`, `invalid_request`, `start_ambiguous`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
@@ -74,6 +73,8 @@ async def create_run(
 ) -> Response:
     services = services_of(request)
     check_callback_url(services.settings, body.callback_url)
+    if body.scheduled_at is not None and body.delay_seconds is not None:
+        raise Invalid("start_ambiguous", "Name `scheduled_at` or `delay_seconds`, not both.")
     if body.dedupe is not None and not idempotency_key:
         async with services.pool.acquire() as connection:
             existing_run = await _existing_run(connection, caller.tenant_id, body)
@@ -91,6 +92,7 @@ async def create_run(
             raise new_run
         if (
             new_run.dedupe_key is None
+            and body.delay_seconds is None  # `_create_alone` reads the database's clock for it
             and new_run.template_version.independent  # its runs neither exclude nor replace each other
             and await services.submissions.create(new_run)  # False: a concurrency limit applies, nothing is written
         ):
@@ -116,18 +118,26 @@ async def _create_alone(
             return existing_run
         queues = queues_of(caller.tenant_id, new_run.template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
-            effects = await runs.create(connection, new_run)
-            written_runs.append((new_run, effects))
+            run = await _with_delay(connection, new_run, body.delay_seconds)
+            effects = await runs.create(connection, run)
+            written_runs.append((run, effects))
         limit_headers.update(charge.fields)
-        status = runs.first_state(new_run, is_limited=bool(effects.limits))
-        return Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, status))
+        status = runs.first_state(run, is_limited=bool(effects.limits))
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(run, status))
 
-    request_hash = fingerprint(b"POST /v1/runs", json_of_request(body.model_copy(update=_NOT_THE_WORK)))
+    request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
     for run, effects in written_runs:
         await publish_run_effects(services, effects)
         _record_submission(run)
     return accepted_response(answer, limit_headers)
+
+
+async def _with_delay(connection: Connection, new_run: NewRun, delay_seconds: float | None) -> NewRun:
+    """The run, to start `delay_seconds` from now by the database's clock; None: unchanged."""
+    if delay_seconds is None:
+        return new_run
+    return replace(new_run, scheduled_at=await database_time(connection) + timedelta(seconds=delay_seconds))
 
 
 async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:

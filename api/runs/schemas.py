@@ -14,6 +14,7 @@ from leasehold.api.http.tags import Tags
 from leasehold.db.job_reads import Row
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.json_values import MAX_SMALLINT, JsonInstant, JsonNumber
+from leasehold.domain.pipeline import MAX_DELAY
 from leasehold.domain.states import JobState
 from leasehold.domain.template import MAX_SECONDS
 
@@ -72,6 +73,11 @@ class RunRequest(_Request):
     payload: dict[str, JsonValue] = Field(default_factory=dict)
     priority: Priority = "normal"
     scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
+    delay_seconds: Annotated[float, Field(gt=0, le=MAX_DELAY.total_seconds()), JsonNumber] | None = Field(
+        None,
+        description="In place of `scheduled_at`: the run starts this long after the request, or later. A repetition "
+        "with the same `Idempotency-Key` sends the same number, and changes nothing.",
+    )
     start_within_seconds: StartWithin = None
     dedupe: Dedupe | None = None
     tags: Tags = {}

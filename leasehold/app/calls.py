@@ -12,14 +12,12 @@ from leasehold.app.run_limits import Unique
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import new_id
-from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.pipeline import MAX_DELAY, Pipeline
 from leasehold.domain.tags import check_tags
 
 R = TypeVar("R")  # the type of the task's result
 Priority = Literal["high", "normal", "low"]
 PRIORITIES = ("high", "normal", "low")
-#: The longest delay of a run, about ten years.
-MAX_DELAY = timedelta(days=3660)
 #: The most characters of a key.
 MAX_KEY = 200
 
@@ -28,8 +26,9 @@ class SubmitOptions(TypedDict, total=False):
     """What `submit` takes beside the arguments.
 
     `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
-    `delay`: the run starts that much later. `tags`: up to 8 names with values to find the run by. `priority`: high,
-    normal or low. `id`: an id for the run, a UUIDv7 that you made: a repeated submission with it starts no second run.
+    It must have the same arguments, and over HTTP the same options, too. `delay`: the run starts that much later.
+    `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low. `id`: an id for the run, a
+    UUIDv7 that you made: a repeated submission with it starts no second run.
     """
 
     key: str | None

@@ -168,11 +168,15 @@ def _refuse(sentence: str) -> NoReturn:
 
 def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
     options = call.options
+    # The API refuses another request with the same key, and `scheduled_at` is another time at each call. Without a key
+    # it is sent all the same: an API of 0.1.0 does not know `delay_seconds`.
+    delay = options.delay if options.key is not None else None
     return requests.submit(
         call.task.name,
         call.params,
         priority=options.priority,
-        scheduled_at=call.scheduled_at,
+        scheduled_at=None if delay else call.scheduled_at,
+        delay_seconds=delay.total_seconds() if delay else None,
         tags=options.tags,
         key=None if options.key is None else _idempotency_key(call.task.name, options.key),
     )

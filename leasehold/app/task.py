@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overlo
 from uuid import UUID
 
 from leasehold.app.arguments import Arguments, hints_of
-from leasehold.app.calls import MAX_DELAY, OPTIONS, Call, Options, SubmitOptions
+from leasehold.app.calls import OPTIONS, Call, Options, SubmitOptions
 from leasehold.app.connection import Connections
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.failed import Failed
@@ -26,7 +26,7 @@ from leasehold.app.source_location import declaration_error, location_of
 from leasehold.app.startable import StartableTask
 from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
-from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
+from leasehold.domain.pipeline import MAX_DELAY, NAME, Pipeline, PipelineLimit, RunTerms, Step
 
 P = ParamSpec("P")  # the parameters of the function
 Q = ParamSpec("Q")  # its parameters after the first argument

@@ -116,6 +116,7 @@ def submit(
     scope_id: str | None = None,
     priority: Priority = "normal",
     scheduled_at: datetime | None = None,
+    delay_seconds: float | None = None,
     start_within_seconds: int | None = None,
     dedupe: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -124,6 +125,8 @@ def submit(
 ) -> Call[models.Accepted]:
     """Start a run.
 
+    `scheduled_at`: the run starts at this time or later. `delay_seconds`: in its place, how long after the request. A
+    repetition with `key` must be the same request, so give it `delay_seconds` and not a time that you compute anew.
     `dedupe`: a key. If an unfinished run of the template has the same key, that run is the answer, and no run starts.
     `callback_url`: the API sends the run's end there. `key`: the idempotency key; None: the client makes one.
     """
@@ -135,6 +138,7 @@ def submit(
         scope_id=scope_id,
         priority=priority,
         scheduled_at=_instant_text(scheduled_at),
+        delay_seconds=delay_seconds,
         start_within_seconds=start_within_seconds,
         dedupe=None if dedupe is None else {"key": dedupe},
         tags=None if tags is None else dict(tags),

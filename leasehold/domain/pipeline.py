@@ -144,6 +144,8 @@ class Step:
 
 #: The longest grace of a cancel, because a client waits until the cancelled run has stopped.
 MAX_GRACE = timedelta(hours=1)
+#: The longest delay of a run, about ten years.
+MAX_DELAY = timedelta(days=3660)
 
 
 @dataclass(frozen=True, slots=True)

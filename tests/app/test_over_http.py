@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -116,14 +117,40 @@ async def test_a_key_starts_one_run_of_its_task(rows: Connection) -> None:
 
 
 @pytest.mark.usefixtures("_over_http")
-async def test_a_key_gives_the_first_run_however_the_repetition_is_to_be_run(rows: Connection) -> None:
-    first = await shop.double.asubmit(4, key="k", delay=timedelta(hours=1), tags={"n": "1"})
-    assert await shop.double.asubmit(4, key="k", delay=timedelta(hours=1), tags={"n": "1"}) == first
-    assert await shop.double.asubmit(4, key="k", priority="high", tags={"n": "2"}) == first
-    with pytest.raises(Invalid):
-        await shop.double.asubmit(5, key="k", delay=timedelta(hours=1), tags={"n": "1"})
-    assert await rows.fetchval("SELECT array_agg(value) FROM job_tag") == ["1"]
-    assert await rows.fetchval("SELECT array_agg(priority) FROM job") == [1]
+async def test_a_key_with_a_delay_gives_the_first_run(rows: Connection) -> None:
+    delay, tags = timedelta(hours=1), {"n": "1"}
+    first = await shop.double.asubmit(4, key="k", delay=delay, tags=tags)
+    assert await shop.double.asubmit(4, key="k", delay=delay, tags=tags) == first
+    others: list[dict[str, Any]] = [
+        {"delay": timedelta(hours=2), "tags": tags},
+        {"tags": tags},
+        {"delay": delay, "tags": {"n": "2"}},
+        {"delay": delay, "tags": tags, "priority": "high"},
+    ]
+    for options in others:
+        with pytest.raises(Invalid) as refused:
+            await shop.double.asubmit(4, key="k", **options)
+        assert refused.value.code == "idempotency_key_reused"
+    waits = await rows.fetchval("SELECT scheduled_at - created_at FROM run JOIN job ON id = job_id")  # of the only run
+    assert abs(waits - delay) < timedelta(minutes=1)  # two reads of the database's clock
+
+
+async def test_only_a_delay_with_a_key_needs_an_api_that_counts_the_delay(
+    running: Running, key: str, rows: Connection
+) -> None:
+    """An API of 0.1.0 does not know `delay_seconds`."""
+    hour = timedelta(hours=1)
+    async with fronting(running.url) as front:
+        shop.app.use_api(front.url, key, timeout=SECONDS)
+        try:
+            await shop.double.asubmit(1, delay=hour)
+            await shop.double.asubmit(1, key="k", delay=hour)
+            await shop.double.asubmit(1, key="other", delay=timedelta(0))
+            await shop.double.asubmit_many([shop.double.options(delay=hour).call(n) for n in (1, 2)])
+        finally:
+            await asyncio.to_thread(shop.app.close)
+    starts = [{"scheduled_at", "delay_seconds"} & json.loads(body).keys() for body in front.bodies]
+    assert starts == [{"scheduled_at"}, {"delay_seconds"}, set(), {"scheduled_at"}]
 
 
 @pytest.mark.usefixtures("_over_http")

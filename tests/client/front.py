@@ -32,6 +32,7 @@ class Front:
         self.url = ""
         self.failures: list[str] = []
         self.seen: list[tuple[str, str, str | None]] = []  # method, path, idempotency key
+        self.bodies: list[bytes] = []  # of the requests of `seen`
         self.sent_bytes = 0
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -53,6 +54,7 @@ class Front:
         if headers.get("transfer-encoding") == "chunked":
             body = await _chunked(reader)
         self.seen.append((method, path, headers.get("idempotency-key")))
+        self.bodies.append(body)
         failure = self.failures.pop(0) if self.failures else None
         if failure == "break":
             return

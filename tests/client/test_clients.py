@@ -391,7 +391,7 @@ def made_calls(tmp_path: Path) -> list[Call[Any]]:
     path.write_bytes(b"x")
     ticket = models.Ticket(media_id=UUID(int=0), upload_url="http://x", original_key="k", expires_in=1)
     return [
-        calls.submit("t"),
+        calls.submit("t", delay_seconds=5),
         calls.submit_many("t", [{}]),
         calls.get_run("r"),
         calls.runs().page(None),

@@ -11,6 +11,8 @@ import pytest
 import time_machine
 
 from leasehold.api.auth.security import JOBS_READ, RUNS_READ
+from leasehold.api.http.tags import json_of_request
+from leasehold.api.runs.schemas import RunRequest
 from leasehold.db import run_reads
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
@@ -49,6 +51,7 @@ async def test_the_history_of_a_run_adds_up_to_its_rows(client: Client, worker: 
         ({"scope": "NOT A SCOPE"}, 422, "invalid_request"),
         ({"priority": "urgent"}, 422, "invalid_request"),
         ({"scheduled_at": "2026-11-21T10:00:00"}, 422, "invalid_request"),  # no zone: nobody knows when
+        ({"scheduled_at": "2100-01-01T00:00:00Z", "delay_seconds": 5}, 422, "start_ambiguous"),
     ],
 )
 async def test_what_cannot_be_run_is_refused(client: Client, body: dict[str, object], status: int, code: str) -> None:
@@ -126,6 +129,42 @@ async def test_a_run_starts_no_earlier_than_it_was_scheduled(client: Client, wor
     assert [reason["code"] for reason in explained["reasons"]] == ["waiting_until"]
     said = await client.until(run, "succeeded")
     assert datetime.fromisoformat(said["started_at"]) >= at
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}])
+async def test_a_run_starts_no_earlier_than_its_delay_by_the_databases_clock(
+    client: Client, worker: Worker, rows: Connection, headers: dict[str, str]
+) -> None:
+    before = await rows.fetchval("SELECT clock_timestamp()")
+    with time_machine.travel(datetime.now(UTC) - timedelta(hours=1), tick=True):
+        body = {"template": "scripted", "scheduled_at": None, "delay_seconds": 1.5}
+        accepted = await client.http.post("/v1/runs", json=body, headers=headers)
+    assert (accepted.status_code, accepted.json()["status"]) == (202, "pending")
+    said = await client.until(accepted.json()["id"], "succeeded")
+    assert datetime.fromisoformat(said["scheduled_at"]) >= before + timedelta(seconds=1.5)
+    assert datetime.fromisoformat(said["started_at"]) >= datetime.fromisoformat(said["scheduled_at"])
+
+
+async def test_a_repetition_with_the_same_delay_is_the_same_request(client: Client) -> None:
+    async def start(**members: Any) -> Any:
+        body = {"template": "scripted", **members}
+        return await client.http.post("/v1/runs", json=body, headers={"Idempotency-Key": "k"})
+
+    first = await start(delay_seconds=3600)
+    again = await start(delay_seconds=3600.0)
+    assert (first.status_code, again.status_code, again.json()) == (202, 202, first.json())
+    start_of_first = (await client.look(first.json()["id"]))["scheduled_at"]
+    for other in ({"delay_seconds": 3601}, {}, {"scheduled_at": start_of_first}):
+        problem(await start(**other), 422, "idempotency_key_reused")
+
+
+def test_a_request_that_the_first_release_knew_has_the_fingerprint_of_then() -> None:
+    """Else a repetition across the upgrade would be refused."""
+    body = RunRequest.model_validate({"template": "t", "scope_id": "7", "scheduled_at": "2030-01-01T00:00:00Z"})
+    assert json_of_request(body) == (
+        b'{"template":"t","version":null,"scope":"tenant","scope_id":"7","payload":{},"priority":"normal",'
+        b'"scheduled_at":"2030-01-01T00:00:00Z","start_within_seconds":null,"dedupe":null}'
+    )
 
 
 async def test_lists_are_paged_newest_first_and_by_what_is_asked_for(client: Client, worker: Worker) -> None:
