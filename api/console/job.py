@@ -82,7 +82,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     ledger = explanation["ledger"]
     is_ledger_cut = len(ledger) == _DEPTH.entries  # then earlier entries were perhaps not read
     async with services.pool.acquire() as connection:
-        details = await _read_details(connection, caller, access)
+        details = await _read_details(request, connection, caller, access)
     return page(
         request,
         "job.html",
@@ -97,7 +97,6 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         ended=has_ended,
         why=explanation,
         waits=details.waits,
-        once=form_idempotency_key(request, "signal", str(job_id)),
         timeline=timeline(job, steps, ledger, details.tasks, now, is_cut=is_ledger_cut),
         graph=graph_of(details.tasks),
         ledger=_with_workers(ledger)[-_MAX_LEDGER_ENTRIES:],
@@ -133,7 +132,7 @@ class _Details:
     waits: Sequence[Mapping[str, Any]]
 
 
-async def _read_details(connection: Connection, caller: Caller, access: JobAccess) -> _Details:
+async def _read_details(request: Request, connection: Connection, caller: Caller, access: JobAccess) -> _Details:
     tenant_id = access.acting_caller.tenant_id
     events = await _latest_events(connection, access)
     acts = await acts_on(connection, tenant_id, access.id, events)
@@ -146,8 +145,18 @@ async def _read_details(connection: Connection, caller: Caller, access: JobAcces
         chunks=await log_reads.stream_end(connection, tenant_id, access.id, _MAX_CHUNKS),
         acts=acts,
         operations=await _existing_operations(connection, caller, acts),
-        waits=[{"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"])} for row in waits],
+        waits=[_wait_of(request, access, row) for row in waits],
     )
+
+
+def _wait_of(request: Request, access: JobAccess, row: Row) -> dict[str, Any]:
+    """A wait of the job's workflow, for the page. Its form answers this wait once (`once`). The next wait for the same
+    signal has another key: with the same key, an answer within the same minute would count as a repetition, and the
+    workflow would not get it.
+    """
+    wait = (row["name"], row["branch"], row["number"], row["epoch"])
+    once = form_idempotency_key(request, "signal", str(access.id), *map(str, wait))
+    return {"name": row["name"], "due_at": row["due_at"], "inputs": inputs_of(row["schema"]), "once": once}
 
 
 async def _existing_operations(connection: Connection, caller: Caller, acts: Sequence[Act]) -> set[str]:

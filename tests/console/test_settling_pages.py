@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, tzinfo
 from html import unescape
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -222,6 +223,37 @@ async def test_a_wait_is_answered_by_its_form_and_a_wrong_answer_says_what_is_wr
     assert [row["payload"] for row in sent] == [{"by": "anna", "amount": 12, "final": True}]
     stranger = await person(ROLES["operator"], tenant="other")
     assert (await stranger.send(path, payload="1")).status_code == 404
+
+
+async def test_each_of_two_waits_for_one_signal_gets_the_answer_that_a_person_gives_it_within_a_minute(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that is sent again, even from a page that was opened since, is one answer."""
+
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Noon:
+            return cls(2026, 11, 27, 12, tzinfo=tz)
+
+    monkeypatch.setattr("leasehold.api.console.rendering.datetime", Noon)
+    somebody = await person(ROLES["operator"])
+    job_id = await waits(maker, rows, {"type": "boolean"})
+
+    async def answer() -> str:
+        (once,) = re.findall(r'name="once" value="([^"]+)"', await somebody.see(f"/jobs/{job_id}"))
+        return await somebody.do(f"/jobs/{job_id}/signals/approved", payload="true", once=once, back=f"/jobs/{job_id}")
+
+    for number in (2, 3):
+        for _ in range(2):
+            assert "The job has your answer to approved." in await answer()
+        # The workflow consumes the answer, and waits once more.
+        assert len(await rows.fetch("DELETE FROM signal WHERE job_id = $1 RETURNING id", job_id)) == 1
+        await rows.execute("UPDATE journal SET state = 'done' WHERE job_id = $1", job_id)
+        await rows.execute(
+            "INSERT INTO journal (job_id, branch, number, kind, name, state, epoch)"
+            " VALUES ($1, '', $2, 'signal', 'approved', 'open', 1)",
+            job_id, number,
+        )  # fmt: skip
 
 
 def test_a_form_has_the_fields_of_its_schema_or_one_for_json() -> None:

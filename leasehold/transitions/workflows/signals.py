@@ -76,7 +76,7 @@ ORDER BY e.branch, e.number LIMIT 1
 # Reads the index of open waits. If several branches wait for the same name, the schema of the first counts.
 _WAITS = """
 -- signal_waits
-SELECT DISTINCT ON (e.name) e.name, e.value -> 'schema' AS schema, e.due_at
+SELECT DISTINCT ON (e.name) e.name, e.value -> 'schema' AS schema, e.due_at, e.branch, e.number, e.epoch
 FROM journal e JOIN job j ON j.id = e.job_id
 WHERE e.job_id = $1 AND j.tenant_id = $2 AND e.kind = 'signal' AND e.state = 'open'
 ORDER BY e.name, e.branch, e.number LIMIT 20
@@ -84,7 +84,9 @@ ORDER BY e.name, e.branch, e.number LIMIT 20
 
 
 async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequence[Row]:
-    """The signals that the run's workflow waits for now, at most 20: name, schema, and when the wait ends by itself."""
+    """The signals that the run's workflow waits for now, at most 20: name, schema, and when the wait ends by itself.
+    The place of the wait (`branch`, `number`) and its `epoch` tell it from the workflow's other waits for this name.
+    """
     return await connection.fetch(_WAITS, run_id, tenant_id)
 
 
