@@ -22,6 +22,7 @@ from leasehold.api.auth.security import CONVERSION_READ
 from leasehold.api.conversion.conversion import find
 from leasehold.api.conversion.view import ARTIFACTS, disposition
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.leaving import until_gone
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.best_effort import best_effort
 from leasehold.api.process.keyring import Caller
@@ -180,7 +181,7 @@ class _ArtifactStream(Response):
         self._sent_bytes = 0
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+        disconnected = asyncio.create_task(until_gone(receive))
         try:
             async with aclosing(self._pieces), asyncio.timeout(downloads.MAX_SECONDS) as time_limit:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -203,8 +204,3 @@ class _ArtifactStream(Response):
     async def _send(self, send: Send, piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
         self._sent_bytes += len(piece)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue

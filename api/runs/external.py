@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.api.auth.security import EXTERNAL_WORK, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
+from leasehold.api.http.leaving import while_present
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
@@ -131,24 +132,35 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
     )
     queues = [external_queue(caller.tenant_id, queue) for queue in body.queues]
     deadline = monotonic() + body.wait
-    while True:
-        tasks = await _claim_tasks(services, terms, queues, body.limit)
-        # `runnable` waits for a due task. Another worker may claim it first: then this loop waits again.
-        if tasks or not await services.queues.runnable(queues, max(0.0, deadline - monotonic())):
-            return json_response({"tasks": tasks})
+    claimed_tasks, needed_steps = await _claim_tasks(services, terms, queues, body.limit)
+    # `runnable` waits for a due task. Another worker may claim it first: then this loop waits again.
+    while not claimed_tasks and (seconds := deadline - monotonic()) > 0:
+        if not await while_present(request, services.queues.runnable(queues, seconds)):
+            break
+        claimed_tasks, needed_steps = await _claim_tasks(services, terms, queues, body.limit)
+    tasks = [
+        _task_answer(claimed, terms.ttl) | _inputs_of(services, needed_steps[claimed.lease.task_id])
+        for claimed in claimed_tasks
+    ]
+    # The worker may have died since it asked: then nobody would work on the tasks until their leases have passed, and
+    # each of them would be charged a loss.
+    if tasks and await request.is_disconnected():
+        async with services.pool.acquire() as connection:
+            await settlements.release(connection, [claimed.lease for claimed in claimed_tasks])
+    return json_response({"tasks": tasks})
 
 
 async def _claim_tasks(
     services: Services, terms: LeaseTerms, queues: Sequence[str], limit: int
-) -> list[dict[str, Any]]:
-    """Claim due tasks. Returns each as the answer shows it, with its inputs."""
-    async with services.pool.acquire() as connection:
+) -> tuple[list[Claimed], dict[UUID, list[Any]]]:
+    """Claim due tasks, and read the steps that each of them needs, by its id. Both or neither: a worker that gets an
+    error has no task.
+    """
+    async with services.pool.acquire() as connection, connection.transaction():
         claimed_tasks = await claims.claim_due(connection, terms, queues, limit)
-        needed_steps = await external.needed_steps(connection, [claimed.lease.task_id for claimed in claimed_tasks])
-    return [
-        _task_answer(claimed, terms.ttl) | _inputs_of(services, needed_steps[claimed.lease.task_id])
-        for claimed in claimed_tasks
-    ]
+        return claimed_tasks, await external.needed_steps(
+            connection, [claimed.lease.task_id for claimed in claimed_tasks]
+        )
 
 
 def _inputs_of(services: Services, steps: Sequence[Any]) -> dict[str, Any]:

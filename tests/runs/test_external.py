@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import orjson
 import pytest
 
 from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_READ
+from leasehold.api.process.metrics import CONNECTIONS
 from leasehold.client import external
 from leasehold.client.external import ExternalWorker, Refused, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.security.credentials import create_key
 from leasehold.telemetry.attempt_logs import MAX_FIELDS
+from leasehold.transitions import external as transitions
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
@@ -700,6 +705,83 @@ async def test_of_many_who_wait_as_many_as_there_are_tasks_get_one(
     found = [tasks for tasks in await asyncio.gather(*waiters) if tasks]
     assert sorted(task["run_id"] for (task,) in found) == sorted(runs)
     assert running.services.queues.waiting == 0
+
+
+@asynccontextmanager
+async def claiming(client: Client, running: Running, wait: int) -> AsyncIterator[None]:
+    """A worker that has asked for tasks, with a lease of an hour, and dies at the end of the block. The API has seen
+    its end then.
+    """
+    host, port = running.url.removeprefix("http://").split(":")
+    opened = client_connections()
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = orjson.dumps({"worker_id": "dead", "queues": ["reports"], "wait": wait, "lease_seconds": 3600, "limit": 9})
+    head = "POST /v1/external/claim HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    key = client.http.headers["authorization"]
+    writer.write(f"{head}Authorization: {key}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    yield
+    writer.transport.abort()
+    while client_connections() > opened:
+        await asyncio.sleep(0.01)
+
+
+def client_connections() -> float:
+    return next(sample.value for metric in CONNECTIONS.collect() for sample in metric.samples)
+
+
+async def test_a_worker_that_dies_while_it_waits_gets_no_task(
+    client: Client, running: Running, rows: Connection, template: str
+) -> None:
+    async with asyncio.timeout(20), claiming(client, running, wait=30):
+        while running.services.queues.waiting < 1:
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        while running.services.queues.waiting:
+            await asyncio.sleep(0.01)
+    await client.start(template)
+    task = await claim(client, "w2", wait=20)
+    assert (task["attempt"], task["epoch"]) == (1, 1)
+
+
+async def test_a_task_that_a_dead_worker_has_claimed_is_due_again_at_once_and_costs_no_attempt(
+    client: Client, running: Running, rows: Connection, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died before its answer."""
+    read, claimed, go_on = transitions.needed_steps, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*arguments: Any) -> Any:
+        claimed.set()
+        await go_on.wait()
+        return await read(*arguments)
+
+    runs = {await client.start(template) for _ in range(2)}
+    monkeypatch.setattr(transitions, "needed_steps", slowly)
+    async with asyncio.timeout(20):
+        async with claiming(client, running, wait=0):
+            await claimed.wait()
+        go_on.set()
+    monkeypatch.undo()
+    tasks = [await claim(client, "w2", wait=20) for _ in runs]
+    assert {task["run_id"] for task in tasks} == runs
+    assert [(task["attempt"], task["epoch"]) for task in tasks] == [(1, 2)] * 2
+    for run in runs:
+        await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_claim_that_fails_halfway_has_claimed_nothing(
+    client: Client, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.start(template)
+
+    async def lost(*_arguments: Any) -> Any:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(transitions, "needed_steps", lost)
+    answer = await client.post("/v1/external/claim", worker_id="w1", queues=["reports"], lease_seconds=3600)
+    problem(answer, 503, "database_unavailable")
+    monkeypatch.undo()
+    task = await claim(client, "w2")
+    assert (task["attempt"], task["epoch"]) == (1, 1)
 
 
 async def test_nobody_is_woken_for_a_paused_queue_or_for_what_is_not_due(

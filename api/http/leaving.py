@@ -1,0 +1,33 @@
+"""Notices that a client has closed its connection while the API works on its request. The server does not end the
+request then. So an endpoint that gives something away once (a task, a result) must look whether the client is still
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from fastapi import Request
+from starlette.types import Receive
+
+from leasehold.runtime.gather import cancel_and_wait
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has gone. Call this only after the body was read, because the rest of it is discarded."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def while_present(request: Request, wait: Coroutine[Any, Any, bool]) -> bool:
+    """The result of `wait`, a long poll. False if the client goes before: then `wait` is cancelled. The body must have
+    been read.
+    """
+    waiting, going = asyncio.create_task(wait), asyncio.create_task(until_gone(request.receive))
+    try:
+        await asyncio.wait((waiting, going), return_when=asyncio.FIRST_COMPLETED)
+        return not going.done() and waiting.result()
+    finally:
+        await cancel_and_wait(waiting, going)
