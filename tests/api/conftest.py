@@ -14,6 +14,7 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi import APIRouter
+from prometheus_client import Gauge
 
 from leasehold.api.app import make_app
 from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE
@@ -127,6 +128,10 @@ async def media_api(api: Running, make_key: MakeKey) -> AsyncIterator[MediaApi]:
 def client_of(url: str, key: str | None = None) -> httpx2.AsyncClient:
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     return httpx2.AsyncClient(base_url=url, headers=headers, timeout=40)
+
+
+def value_of(gauge: Gauge) -> float:
+    return next(sample.value for metric in gauge.collect() for sample in metric.samples)
 
 
 async def count(rows: Connection, table: str) -> int:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
+import orjson
 import pytest
 
 from leasehold.api.generation.events import _status_fields
+from leasehold.api.process.metrics import CONNECTIONS, IN_FLIGHT
 from leasehold.db.database import Connection
 from leasehold.db.event_reads import EventView
+from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
+from tests.api.conftest import client_of, serving, value_of
 from tests.api.media_api import problem
-from tests.generation.conftest import Client
+from tests.generation.conftest import SCOPES, SECONDS, Client
 
 
 async def ask(client: Client, task: str, etag: str | None = None, **params: Any) -> httpx2.Response:
@@ -59,6 +65,37 @@ async def test_consuming_takes_the_result_though_it_is_known(client: Client, wor
     etag = (await ask(client, task)).headers["etag"]
     assert (await ask(client, task, etag, consume=True)).json()["data"]["status_text"] == "completed"
     assert (await ask(client, task, etag)).json()["data"]["status_text"] == "unknown"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_result_is_not_consumed_for_a_client_that_has_gone_while_it_waited(
+    generation_settings: Settings, connection: Connection, method: str
+) -> None:
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(generation_settings) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        task = await client.ordered("a cat")
+        host, port = running.url.removeprefix("http://").split(":")
+        body = orjson.dumps({"task_id": task, "wait": 30, "consume": True}) if method == "POST" else b""
+        query = "" if body else f"?task_id={task}&wait=30&consume=true"
+        head = f"{method} /v1/images/query{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key.text}\r\n"
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        async with asyncio.timeout(SECONDS):
+            while not running.services.watch.waiting:
+                await asyncio.sleep(0.01)
+            opened = value_of(CONNECTIONS)
+            writer.transport.abort()
+            while value_of(CONNECTIONS) == opened:
+                await asyncio.sleep(0.01)
+            await connection.execute(
+                "UPDATE job SET status = 'cancelled', finished_at = clock_timestamp(), event_seq = event_seq + 1,"
+                " expires_at = clock_timestamp() + interval '1 day'"
+            )
+            while running.services.watch.waiting or value_of(IN_FLIGHT):
+                await asyncio.sleep(0.01)
+        assert (await client.look(task, consume=True))["status_text"] == "failed"
+        assert (await client.look(task))["status_text"] == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from leasehold.telemetry.attempt_logs import MAX_FIELDS
 from leasehold.transitions import external as transitions
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
-from tests.api.conftest import Running, client_of
+from tests.api.conftest import Running, client_of, value_of
 from tests.api.media_api import problem
 from tests.client.front import fronting
 from tests.factories import Rows, assert_history
@@ -713,7 +713,7 @@ async def claiming(client: Client, running: Running, wait: int) -> AsyncIterator
     its end then.
     """
     host, port = running.url.removeprefix("http://").split(":")
-    opened = client_connections()
+    opened = value_of(CONNECTIONS)
     _, writer = await asyncio.open_connection(host, int(port))
     body = orjson.dumps({"worker_id": "dead", "queues": ["reports"], "wait": wait, "lease_seconds": 3600, "limit": 9})
     head = "POST /v1/external/claim HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -721,12 +721,8 @@ async def claiming(client: Client, running: Running, wait: int) -> AsyncIterator
     writer.write(f"{head}Authorization: {key}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     yield
     writer.transport.abort()
-    while client_connections() > opened:
+    while value_of(CONNECTIONS) > opened:
         await asyncio.sleep(0.01)
-
-
-def client_connections() -> float:
-    return next(sample.value for metric in CONNECTIONS.collect() for sample in metric.samples)
 
 
 async def test_a_worker_that_dies_while_it_waits_gets_no_task(
