@@ -17,6 +17,7 @@ from leasehold.api.process.services import services_of
 from leasehold.api.runs.external import FileName, Held, Worker, in_time, lease_lost, lease_of
 from leasehold.domain.json_values import Integer
 from leasehold.limits.external_files import AnnouncedFile, announce
+from leasehold.runtime.pacing import paced
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=AuthenticatedFirst)
 
@@ -97,6 +98,6 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
                 headers={"Content-Type": file.content_type} | write_once,
                 expires_in=settings.upload_url_seconds,
             )
-            for file, object_key in zip(files, object_keys, strict=True)
+            async for file, object_key in paced(list(zip(files, object_keys, strict=True)))
         ]
     )

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,6 +21,8 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent
 from leasehold.limits import external_files
 from leasehold.pipelines import SHIPPED
+from leasehold.runtime import pacing
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import sweeps
@@ -405,3 +409,63 @@ async def test_the_reference_client_reads_and_writes_files(
         assert await outside.work_once(handle)
         assert await outside.work_once(handle)
     assert (await client.look(run))["result"] == {"use": {"read": len(DATA)}}
+
+
+@pytest.fixture
+async def signatures(running: Running, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[int]]:
+    """For each URL that the API has signed, how often other requests could run before it."""
+    turn, signed, store = 0, list[int](), running.services.store
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def noting(sign: Callable[..., str]) -> Callable[..., str]:
+        def note(*arguments: Any, **options: Any) -> str:
+            signed.append(turn)
+            return sign(*arguments, **options)
+
+        return note
+
+    for name in ("sign_get", "sign_put"):
+        monkeypatch.setattr(store, name, noting(getattr(store, name)))
+    monkeypatch.setattr(pacing, "PIECE_SIZE", 2)
+    working = asyncio.create_task(others())
+    yield signed
+    await cancel_and_wait(working)
+
+
+async def test_a_claim_of_many_files_signs_each_once_and_lets_others_in_between(
+    client: Client, rows: Connection, signatures: list[int]
+) -> None:
+    """A hundred tasks that need the same steps have the files of these steps a hundred times."""
+    makers, users = ["m1", "m2", "m3"], ["u1", "u2", "u3"]
+    steps = [{"id": name, "queue": "reports", "needs": []} for name in makers]
+    steps += [{"id": name, "queue": "reports", "needs": makers} for name in users]
+    assert (await client.post("/v1/templates", type="wide", steps=steps)).status_code == 201
+    await client.start("wide")
+    for _ in makers:
+        task = await claim(client)
+        await rows.execute(
+            "INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)"
+            " SELECT id, n::text, job_id, tenant_id, step, step || '/' || n, 3, 'ff', 'text/plain'"
+            " FROM task, generate_series(1, 3) AS n WHERE id = $1",
+            UUID(task["task_id"]),
+        )
+        assert (await settle(client, task, "complete")).status_code == 200
+    answer = await client.post("/v1/external/claim", worker_id="w1", queues=["reports"], limit=100)
+    for task in answer.json()["tasks"]:
+        assert all(f"/{file['step']}/{file['name']}?" in file["url"] for file in task["files"])
+        assert len(task["files"]) == 9
+    assert (len(answer.json()["tasks"]), len(signatures)) == (3, 9)
+    assert max(Counter(signatures).values()) <= pacing.PIECE_SIZE
+
+
+async def test_the_urls_of_many_announced_files_let_others_in_between(
+    client: Client, run: str, signatures: list[int]
+) -> None:
+    answer = await announce(client, await claim(client), *({"name": f"f{n}", "size": 1} for n in range(3)))
+    assert len({ticket["url"] for ticket in answer.json()["files"]}) == len(signatures) == 3
+    assert max(Counter(signatures).values()) <= pacing.PIECE_SIZE
