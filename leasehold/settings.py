@@ -411,7 +411,11 @@ class Settings(SettingsWithFiles):
         description="Networks of proxies, comma-separated. The API believes X-Forwarded-For only from them.",
     )
     api_connections: int = Field(
-        1000, ge=10, le=100_000, description="Connections to one API process at once; more get 503 `busy`."
+        1000,
+        ge=10,
+        le=100_000,
+        description="Connections to one API process at once; more get 503 `busy`. The requests of one tenant take at "
+        "most nine tenths of them.",
     )
     api_body_bytes: int = Field(
         128 * MIB, ge=2 * MIB, description="Bytes of request bodies in the memory of one API process at once."

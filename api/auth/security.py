@@ -81,7 +81,7 @@ class Require:
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
         """Identify the caller and check its scope. `__call__` calls this once for each request, even if several
-        dependencies need the caller.
+        dependencies need the caller. Raises Unavailable `busy` if too many requests of the tenant are under way.
         """
         try:
             caller = await self.identify(request, credentials)
@@ -97,6 +97,7 @@ class Require:
         except Forbidden as error:
             services_of(request).refusals.add(error.code, caller.actor, request.url.path)
             raise
+        services_of(request).tenant_requests.begin(request.scope["state"], caller.tenant_id)
         return caller
 
     async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leasehold.api.http.problems import is_database_away, problem_of
-from leasehold.api.process import deadline
+from leasehold.api.process import deadline, tenant_requests
 from leasehold.api.process.deadline import Deadline
 from leasehold.api.process.metrics import IN_FLIGHT, REQUESTS, method_label
 from leasehold.db.commit_points import name_commits
@@ -117,6 +117,7 @@ class Edge:
             await _answer_error(error, identity, scope, receive, answer)
         finally:
             IN_FLIGHT.dec()
+            tenant_requests.end(scope["state"])
             _record_request(scope, answer.status, perf_counter() - started_at, span, identity)
 
 

@@ -21,6 +21,7 @@ from leasehold.api.process.refusals import Refusals
 from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
+from leasehold.api.process.tenant_requests import TenantRequests
 from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch, StreamWatch
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
@@ -69,6 +70,7 @@ class Services:
     keyring: Keyring
     refusals: Refusals
     bodies: Bodies
+    tenant_requests: TenantRequests  # bounds how many requests of one tenant are under way at once
     bulk: BulkWrites  # bounds how many bulk writes (requests that write many jobs) run at once
     watch: JobWatch  # long polls wait here for events of jobs; at the next three for work in queues, log lines, chunks
     queues: QueueWatch
@@ -151,6 +153,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             ),
             refusals=refusals,
             bodies=Bodies(settings.api_body_bytes),
+            tenant_requests=TenantRequests(settings.api_connections),
             bulk=BulkWrites(settings),
             watch=watch,
             queues=queues,

@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
+from leasehold.api.auth.security import EXTERNAL_WORK
+from leasehold.api.process import tenant_requests
 from leasehold.api.process.bodies import Bodies
+from leasehold.api.process.tenant_requests import TenantRequests
 from leasehold.domain.errors import Unavailable
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
@@ -172,9 +176,9 @@ async def test_a_newcomer_takes_the_place_of_a_connection_that_asks_nothing(sett
 
 async def test_where_all_connections_are_busy_a_newcomer_is_told_so(settings: Settings, make_key: MakeKey) -> None:
     few = settings.model_copy(update={"api_connections": 10})
-    key = await make_key()
+    keys = [await make_key(tenant) for tenant in ("acme", "other")]
     async with serving(few) as api, AsyncExitStack() as stack:
-        for _ in range(10):
+        for key in keys * 5:
             _, writer = await stack.enter_async_context(connected(api.url))
             writer.write(head("/upload-url", f"Authorization: Bearer {key.text}", "Content-Length: 100"))
         async with asyncio.timeout(60):
@@ -183,6 +187,53 @@ async def test_where_all_connections_are_busy_a_newcomer_is_told_so(settings: Se
         async with connected(api.url) as (reader, writer):
             writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
             assert await status(reader) == 503
+
+
+async def test_a_tenant_whose_requests_all_wait_leaves_connections_to_others(
+    settings: Settings, make_key: MakeKey
+) -> None:
+    """Its further requests are refused, and hold no connection, also if their bodies never come."""
+    few = settings.model_copy(update={"api_connections": 10})
+    waiting, others = await make_key(scopes=(EXTERNAL_WORK,)), await make_key("other")
+    body = b'{"worker_id": "w", "queues": ["q"], "wait": 30}'
+    claim = head(
+        "/v1/external/claim", f"Authorization: Bearer {waiting.text}", "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )  # fmt: skip
+    async with serving(few) as api, AsyncExitStack() as stack, asyncio.timeout(60):
+        async with AsyncExitStack() as polls:
+            for _ in range(9):
+                _, writer = await polls.enter_async_context(connected(api.url))
+                writer.write(claim + body)
+            while api.services.queues.waiting < 9:
+                await asyncio.sleep(0.01)
+            for _ in range(20):
+                reader, writer = await stack.enter_async_context(connected(api.url))
+                writer.write(claim)
+                assert await status(reader) == 503
+                assert await reader.read() == b""
+            async with client_of(api.url, others.text) as client:
+                assert (await client.get("/media/no-id")).status_code == 404
+        while api.services.queues.waiting:
+            await asyncio.sleep(0.01)
+        async with client_of(api.url, waiting.text) as client:
+            for _ in range(20):  # also a tenant that has asked more often than it has connections
+                answer = await client.post("/v1/external/claim", json={"worker_id": "w", "queues": ["q"]})
+                assert answer.status_code == 200
+
+
+def test_a_request_counts_once_for_its_tenant_however_often_its_key_is_checked() -> None:
+    requests, one, another = TenantRequests(2), dict[str, Any](), dict[str, Any]()
+    requests.begin(one, "acme")
+    requests.begin(one, "acme")
+    requests.begin({}, "other")
+    with pytest.raises(Unavailable):
+        requests.begin(another, "acme")
+    tenant_requests.end(another)
+    with pytest.raises(Unavailable):
+        requests.begin(another, "acme")
+    tenant_requests.end(one)
+    requests.begin(another, "acme")
 
 
 async def test_requests_sent_far_ahead_on_one_connection_are_refused(api: Running) -> None:

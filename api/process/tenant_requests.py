@@ -1,0 +1,57 @@
+"""Bounds how many requests of one tenant an API process answers at once, long polls and streams included. Each of them
+holds a connection, so that otherwise one tenant could hold all connections of the process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from leasehold.domain.errors import Unavailable
+
+#: One part in this many of the connections is left for the other tenants; at least one connection.
+_LEFT_FOR_OTHERS = 10
+#: The Retry-After of a refused request.
+_RETRY_SECONDS = 2.0
+#: The name of the function that ends a request, in the state of the request.
+_END = "end_tenant_request"
+
+
+class TenantRequests:
+    """The requests under way of each tenant. `connections`: how many connections the process accepts."""
+
+    def __init__(self, connections: int) -> None:
+        self._at_most = connections - max(1, connections // _LEFT_FOR_OTHERS)
+        self._under_way: Counter[str] = Counter()
+
+    def begin(self, state: dict[str, Any], tenant_id: str) -> None:
+        """Count a request of the tenant until `end` is called with its state. A request is counted once.
+
+        Raises Unavailable `busy` if too many requests of the tenant are under way. Then the connection is closed after
+        the answer: otherwise it would be held until the body has arrived.
+        """
+        if _END in state:
+            return
+        if self._under_way[tenant_id] >= self._at_most:
+            raise Unavailable(
+                "busy",
+                "Too many requests of this tenant wait for their answers. Try again soon.",
+                retry_after=_RETRY_SECONDS,
+                headers={"Connection": "close"},
+            )
+        self._under_way[tenant_id] += 1
+        state[_END] = partial(self._leave, tenant_id)
+
+    def _leave(self, tenant_id: str) -> None:
+        self._under_way[tenant_id] -= 1
+        if not self._under_way[tenant_id]:
+            del self._under_way[tenant_id]
+
+
+def end(state: dict[str, Any]) -> None:
+    """The request has its answer, or its client has gone. A request without a tenant was not counted."""
+    leave: Callable[[], None] | None = state.pop(_END, None)
+    if leave is not None:
+        leave()
