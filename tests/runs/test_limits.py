@@ -8,6 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from leasehold.api.fleet.operators import Limit
+from leasehold.api.http.cursors import cursor_of_texts
 from leasehold.api.jobs.explain import explanation
 from leasehold.db import job_reads
 from leasehold.db.database import Connection, connect
@@ -276,9 +278,11 @@ async def test_a_limit_by_a_pointer_with_an_equals_sign_is_not_moved_by_its_neig
 
 
 async def test_limits_are_listed_in_pages(client: Client) -> None:
-    """Also where a key has several bytes for a letter, and a name is the beginning of another."""
+    """Also where a key has several bytes for a letter, is the beginning of another, or is as long as it can be."""
     expected = []
+    longest = "\U0001f600" * 100
     for tenant, key in (
+        (longest, "payload:scripted:" + f"/{longest}" * 5), (longest, "tenant"),
         ("*", "tenant"), ("acme", "payload:scripted:/\u00e4"), ("acme", "payload:scripted:/\u00e4/b"),
         ("acme", "tenant"), ("ac\nme", "tenant"),
     ):  # fmt: skip
@@ -288,7 +292,7 @@ async def test_limits_are_listed_in_pages(client: Client) -> None:
     whole = (await client.http.get("/v1/limits")).json()
     listed = [(one["tenant_id"], one["key"]) for one in whole["limits"]]
     assert (sorted(listed), whole["next_cursor"]) == (sorted(expected), None)
-    for limit in range(1, 6):
+    for limit in range(1, 8):
         found: list[tuple[str, str]] = []
         cursor = None
         while True:
@@ -298,6 +302,10 @@ async def test_limits_are_listed_in_pages(client: Client) -> None:
             if (cursor := page["next_cursor"]) is None:
                 break
         assert found == listed
+    key = f"payload:{'a' * 63}.{'b' * 63}:" + f"/{longest}" * 5
+    assert Limit(tenant_id=longest, key=key, at_most=1).key == key
+    of_longest = {"cursor": cursor_of_texts(longest, key)}
+    assert (await client.http.get("/v1/limits", params=of_longest)).status_code == 200
     for wrong in ("", "x", "\u00c4" * 4):
         problem(await client.http.get("/v1/limits", params={"cursor": wrong}), 422, "invalid_cursor")
     for odd in ("____", "AAAA"):  # of the right length and alphabet: some place of the list
