@@ -22,6 +22,7 @@ from leasehold.api.process.replica_reads import ReplicaReads
 from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
 from leasehold.api.process.tenant_requests import TenantRequests
+from leasehold.api.process.turnstile import Turnstile
 from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch, StreamWatch
 from leasehold.broker import open_broker
 from leasehold.broker.announcer import Announcer, announcing
@@ -29,6 +30,7 @@ from leasehold.broker.base import Broker
 from leasehold.db.database import make_pool
 from leasehold.db.pool_sizes import pool_of_api, pool_of_replica
 from leasehold.db.replica import NOTE_SECONDS, open_replica
+from leasehold.domain.errors import Unavailable
 from leasehold.domain.ids import new_id
 from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
@@ -53,6 +55,9 @@ from leasehold.storage.store import ObjectStore
 
 #: Seconds for which a request waits for a connection to the database.
 _PATIENCE_SECONDS = 10.0
+#: How many URLs are checked at once, of all tenants and of one. The process resolves at most 32 names at once
+#: (security/egress.py), and a silent name server takes half a minute. The rest is for the OpenID provider.
+_URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 
 
 @dataclass(slots=True)
@@ -72,6 +77,7 @@ class Services:
     bodies: Bodies
     tenant_requests: TenantRequests  # bounds how many requests of one tenant are under way at once
     bulk: BulkWrites  # bounds how many bulk writes (requests that write many jobs) run at once
+    url_checks: Turnstile  # bounds how many URLs of webhooks are checked at once: a check waits for a name server
     watch: JobWatch  # long polls wait here for events of jobs; at the next three for work in queues, log lines, chunks
     queues: QueueWatch
     log_watch: LogWatch
@@ -155,6 +161,12 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             bodies=Bodies(settings.api_body_bytes),
             tenant_requests=TenantRequests(settings.api_connections),
             bulk=BulkWrites(settings),
+            url_checks=Turnstile(
+                at_most=_URL_CHECKS,
+                per_tenant=_URL_CHECKS_OF_TENANT,
+                patience=_PATIENCE_SECONDS,
+                refusal=_too_many_url_checks,
+            ),
             watch=watch,
             queues=queues,
             log_watch=log_watch,
@@ -179,6 +191,10 @@ async def _open_openid(settings: Settings, stack: AsyncExitStack) -> OpenId | No
         return None
     egress = await stack.enter_async_context(OpenId.egress(settings))
     return OpenId(settings, settings.console_oidc_issuer, egress)
+
+
+def _too_many_url_checks() -> Unavailable:
+    return Unavailable("busy", "Too many URLs wait for their name servers. Try again soon.", retry_after=2.0)
 
 
 def services_of(request: Request) -> Services:

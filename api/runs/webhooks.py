@@ -82,12 +82,12 @@ def _answer(row: Row) -> dict[str, Any]:
     return {name: row[name] for name in ("id", "url", "events", "enabled", "disabled_because", "created_at")}
 
 
-async def _check_url(services: Services, url: str) -> None:
+async def _check_url(services: Services, tenant_id: str, url: str) -> None:
     """Raises Invalid if the rules for outgoing requests forbid the URL, so that the client learns this immediately.
-    Each delivery checks its URL again.
+    Each delivery checks its URL again. Raises Unavailable `busy` if too many URLs of the tenant are being checked.
     """
     try:
-        async with Egress.from_settings(services.settings) as egress:
+        async with services.url_checks.turn(tenant_id), Egress.from_settings(services.settings) as egress:
             await egress.check(url)
     except EgressRefused as error:
         raise Invalid(error.code, str(error)) from None
@@ -109,7 +109,7 @@ async def create_webhook(
     sealed_secret = Sealing(services.settings).seal(new_secret())
     is_repeat = await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if not is_repeat:
-        await _check_url(services, body.url)
+        await _check_url(services, caller.tenant_id, body.url)
 
     async def work(connection: Connection) -> Answer:
         # `once` calls this only if no answer is stored. If one was stored before, it has expired meanwhile, and nobody
@@ -166,7 +166,7 @@ async def list_webhooks(request: Request, caller: Owner) -> Response:
 async def change_webhook(request: Request, webhook_id: UUID, body: Changes, caller: Owner) -> Response:
     services = services_of(request)
     if "url" in body.model_fields_set:
-        await _check_url(services, body.url)
+        await _check_url(services, caller.tenant_id, body.url)
     async with services.pool.acquire() as connection:
         row = await _write_changes(connection, caller, webhook_id, body)
         if row["enabled"]:

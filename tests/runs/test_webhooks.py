@@ -7,6 +7,8 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
+from leasehold.api.process.metrics import IN_FLIGHT
 from leasehold.api.process.tenant_pool import TenantPool
 from leasehold.db.database import Connection, connect
 from leasehold.pipelines.webhooks.pipeline import webhooks
@@ -26,7 +29,7 @@ from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
 from leasehold.transitions.webhooks import disable, dispatch
 from leasehold.worker.worker import Worker
-from tests.api.conftest import Running, client_of, serving
+from tests.api.conftest import Running, client_of, serving, value_of
 from tests.api.media_api import problem
 from tests.runs.conftest import SCOPES, Client
 
@@ -321,6 +324,35 @@ async def test_a_private_address_is_refused_and_so_is_another_tenants_webhook(
     problem(await stranger.post(f"/v1/webhooks/{hook['id']}/rotate"), 404, "webhook_not_found")
     problem(await stranger.http.delete(f"/v1/webhooks/{hook['id']}"), 404, "webhook_not_found")
     assert (await client.http.delete(f"/v1/webhooks/{hook['id']}")).status_code == 204
+
+
+async def test_a_tenant_with_silent_name_servers_keeps_nobody_else_from_a_webhook(
+    client: Client, stranger: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tenants share the threads that resolve names. A silent name server holds one for half a minute."""
+    asked, answer, resolve = list[str](), threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str, port: int, *arguments: Any, **more: Any) -> list[Any]:
+        if not host.endswith(".example"):
+            return list(resolve(host, port, *arguments, **more))
+        asked.append(host)
+        if host == "silent.example":
+            answer.wait(120)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("1.1.1.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    silent = [asyncio.create_task(client.post("/v1/webhooks", url="https://silent.example/")) for _ in range(40)]
+    try:
+        async with asyncio.timeout(60):
+            while value_of(IN_FLIGHT) < len(silent) or len(asked) < 4:
+                await asyncio.sleep(0.01)
+            hook = await subscribe(stranger, "https://quick.example/")
+            answered = await stranger.http.patch(f"/v1/webhooks/{hook['id']}", json={"url": "https://other.example/"})
+            assert answered.status_code == 200
+    finally:
+        answer.set()
+    assert {made.status_code for made in await asyncio.gather(*silent)} <= {201, 503}
+    await subscribe(client, "https://silent.example/")
 
 
 async def test_without_a_sealing_key_no_secret_is_kept(
