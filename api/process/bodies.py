@@ -63,21 +63,28 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
-        """Read the whole body. Yields a request whose body is in memory. The room in the budget stays reserved for the
-        block. Raises BodyTooLarge, BodyTooSlow, Unavailable, ClientDisconnect.
+        """Read the whole body. Yields a request whose body is in memory. For the block, the body's own bytes stay
+        reserved, and no more: the block may be a long poll. Raises BodyTooLarge, BodyTooSlow, Unavailable,
+        ClientDisconnect.
         """
         max_bytes = MAX_BYTES_OF_V1 if request.scope["path"].startswith(_V1_PREFIX) else MAX_BYTES
         content_length = request.headers.get("content-length", "")
         if content_length.isdecimal() and int(content_length) > _DISCARDED_BYTES:  # too much to read and discard
             raise _too_large(max_bytes)
         size = min(int(content_length), max_bytes) if content_length.isdecimal() else max_bytes
-        async with self.room(tenant_id, size):
+        size = min(size, self._tenant_budget)
+        await self._reserve(tenant_id, size)
+        try:
             try:
                 async with asyncio.timeout(MAX_SECONDS):
                     body = await _read(request.receive, max_bytes)
             except TimeoutError:
                 raise BodyTooSlow("body_too_slow", "The request body did not arrive in time.") from None
+            spare_bytes, size = size - len(body), len(body)
+            self._release(tenant_id, spare_bytes)
             yield Request(request.scope, _replay(body, request.receive))
+        finally:
+            self._release(tenant_id, size)
 
     async def _reserve(self, tenant_id: str, size: int) -> None:
         """Wait until the budget has room, and reserve it. Raises Unavailable `busy`."""

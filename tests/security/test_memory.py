@@ -222,6 +222,30 @@ async def test_a_tenant_whose_requests_all_wait_leaves_connections_to_others(
                 assert answer.status_code == 200
 
 
+async def test_a_long_poll_whose_body_has_come_keeps_only_the_memory_of_its_body(
+    settings: Settings, make_key: MakeKey
+) -> None:
+    """Also where the client did not say how long its body would be."""
+    key = await make_key(scopes=(EXTERNAL_WORK,))
+    body = b'{"worker_id": "w", "queues": ["q"], "wait": 30}'
+    claim = head(
+        "/v1/external/claim", f"Authorization: Bearer {key.text}", "Content-Type: application/json",
+        "Transfer-Encoding: chunked",
+    )  # fmt: skip
+    little = settings.model_copy(update={"api_body_bytes": 2 * 1024 * 1024})
+    async with serving(little) as api, AsyncExitStack() as stack, asyncio.timeout(60):
+        for number in range(1, 6):  # five bodies of unknown length have more than the tenant's share together
+            _, writer = await stack.enter_async_context(connected(api.url))
+            writer.write(claim + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n")
+            while api.services.queues.waiting < number:
+                await asyncio.sleep(0.01)
+            assert api.services.bodies._used_bytes == number * len(body)
+        await stack.aclose()
+        while api.services.bodies._used_bytes:
+            await asyncio.sleep(0.01)
+        assert not api.services.bodies._used_bytes_by_tenant
+
+
 def test_a_request_counts_once_for_its_tenant_however_often_its_key_is_checked() -> None:
     requests, one, another = TenantRequests(2), dict[str, Any](), dict[str, Any]()
     requests.begin(one, "acme")
