@@ -44,15 +44,18 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
     webhook = next((webhook for webhook in webhooks if webhook["id"] == str(webhook_id)), None)
     if webhook is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
-    answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _MAX_DELIVERIES))
+    deliveries = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _MAX_DELIVERIES))["deliveries"]
+    # Each message that a person sends is the newest delivery then. So it changes the forms' idempotency key, and the
+    # person can send another within the same minute.
+    newest = deliveries[0]["id"] if deliveries else ""
     return page(
         request,
         "webhook.html",
         refresh_seconds=5,
         refresh_url=request.url.path,
         webhook=webhook,
-        deliveries=answer["deliveries"],
-        once=form_idempotency_key(request, "send", str(webhook_id)),
+        deliveries=deliveries,
+        once=form_idempotency_key(request, "send", str(webhook_id), newest),
     )
 
 

@@ -139,6 +139,11 @@ async def test_a_webhooks_deliveries_are_seen_and_sent_again(
         )
     assert "on its way." in await operator.do(f"/webhooks/{webhook}/test", once=once)
     assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'webhook'") == 3
+    for number in (4, 5):  # the page shows what was sent: who sends once more, within the same minute, means it
+        once = _ONCE.findall(await operator.see(f"/webhooks/{webhook}"))[0]
+        for _ in range(2):
+            assert "on its way." in await operator.do(f"/webhooks/{webhook}/test", once=once)
+        assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'webhook'") == number
     assert "The webhook is disabled." in await operator.do(f"/webhooks/{webhook}/enable", enabled="false")
     await rows.execute("UPDATE webhook SET disabled_because = 'ten deliveries failed'")
     assert "ten deliveries failed" in await operator.see("/")
