@@ -15,6 +15,7 @@ import pytest
 
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery, Hint
+from leasehold.broker.outbox import Announcement
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
@@ -22,6 +23,7 @@ from leasehold.transitions.claims import Claimed, Polled
 from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.claiming import slot_pool as pools
 from leasehold.worker.claiming.claimer import Claimer
+from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.claiming.slot_pool import SlotPool
 
@@ -225,6 +227,26 @@ async def test_a_full_pool_keeps_the_hints_that_are_no_duplicates() -> None:
     assert left.hint.task_id == other
     assert slot_pool._hints.take() is None
     await slot_pool.close()
+
+
+def test_the_hints_of_one_tenant_s_steps_do_not_fill_the_memory() -> None:
+    """Its workflows may start any number of steps while no slot is free. The hints of the broker have a bound there,
+    and are kept until they are acknowledged.
+    """
+
+    async def never(*_arguments: object) -> Any:
+        raise AssertionError("no slot is free")
+
+    announced: list[Announcement] = []
+    announcer: Any = SimpleNamespace(announce=announced.extend)
+    router, slot_pool = HintRouter(announcer), slot_pool_of(never, never, never)
+    router.add(slot_pool)
+    for tenant, count in (("flood", 900), ("flood", 900), ("other", 1)):
+        router.announce([Announcement(1, Hint(new_id(), "q", tenant=tenant)) for _ in range(count)])
+    assert len(announced) == 1801
+    assert (slot_pool.waiting_hints("flood"), slot_pool.waiting_hints("other")) == (1000, 1)
+    router.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), no_ack))
+    assert slot_pool.waiting_hints("flood") == 1001
 
 
 async def test_a_poll_that_is_under_way_when_a_pool_stops_loses_no_task() -> None:

@@ -11,6 +11,11 @@ from leasehold.broker.base import Delivery, Hint
 from leasehold.broker.outbox import Announcement
 from leasehold.worker.claiming.slot_pool import SlotPool
 
+#: The most hints of one tenant that wait in a slot pool, beyond which the worker's own commits add none. The broker
+#: bounds the hints that it delivers, but nothing bounds the steps that a tenant's workflows start: all their hints
+#: would stay in memory. A dropped hint comes through the broker, or a poll finds its task.
+_MAX_WAITING = 1000
+
 
 class HintRouter:
     """Each worker has one router. A slot pool gets hints from the moment that it is passed to `add`."""
@@ -39,10 +44,12 @@ class HintRouter:
         self.deliver_here([announcement.hint for announcement in announcements])
 
     def deliver_here(self, hints: Sequence[Hint]) -> None:
-        """Deliver the hints to this worker's own slot pools, and to no other worker."""
+        """Deliver the hints to this worker's own slot pools, and to no other worker. A pool takes no further hint of a
+        tenant that has many waiting there.
+        """
         for hint in hints:
             slot_pool = self._pools.get(hint.queue)
-            if slot_pool is not None:
+            if slot_pool is not None and slot_pool.waiting_hints(hint.tenant) < _MAX_WAITING:
                 slot_pool.deliver(Delivery(hint, _nothing_to_ack))
 
 

@@ -28,6 +28,10 @@ class Hints:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    def count(self, tenant: str) -> int:
+        """How many hints of the tenant wait."""
+        return len(self._waiting.get(tenant, ()))
+
     def add(self, delivery: Delivery) -> None:
         self._waiting.setdefault(delivery.hint.tenant, deque()).append(delivery)
 

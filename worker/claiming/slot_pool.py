@@ -147,6 +147,10 @@ class SlotPool:
             self._hints.add(delivery)
             self._may_start.set()
 
+    def waiting_hints(self, tenant: str) -> int:
+        """How many hints of the tenant wait here."""
+        return self._hints.count(tenant)
+
     def poll_soon(self) -> None:
         """Request a poll for every due task, because the broker may have lost hints. Returns immediately."""
         self._poll_requested = True
