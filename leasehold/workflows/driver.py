@@ -96,6 +96,7 @@ class Driver:
         self._step_counts: dict[tuple[str, str], int] = {}  # of the calls of `run`, by branch and name
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
+        self._committing = asyncio.Lock()
         self._cancelling = False
         self._cancelled_at: datetime | None = None  # when the cancel was requested, by the journal
         self._has_met_cancel = False  # Cancelled was raised in a branch
@@ -153,11 +154,14 @@ class Driver:
         """Write `calls` to the journal now. False: nothing is written, because a cancel was requested that the workflow
         has not seen.
         """
-        calls, self.calls = self.calls, []  # the next commit writes the calls that are made meanwhile
-        if not calls or await port.record(calls, cancelling=self._cancelling):
-            return True
-        self.calls = [*calls, *self.calls]
-        return False
+        # One commit after the other: else a caller that finds no calls would go on while another caller still writes
+        # them.
+        async with self._committing:
+            calls, self.calls = self.calls, []  # the next commit writes the calls that are made meanwhile
+            if not calls or await port.record(calls, cancelling=self._cancelling):
+                return True
+            self.calls = [*calls, *self.calls]
+            return False
 
     async def _reopen(self, port: Port, error: BaseException | None) -> None:
         """If the workflow ends with the SignalInvalid of a wait, record the wait as open and its signal as consumed: a

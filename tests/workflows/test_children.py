@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from leasehold.domain.errors import Cancelled
+from leasehold.transitions.workflows.reading import Journal
+from leasehold.transitions.workflows.records import Call
+from leasehold.workflows.context import Context
+from leasehold.workflows.driver import Driver
 from tests.workflows import shop
 from tests.workflows.conftest import Runs, Start
 
@@ -42,3 +55,52 @@ async def test_the_result_of_a_run_that_is_deleted_meanwhile_is_an_error_and_no_
     await worker_of()
     status, error = await runs.ended(run)
     assert (status, error["code"]) == ("failed", "run_deleted")
+
+
+class SlowJournal:
+    """A port whose commits take their time. `cancels`: the run is being cancelled, and its workflow does not know."""
+
+    def __init__(self, *, cancels: bool) -> None:
+        self.cancels = cancels
+        self.recorded: list[str] = []
+        self.started: list[tuple[str, list[str]]] = []  # the run, and what the journal had when it started
+
+    async def read(self, _places: object) -> Journal:
+        return Journal(news=0, started_at=datetime(2026, 1, 1, tzinfo=UTC), version=1, entries=[], signals=[])
+
+    async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if self.cancels and not cancelling:
+            return False
+        self.recorded += [f"{call.kind} {call.state}" for call in calls]
+        return True
+
+    async def start(self, call: Any, _record: Call) -> bool:
+        self.started.append((call.name, list(self.recorded)))
+        return True
+
+    def cancelled(self) -> bool:
+        return False
+
+    def check(self) -> None: ...
+
+
+async def _starts_two(ctx: Context) -> None:
+    ctx.patched("a row that is not committed")
+    await ctx.gather(ctx.detached.start(shop.approved, None), ctx.detached.start(shop.checkout, shop.SEVEN))
+
+
+async def test_each_of_several_runs_starts_once_the_calls_before_it_are_committed() -> None:
+    """Else a replay after the worker's death would find the run, and not the way that led to it."""
+    port: Any = SlowJournal(cancels=False)
+    outcome = await Driver(uuid4(), lambda it: _starts_two(Context(it)), 100).advance(port)
+    assert outcome.ended
+    assert port.started == [("approved", ["patch done"]), ("checkout", ["patch done"])]
+
+
+async def test_no_run_starts_after_calls_that_the_cancel_has_refused() -> None:
+    port: Any = SlowJournal(cancels=True)
+    with pytest.raises(Cancelled):
+        await Driver(uuid4(), lambda it: _starts_two(Context(it)), 100).advance(port)
+    assert port.started == []
