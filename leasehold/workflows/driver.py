@@ -84,6 +84,10 @@ class Driver:
         self._row_count = 0  # rows of the journal that were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
+        # If the journal has more signals than were read: by name, after which id the next one is to be read. A name
+        # that is not there begins after `_last_signal`, the last one that was read; None: all were read.
+        self._last_signal: int | None = None
+        self._last_of_name: dict[str, int] = {}
         # Waits that raised SignalInvalid, each with the id of its signal.
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
         self._main: Branch | None = None
@@ -224,11 +228,13 @@ class Driver:
             else:
                 await self._receive(port, call, entry)
         for call, entry in signal_calls:
-            self._match_signal(call, entry)
+            await self._match_signal(port, call, entry)
 
     def _take_news(self, journal: Journal) -> None:
         self.news = journal.news
         self._signals = deque(journal.signals)
+        self._last_signal = journal.signals[-1].id if journal.has_more_signals else None
+        self._last_of_name = {}
         self._cancelled_at = journal.cancelled_at
 
     async def _receive(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
@@ -261,7 +267,7 @@ class Driver:
         elif isinstance(call, LocalCall) and entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
         elif isinstance(call, SignalCall):
-            self._match_signal(call, entry)
+            await self._match_signal(port, call, entry)
         else:
             self._wait(call, entry.seconds)
 
@@ -282,7 +288,7 @@ class Driver:
             return call.task.decode_result(orjson.loads(await port.fetch(entry.child, entry.value["output"])))
         return call.task.decode_result(None if entry.value is None else entry.value.get("value"))
 
-    def _match_signal(self, call: SignalCall[Any], entry: Entry | None) -> None:
+    async def _match_signal(self, port: Port, call: SignalCall[Any], entry: Entry | None) -> None:
         """Give the call the signal that the journal recorded for it, else the oldest unconsumed signal of its name.
         If there is neither, the call times out or waits.
         """
@@ -291,8 +297,7 @@ class Driver:
             self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
         elif entry is not None and entry.state == "done":
             self._deliver(call, branch, entry.value["value"], datetime.fromisoformat(entry.value["at"]))
-        elif (signal := next((signal for signal in self._signals if signal.name == call.name), None)) is not None:
-            self._signals.remove(signal)
+        elif (signal := await self._take_signal(port, call.name)) is not None:
             value = {"value": signal.payload, "at": signal.at.isoformat()}
             self._write(Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
             self._deliver(call, branch, signal.payload, signal.at)
@@ -305,6 +310,17 @@ class Driver:
             if entry is None:
                 self._write(_open_wait(call))
             self._wait(call, call.seconds if entry is None else entry.seconds)
+
+    async def _take_signal(self, port: Port, name: str) -> StoredSignal | None:
+        """The oldest signal of this name that no call has taken, if there is one."""
+        signal = next((signal for signal in self._signals if signal.name == name), None)
+        if signal is not None:
+            self._signals.remove(signal)
+        elif self._last_signal is not None:
+            signal = await port.signal(name, self._last_of_name.get(name, self._last_signal))
+            if signal is not None:
+                self._last_of_name[name] = signal.id
+        return signal
 
     def _end_sleep(self, call: SleepCall, branch: Branch, entry: Entry) -> None:
         """Let the workflow go on after its sleep, and record that. The record is committed with the next calls: a
@@ -422,7 +438,7 @@ class Driver:
         if entry is not None:
             await self._receive(port, call, entry)
         elif not self._cancelling or _may_undo(call, branch):
-            self._begin(port, call)
+            await self._begin(port, call)
         elif branch.cancelled:
             self._reject(call, NotWhileUndoing(f"{call.kind} {call.name}"))
         else:
@@ -459,7 +475,7 @@ class Driver:
         if gather.open_count == 0:
             self._settle_gather(gather)
 
-    def _begin(self, port: Port, call: Journaled[Any]) -> None:
+    async def _begin(self, port: Port, call: Journaled[Any]) -> None:
         """Make a call that the journal does not have yet."""
         match call:
             case RunCall():
@@ -473,7 +489,7 @@ class Driver:
                 self._write(Call(call.branch, call.number, "sleep", call.name, delay=call.seconds))
                 self._wait(call, call.seconds)
             case SignalCall():
-                self._match_signal(call, None)
+                await self._match_signal(port, call, None)
             case StartCall():
                 # If this workflow ends without success, the runs of `open` rows are cancelled. A detached run goes on.
                 state = "done" if call.detach else "open"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-from leasehold.transitions.workflows.reading import Journal
+from leasehold.transitions.workflows.reading import Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.pending import StartCall
 
@@ -18,6 +18,9 @@ class Port(Protocol):
         """The journal, or only the rows at these places. A place is the branch of a call, and its number in the
         branch.
         """
+
+    async def signal(self, name: str, after: int) -> StoredSignal | None:
+        """The oldest unconsumed signal of this name whose id is greater than `after`, if there is one."""
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run: Cancelled was raised in its

@@ -31,9 +31,10 @@ OF_WORKERS = STATEMENTS | {
 #: What the API reads while a client polls or streams.
 READS = {
     "find_media": ("uuid, text", media_reads.FIND_MEDIA),
-    "read_journal": ("uuid[], uuid[], int[]", reading.READ),
+    "read_journal": ("uuid[], uuid[], int[], text, int, int", reading.READ),
     "read_short_journal": ("uuid[], uuid[], int[]", reading.READ_SHORT),
     "read_open_calls": ("uuid[], uuid[], int[], jsonb[]", reading.READ_OPEN),
+    "read_signal": ("uuid, uuid, int, text, bigint", reading.READ_SIGNAL),
     "last_event_numbers": ("uuid[]", event_reads.LAST_EVENT_NUMBERS),
     "events_after": ("uuid, text, int, int", event_reads.EVENTS_AFTER),
 }

@@ -402,3 +402,63 @@ async def test_short_journals_are_read_together_and_a_long_one_says_that_it_is_c
         whole = await reading.read(rows.connection, workflow.lease)
         assert [entry.number for entry in whole.entries] == list(range(1, size + 1))
         assert (whole.is_cut, journal.is_cut or journal.entries == whole.entries) == (False, True)
+
+
+async def test_a_journal_is_read_whose_results_do_not_fit_into_one_json_value(rows: Rows) -> None:
+    """PostgreSQL puts at most 256 MB into one value, and a number takes 12 bytes of them."""
+    workflow = await rows.leased()
+    await rows.connection.execute(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, value, epoch)"
+        " SELECT $1, '', n, 'call', 'f', 'done', (SELECT jsonb_agg(1) FROM generate_series(1, 240000)), 1"
+        " FROM generate_series(1, 100) n",
+        workflow.job_id,
+    )
+    journal = await reading.read(rows.connection, workflow.lease)
+    assert [entry.number for entry in journal.entries] == list(range(1, 101))
+    assert {len(entry.value) for entry in journal.entries} == {240_000}
+
+
+async def test_long_journals_are_read_in_pages(rows: Rows) -> None:
+    workflow = await rows.leased()
+    await rows.connection.execute(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, epoch)"
+        " SELECT $1, branch, n, 'patch', 'p', 'done', 1 FROM unnest(ARRAY['', '1.0/', '1.1/']) branch,"
+        " generate_series(1, 200) n",
+        workflow.job_id,
+    )
+    places = [(branch, number) for branch in ("", "1.0/", "1.1/") for number in range(1, 201)]
+    for journal in (
+        await reading.read(rows.connection, workflow.lease),
+        await reading.read(rows.connection, workflow.lease, places),
+    ):
+        assert sorted((entry.branch, entry.number) for entry in journal.entries) == places
+    absent = [*places[:300], ("", 999), *places[300:]]
+    assert len((await reading.read(rows.connection, workflow.lease, absent)).entries) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "read"),
+    [([10] * 16, 16), ([10] * 17, 16), ([100_000, 10], 1), ([10, 100_000, 10], 2), ([], 0)],
+)
+async def test_a_journal_is_read_with_the_oldest_signals_and_those_behind_them_by_name(
+    rows: Rows, sizes: list[int], read: int
+) -> None:
+    """A client may send a thousand large ones to a run that needs none of them."""
+    workflow = await rows.leased()
+    for number, size in enumerate(sizes):
+        await signals.send(rows.connection, workflow.job_id, "t", f"s{number}", "x" * size, at_most=99)
+    (each,) = await reading.read_each(rows.connection, [reading.Reading(workflow.lease)])
+    (open_calls,) = await reading.read_each(rows.connection, [reading.Reading(workflow.lease, [("", 1)])])
+    whole = await reading.read(rows.connection, workflow.lease)
+    for journal in (each, open_calls, whole):
+        assert journal is not None
+        assert [signal.name for signal in journal.signals] == [f"s{number}" for number in range(read)]
+        assert journal.has_more_signals == (read < len(sizes))
+    if read < len(sizes):
+        last = whole.signals[-1].id
+        later = await reading.read_signal(rows.connection, workflow.lease, f"s{read}", last)
+        assert later is not None
+        assert (later.payload, later.id > last) == ("x" * sizes[read], True)
+        assert await reading.read_signal(rows.connection, workflow.lease, f"s{read}", later.id) is None
+        assert await reading.read_signal(rows.connection, workflow.lease, "s0", last) is None
+        assert await reading.read_signal(rows.connection, stale(workflow.lease, epoch=9), later.name, last) is None

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from leasehold.domain.errors import Permanent
-from leasehold.transitions.workflows.reading import Entry, Journal
+from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.driver import Driver
 from leasehold.workflows.pending import Gather, Pending, RunCall
@@ -103,6 +103,9 @@ class Rows:
             if places is None or (branch, number) in places
         ]  # fmt: skip
         return Journal(news=0, started_at=BEGAN, version=1, entries=entries, signals=[])
+
+    async def signal(self, name: str, after: int) -> StoredSignal | None:
+        raise NotImplementedError
 
     def add(self, calls: Sequence[Call]) -> None:
         for call in calls:

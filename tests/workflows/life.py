@@ -21,7 +21,7 @@ from leasehold.transitions import claims, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
 from leasehold.transitions.workflows import children, reading, recording
-from leasehold.transitions.workflows.reading import Journal, Reading
+from leasehold.transitions.workflows.reading import Journal, Reading, StoredSignal
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.workflows.context import Context
 from leasehold.workflows.driver import Driver
@@ -69,10 +69,16 @@ class Port:
     hears: Callable[[], bool]
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        (journal,) = await reading.read_each(self.connection, [Reading(self.claimed.lease, places)])
-        if journal is None:
-            raise LeaseLost
-        return await reading.read(self.connection, self.claimed.lease) if journal.is_cut else journal
+        if places is None or len(places) <= reading.SHORT:
+            (journal,) = await reading.read_each(self.connection, [Reading(self.claimed.lease, places)])
+            if journal is None:
+                raise LeaseLost
+            if not journal.is_cut:
+                return journal
+        return await reading.read(self.connection, self.claimed.lease, places)
+
+    async def signal(self, name: str, after: int) -> StoredSignal | None:
+        return await reading.read_signal(self.connection, self.claimed.lease, name, after)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         await self.deaths.point()

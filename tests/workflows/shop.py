@@ -87,6 +87,11 @@ async def approved(ctx: Context, seconds: float | None = None) -> str:
 
 
 @app.workflow
+async def listens(ctx: Context, names: list[str]) -> list[int]:
+    return [await ctx.wait_for(name, int) for name in names]
+
+
+@app.workflow
 async def insists(ctx: Context) -> list[str]:
     """What was wrong with each signal that does not fit, and then who approved."""
     refusals = []

@@ -10,6 +10,8 @@ import pytest
 from leasehold import App, DeclarationError
 from leasehold.domain.errors import Invalid
 from leasehold.transitions import jobs
+from leasehold.transitions.workflows.reading import SHORT, Journal, Reading
+from leasehold.worker.attempts.journals import Journals
 from tests.workflows import shop
 from tests.workflows.conftest import SECONDS, Runs, Start
 from tests.workflows.shop import Order
@@ -293,6 +295,43 @@ async def test_of_two_signals_before_the_wait_the_first_may_be_wrong(runs: Runs,
     await worker_of(workflow_memory=memory)
     assert await runs.ended(run) == ("succeeded", ["approved /by: Field required", "anna"])
     assert await runs.connection.fetchval("SELECT count(*) FROM signal WHERE job_id = $1", run) == 0
+
+
+@MEMORY
+async def test_signals_come_in_their_order_however_many_others_came_before(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    run = await runs.submit(shop.listens, ["last", *["item"] * 40, "late", "item"])
+    for number in range(41):
+        await runs.signal(run, "item", number)
+    await runs.signal(run, "last", 41)
+    await worker_of(workflow_memory=memory)
+    await runs.waits(run)
+    assert await runs.connection.fetchval("SELECT count(*) FROM signal WHERE job_id = $1", run) == 1
+    await runs.signal(run, "late", 42)
+    assert await runs.ended(run) == ("succeeded", [41, *range(40), 42, 40])
+    assert await runs.connection.fetchval("SELECT count(*) FROM signal WHERE job_id = $1", run) == 0
+
+
+async def test_a_workflow_that_waits_for_many_calls_delays_no_other_when_it_reads_them(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workflows of a worker share a connection for their journals: what many calls have returned is not read
+    there.
+    """
+    counts: list[int] = []
+    read = Journals.read
+
+    async def counting_read(journals: Journals, request: Reading) -> Journal | None:
+        counts.append(len(request.places or ()))
+        return await read(journals, request)
+
+    monkeypatch.setattr(Journals, "read", counting_read)
+    await worker_of()
+    for steps in (SHORT, SHORT + 1):
+        run = await runs.submit(shop.doubles, steps)
+        assert await runs.ended(run) == ("succeeded", sum(range(steps)) * 2)
+    assert max(counts) == SHORT
 
 
 async def test_a_signal_that_does_not_fit_the_wait_is_refused_whoever_sends_it(runs: Runs, worker_of: Start) -> None:

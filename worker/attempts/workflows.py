@@ -25,7 +25,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency
 from leasehold.transitions.settlements import Suspending
 from leasehold.transitions.workflows import children, reading
-from leasehold.transitions.workflows.reading import Journal, Reading
+from leasehold.transitions.workflows.reading import Journal, Reading, StoredSignal
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import is_plain
@@ -193,14 +193,19 @@ class _Port:
 
     # A place is the branch (the concurrent part of the workflow) that made a call, and the call's number in the branch.
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
-        journal = await self._workflows.journals.read(Reading(self._lease, places))
-        if journal is None:
-            raise LeaseLost
-        if not journal.is_cut:
-            return journal
-        # Read a long journal on another connection, so that no other workflow waits.
+        if places is None or len(places) <= reading.SHORT:
+            journal = await self._workflows.journals.read(Reading(self._lease, places))
+            if journal is None:
+                raise LeaseLost
+            if not journal.is_cut:
+                return journal
+        # Read many rows on another connection, so that no other workflow waits.
         async with self._workflows.pool.acquire() as connection:
-            return await reading.read(connection, self._lease)
+            return await reading.read(connection, self._lease, places)
+
+    async def signal(self, name: str, after: int) -> StoredSignal | None:
+        async with self._workflows.pool.acquire() as connection:
+            return await reading.read_signal(connection, self._lease, name, after)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()

@@ -13,6 +13,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import asyncpg
+
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
@@ -41,26 +43,51 @@ _ENTRIES = """
         WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true"""
 
 
+#: The journal is read with at most this many signals, and all of them but the last have less than this many bytes
+#: together: a client may have sent a thousand large ones, and most wakes need none. READ_SIGNAL reads a later one when
+#: a call waits for its name.
+_SIGNALS, _SIGNAL_BYTES = 16, 64 * 1024
+# SQL: the oldest signals to the task `t` that no wait has consumed, and whether there are more.
+_FIRST_SIGNALS = f"""
+    SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
+                              ORDER BY s.id) FILTER (WHERE s.is_read), '[]') AS signals,
+           coalesce(bool_or(NOT s.is_read), false) AS has_more
+    FROM (
+        SELECT x.*, row_number() OVER earlier <= {_SIGNALS}
+                    AND sum(x.bytes) OVER earlier - x.bytes < {_SIGNAL_BYTES} AS is_read
+        FROM (SELECT y.*, octet_length(y.payload::text) AS bytes FROM signal y WHERE y.job_id = t.job_id
+              ORDER BY y.id LIMIT {_SIGNALS + 1}) AS x
+        WINDOW earlier AS (ORDER BY x.id)
+    ) AS s"""
+
+
 def _read(name: str, rows: str) -> str:
     """SQL: a statement that reads journals. `rows`: SQL of the rows `e` that it reads of each journal."""
     return f"""
 -- {name}
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
-    (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
-                               ORDER BY s.id), '[]')
-     FROM signal s WHERE s.job_id = t.job_id) AS signals,
+    first_signals.signals, first_signals.has_more AS has_more_signals,
     ({_ENTRIES.format(rows=rows, of_tenant=unindexed("c.tenant_id = t.tenant_id"))}) AS entries
 FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS a(owner, id, epoch, nth)
 JOIN task t ON t.id = a.id JOIN job j ON j.id = t.job_id
+CROSS JOIN LATERAL ({_FIRST_SIGNALS}) AS first_signals
 WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND {unindexed("t.status = 'running'")}
 """
 
 
-# $1 owners, $2 tasks, $3 epochs: of the leases.
-READ = _read("read_journal", "(SELECT * FROM journal x WHERE x.job_id = t.job_id) AS e")
-#: A journal with at most this many rows is read in one query with other journals. This bounds the bytes of the answer.
+# $1 owners, $2 tasks, $3 epochs: of the leases. $4, $5 the place after which the page begins, $6 the rows of the page.
+READ = _read(
+    "read_journal",
+    "(SELECT * FROM journal x WHERE x.job_id = t.job_id AND (x.branch, x.number) > ($4::text, $5::int)"
+    " ORDER BY x.branch, x.number LIMIT $6::int) AS e",
+)
+#: A journal with at most this many rows is read in one query with other journals. So are the calls that a workflow
+#: still waits for, if they are at most this many. This bounds the bytes of the answer.
 SHORT = 16
+#: The most rows of one page of a long journal. If the results of so many calls are more than PostgreSQL can put into
+#: one JSON value (256 MB in its own form, in which a number takes 12 bytes), the pages become smaller.
+_PAGE = 200
 READ_SHORT = _read(
     "read_short_journal",
     f"(SELECT * FROM journal x WHERE x.job_id = t.job_id ORDER BY x.branch, x.number LIMIT {SHORT + 1}) AS e",
@@ -72,6 +99,15 @@ READ_OPEN = _read(
     " CROSS JOIN LATERAL (SELECT * FROM journal x WHERE x.job_id = t.job_id AND x.branch = p.place ->> 0"
     " AND x.number = (p.place ->> 1)::int LIMIT 1) AS e",
 )
+# $1 owner, $2 task, $3 epoch, $4 a name, $5 the id of an earlier signal.
+READ_SIGNAL = f"""
+-- read_signal
+SELECT s.id, s.name, s.payload, s.at
+FROM task t JOIN signal s ON s.job_id = t.job_id
+WHERE t.id = $2 AND t.lease_owner = $1 AND t.epoch = $3 AND {unindexed("t.status = 'running'")}
+  AND s.name = $4 AND s.id > $5
+ORDER BY s.id LIMIT 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +148,8 @@ class StoredSignal:
 class Journal:
     """`news`: how many signals and ends of steps have come for the workflow; `suspend` compares it. `version`: the
     version of the workflow's code when the run was submitted. `cancelled_at`: when the cancel of the run was requested.
-    `is_cut`: the journal has more rows than were read.
+    `is_cut`: the journal has more rows than were read. `has_more_signals`: further signals came after those in
+    `signals`, which are the oldest ones.
     """
 
     news: int
@@ -122,6 +159,7 @@ class Journal:
     signals: list[StoredSignal]
     cancelled_at: datetime | None = None
     is_cut: bool = False
+    has_more_signals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +190,45 @@ async def read_each(connection: Connection, readings: Sequence[Reading]) -> list
     return journals
 
 
-async def read(connection: Connection, lease: Lease) -> Journal:
-    """The whole journal of the workflow, for the worker that has its lease. Raises LeaseLost."""
-    row = await connection.fetchrow(READ, *lease_columns([lease]))
-    if row is None:
-        raise LeaseLost
-    return _journal(row)
+async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
+    """The whole journal of the workflow, for the worker that has its lease, in several queries. `places`: only the rows
+    at these places. Raises LeaseLost.
+    """
+    columns = lease_columns([lease])
+    journal: Journal | None = None
+    size, asked_count, last = _PAGE, 0, ("", 0)
+    while True:
+        try:
+            if places is None:
+                row = await connection.fetchrow(READ, *columns, *last, size)
+            else:
+                page_places = {"of": places[asked_count : asked_count + size]}
+                row = await connection.fetchrow(READ_OPEN, *columns, [page_places])
+        except asyncpg.ProgramLimitExceededError:
+            if size == 1:
+                raise
+            size //= 2
+            continue
+        if row is None:
+            raise LeaseLost
+        page = _journal(row)
+        if journal is None:
+            journal = page  # with the `news` of the first page: what comes during the later pages is news
+        else:
+            journal.entries.extend(page.entries)
+        asked_count += size
+        if asked_count >= len(places) if places is not None else len(page.entries) < size:
+            return journal
+        if page.entries:
+            last = page.entries[-1].branch, page.entries[-1].number
+
+
+async def read_signal(connection: Connection, lease: Lease, name: str, after: int) -> StoredSignal | None:
+    """The oldest signal `name` to the workflow whose id is greater than `after`, and that no wait has consumed. None:
+    there is none, or the lease is lost.
+    """
+    row = await connection.fetchrow(READ_SIGNAL, lease.owner, lease.task_id, lease.epoch, name, after)
+    return None if row is None else StoredSignal(row["id"], row["name"], row["payload"], row["at"])
 
 
 def _journal(row: Any, *, is_cut: bool = False) -> Journal:
@@ -172,6 +243,7 @@ def _journal(row: Any, *, is_cut: bool = False) -> Journal:
             for signal in row["signals"]
         ],
         cancelled_at=row["cancelled_at"],
+        has_more_signals=row["has_more_signals"],
     )
 
 

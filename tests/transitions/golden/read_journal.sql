@@ -1,9 +1,7 @@
 -- read_journal
 SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
     CASE WHEN j.status = 'cancel_requested' THEN (j.cancel ->> 'at')::timestamptz END AS cancelled_at,
-    (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
-                               ORDER BY s.id), '[]')
-     FROM signal s WHERE s.job_id = t.job_id) AS signals,
+    first_signals.signals, first_signals.has_more AS has_more_signals,
     (
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
@@ -12,7 +10,7 @@ SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipe
         CASE WHEN e.due_at IS NOT NULL THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
         coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
-    FROM (SELECT * FROM journal x WHERE x.job_id = t.job_id) AS e
+    FROM (SELECT * FROM journal x WHERE x.job_id = t.job_id AND (x.branch, x.number) > ($4::text, $5::int) ORDER BY x.branch, x.number LIMIT $6::int) AS e
     LEFT JOIN LATERAL (SELECT * FROM task s WHERE e.kind = 'run' AND s.id = e.child_id LIMIT 1) AS step ON true
     LEFT JOIN LATERAL (
         SELECT * FROM job c WHERE e.kind = 'result' AND c.id = e.child_id AND CASE WHEN c.tenant_id = t.tenant_id THEN true ELSE false END LIMIT 1
@@ -24,4 +22,15 @@ SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipe
         WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true) AS entries
 FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS a(owner, id, epoch, nth)
 JOIN task t ON t.id = a.id JOIN job j ON j.id = t.job_id
+CROSS JOIN LATERAL (
+    SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
+                              ORDER BY s.id) FILTER (WHERE s.is_read), '[]') AS signals,
+           coalesce(bool_or(NOT s.is_read), false) AS has_more
+    FROM (
+        SELECT x.*, row_number() OVER earlier <= 16
+                    AND sum(x.bytes) OVER earlier - x.bytes < 65536 AS is_read
+        FROM (SELECT y.*, octet_length(y.payload::text) AS bytes FROM signal y WHERE y.job_id = t.job_id
+              ORDER BY y.id LIMIT 17) AS x
+        WINDOW earlier AS (ORDER BY x.id)
+    ) AS s) AS first_signals
 WHERE t.lease_owner = a.owner AND t.epoch = a.epoch AND CASE WHEN t.status = 'running' THEN true ELSE false END
