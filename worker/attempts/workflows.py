@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
-from leasehold.db.database import Pool
+import asyncpg
+
+from leasehold.db.database import Connection, Pool
+from leasehold.db.servers import only_reads
 from leasehold.domain.errors import LeaseLost, ObjectMissing
 from leasehold.domain.lease import Lease
 from leasehold.runtime.foreign_errors import contained
+from leasehold.runtime.transient import until_answered
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency
@@ -34,6 +38,8 @@ from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import Driver, JournalLost
 from leasehold.workflows.pending import Outcome, StartCall
+
+_Answer = TypeVar("_Answer")
 
 #: The largest result of a step that a workflow reads from the object store.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
@@ -200,12 +206,24 @@ class _Port:
             if not journal.is_cut:
                 return journal
         # Read many rows on another connection, so that no other workflow waits.
-        async with self._workflows.pool.acquire() as connection:
-            return await reading.read(connection, self._lease, places)
+        return await self._from_primary(lambda connection: reading.read(connection, self._lease, places))
 
     async def signal(self, name: str, after: int) -> StoredSignal | None:
-        async with self._workflows.pool.acquire() as connection:
-            return await reading.read_signal(connection, self._lease, name, after)
+        return await self._from_primary(lambda connection: reading.read_signal(connection, self._lease, name, after))
+
+    async def _from_primary(self, read: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
+        """What `read` returns for a connection of the pool to a server that takes writes: a standby may lack the newest
+        rows. While there is no such server, this waits until the lease is not trusted any more.
+        """
+
+        async def read_once() -> _Answer:
+            self.check()
+            async with self._workflows.pool.acquire() as connection:
+                if only_reads(connection):
+                    raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
+                return await read(connection)
+
+        return await until_answered(read_once, within=float("inf"))
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
@@ -232,10 +250,11 @@ class _Port:
         return True
 
     async def fetch(self, task_id: UUID, output: str) -> bytes:
-        async with self._workflows.pool.acquire() as connection:
-            row = await connection.fetchrow(
+        row = await self._from_primary(
+            lambda connection: connection.fetchrow(
                 "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2", task_id, output
             )
+        )
         if row is None:
             raise ObjectMissing(f"the step has no output {output}")
         return await self._workflows.store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=_MAX_RESULT_BYTES)
