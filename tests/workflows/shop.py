@@ -92,6 +92,12 @@ async def listens(ctx: Context, names: list[str]) -> list[int]:
 
 
 @app.workflow
+async def hears_twice(ctx: Context, seconds: float) -> list[int]:
+    _, first = await ctx.gather(ctx.sleep(seconds), ctx.wait_for("go", int))
+    return [first, await ctx.wait_for("go", int)]
+
+
+@app.workflow
 async def insists(ctx: Context) -> list[str]:
     """What was wrong with each signal that does not fit, and then who approved."""
     refusals = []

@@ -176,6 +176,32 @@ async def test_a_workflow_whose_calls_a_failover_undid_makes_them_again(runs: Ru
     assert [row[:4] for row in rows] == [("", 1, "sleep", "sleep")]
 
 
+async def test_a_workflow_whose_suspension_a_failover_undid_consumes_no_signal_twice(
+    runs: Runs, worker_of: Start
+) -> None:
+    """The coroutine in memory has the payload. The signal is there again, and the worker that forgot the task has
+    released it.
+    """
+    await worker_of(workflow_memory_seconds=600.0)
+    run = await runs.submit(shop.hears_twice, 500.0)
+    await runs.waits(run)
+    await runs.signal(run, "go", 1)
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.state = 'done')")
+    await runs.waits(run)
+    async with runs.connection.transaction():
+        await runs.connection.execute(
+            "UPDATE journal SET value = NULL, state = 'open' WHERE job_id = $1 AND kind = 'signal'", run
+        )
+        await runs.connection.execute("UPDATE journal SET due_at = clock_timestamp() WHERE kind = 'sleep'")
+        await runs.signal(run, "go", 1)
+        await runs.connection.execute(
+            "UPDATE task SET status = 'pending', available_at = clock_timestamp() WHERE job_id = $1", run
+        )
+    await runs.until(run, "(SELECT count(*) = 3 FROM journal e WHERE e.job_id = j.id)")
+    await runs.signal(run, "go", 2)
+    assert await runs.ended(run) == ("succeeded", [1, 2])
+
+
 async def test_what_the_workflow_raises_ends_its_run(runs: Runs, worker_of: Start) -> None:
     await worker_of()
     run = await runs.submit(shop.fails, "stolen")

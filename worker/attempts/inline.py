@@ -120,6 +120,10 @@ class InlineAttempt:
         return self._claimed.lease.task_id
 
     @property
+    def previous_state(self) -> str:
+        return self._claimed.previous_state
+
+    @property
     def step(self) -> str:
         return self._step.name
 

@@ -68,6 +68,8 @@ class Attempt(Protocol):
     def job_id(self) -> UUID: ...
     @property
     def tenant_id(self) -> str: ...
+    @property
+    def previous_state(self) -> str: ...  # of the task, before the claim
 
 
 class Workflows:
@@ -93,7 +95,7 @@ class Workflows:
     ) -> Outcome:
         """Run the workflow until it waits or has ended. Raises what `Driver.advance` raises."""
         lease = attempt.lease
-        driver = self._take(lease) or Driver(attempt.job_id, start, self._max_calls)
+        driver = self._take(lease, attempt.previous_state) or Driver(attempt.job_id, start, self._max_calls)
         port = _Port(self, attempt, held, slot)
         try:
             try:
@@ -149,12 +151,14 @@ class Workflows:
         for task_id, suspended in list(self._suspended.items()):
             self._drop(task_id, suspended)
 
-    def _take(self, lease: Lease) -> Driver | None:
-        """The kept driver of the task, if no other claim has run the task since the driver suspended here."""
+    def _take(self, lease: Lease, previous_state: str) -> Driver | None:
+        """The kept driver of the task, if no other claim has run the task since the driver suspended here, and the
+        suspension is still there: a failover may have undone it, with what it consumed. Then the task did not wait.
+        """
         suspended = self._suspended.get(lease.task_id)
         if suspended is None:
             return None
-        if not suspended.committed or suspended.epoch + 1 != lease.epoch:
+        if not suspended.committed or suspended.epoch + 1 != lease.epoch or previous_state != "waiting":
             self._drop(lease.task_id, suspended)
             return None
         suspended.timer.cancel()
