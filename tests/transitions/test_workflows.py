@@ -63,6 +63,16 @@ async def test_a_child_has_its_own_argument_and_prefix(rows: Rows) -> None:
     await assert_history(rows, workflow.job_id)
 
 
+async def test_a_workflow_that_is_claimed_with_the_end_of_its_step_was_waiting(rows: Rows) -> None:
+    """Its worker goes on with the coroutine in memory, and with the stream."""
+    workflow = await suspended(rows, step(1), ends=1)
+    (child,) = await children(rows)
+    outcome = await settlements.complete(rows.connection, [Completion(child.lease, claim_next=True)], rows.terms)
+    claimed = outcome.next_steps[child.lease.task_id]
+    assert (claimed.lease.task_id, claimed.lease.epoch) == (workflow.lease.task_id, workflow.lease.epoch + 1)
+    assert claimed.previous_state == "waiting"
+
+
 @pytest.mark.parametrize("failing", [False, True])
 async def test_a_workflow_is_due_once_as_many_steps_have_ended_as_it_waits_for(rows: Rows, failing: bool) -> None:
     workflow = await suspended(rows, step(1), step(2), step(3), ends=2)

@@ -83,7 +83,8 @@ WITH lease_batch AS MATERIALIZED (
     FROM dependents dep
     WHERE c.id = dep.child AND CASE WHEN c.finished_at IS NULL THEN true ELSE false END
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, dep.trace, dep.seq, dep.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.unblocks, c.wake_at, c.journaled, dep.trace, dep.seq,
+              dep.place
 ), claimed_steps AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM updated_dependents f
@@ -160,7 +161,8 @@ FROM hints h
 UNION ALL
 SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
     'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,
-    'queue', t.queue, 'priority', t.priority, 'errors', t.errors, 'crashes', t.crashes, 'was', 'blocked', 'waited', 0,
+    'queue', t.queue, 'priority', t.priority, 'errors', t.errors, 'crashes', t.crashes,
+    'was', CASE WHEN t.journaled THEN 'waiting' ELSE 'blocked' END, 'waited', 0,
     'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
     'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
     'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds,
