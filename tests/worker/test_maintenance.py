@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from leasehold.broker import Hint, outbox
@@ -24,7 +25,7 @@ from leasehold.transitions import claims, jobs
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
-from leasehold.worker.maintenance.duties import Duties
+from leasehold.worker.maintenance.duties import Duties, _shared
 from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.maintenance.takeover import Leadership, Takeover
 from tests.factories import ONE, SELDOM, Rows
@@ -299,3 +300,16 @@ async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Dut
     await turn_of(duties, "schedules")
     run = await rows.connection.fetchval("SELECT job_id FROM run WHERE schedule_id = $1", row["id"])
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [run]
+
+
+async def test_no_duty_trusts_a_server_that_only_reads(settings: Settings) -> None:
+    """A standby may lack the newest rows, and housekeeping would delete the objects of a job that was retried."""
+    async with make_pool(settings, "tests", 1) as pool:
+        connections = _shared(pool, 1)
+        async with connections() as connection:
+            await connection.execute("SET default_transaction_read_only = on")
+        with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+            async with connections():
+                pytest.fail("the connection leads to a server that only reads")
+        async with connections() as connection:  # a new one
+            assert await connection.fetchval("SELECT current_setting('default_transaction_read_only')") == "off"

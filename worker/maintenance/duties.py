@@ -13,10 +13,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from time import monotonic
 
+import asyncpg
+
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Hint
 from leasehold.db import audit, history
 from leasehold.db.database import Connection, Pool
+from leasehold.db.servers import only_reads
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
@@ -245,12 +248,18 @@ class Duties:
 
 
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    """A function that lends connections of the pool: at most `at_most` at once to all its callers."""
+    """A function that lends connections of the pool: at most `at_most` at once to all its callers.
+
+    It raises one of TRY_AGAIN for a connection to a standby, which may lack the newest rows. A duty would act on the
+    older ones: housekeeping would delete the objects of a job that was retried since.
+    """
     permits = asyncio.Semaphore(at_most)
 
     @asynccontextmanager
     async def acquire() -> AsyncIterator[Connection]:
         async with permits, pool.acquire() as connection:
+            if only_reads(connection):
+                raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
             yield connection
 
     return acquire
