@@ -93,8 +93,8 @@ async def listens(ctx: Context, names: list[str]) -> list[int]:
 
 @app.workflow
 async def hears_twice(ctx: Context, seconds: float) -> list[int]:
-    _, first = await ctx.gather(ctx.sleep(seconds), ctx.wait_for("go", int))
-    return [first, await ctx.wait_for("go", int)]
+    both: list[Any] = await ctx.gather(ctx.sleep(seconds), ctx.wait_for("go", int))
+    return [both[1], await ctx.wait_for("go", int)]
 
 
 @app.workflow

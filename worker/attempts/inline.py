@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -37,6 +38,7 @@ from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inputs import item_of, sources_of
 from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import in_thread, is_plain
+from leasehold.worker.attempts.primary import primary_connection, read_primary
 from leasehold.worker.attempts.publishing import replacement_rule, writer_of
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.slot import Slot
@@ -46,6 +48,8 @@ from leasehold.worker.attempts.workflows import Workflows
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import Driver
 from leasehold.workflows.pending import Outcome
+
+_Answer = TypeVar("_Answer")
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
@@ -143,10 +147,10 @@ class InlineAttempt:
         return directory
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
-        return self._pool.acquire()
+        return primary_connection(self._pool, self._held)
 
     async def read(self, name: str) -> bytes:
-        for source in await sources_of(self._pool, self._pipeline, self._step, self._claimed):
+        for source in await sources_of(self._pool, self._held, self._pipeline, self._step, self._claimed):
             if source.name == name:
                 return await self._store.fetch_bytes(source.key, sha256=source.sha256, max_bytes=MAX_READ_BYTES)
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
@@ -170,20 +174,20 @@ class InlineAttempt:
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
     async def value(self, step: str) -> Any:
-        async with self._pool.acquire() as connection:
-            return await value_of(connection, self.job_id, step)
+        return await self._read(partial(value_of, job_id=self.job_id, step=step))
 
     async def item(self) -> Any:
-        return await item_of(self._pool, self._claimed)
+        return await item_of(self._pool, self._held)
 
     async def joined(self) -> list[Any] | None:
         """The results of the parts that the task has fanned out into. None: it has no parts."""
-        async with self._pool.acquire() as connection:
-            rows = await connection.fetch(
+        rows = await self._read(
+            lambda connection: connection.fetch(
                 "SELECT r.value FROM item i LEFT JOIN result r ON r.task_id = i.task_id"
                 " WHERE i.parent_id = $1 ORDER BY i.number",
                 self.task_id,
             )
+        )
         return [row["value"] for row in rows] or None
 
     @property
@@ -233,14 +237,16 @@ class InlineAttempt:
     async def note(self) -> dict[str, Any]:
         if self.lease.epoch == 1:  # no earlier attempt has remembered anything
             return {}
-        async with self._pool.acquire() as connection:
-            return await note_of(connection, self.task_id)
+        return await self._read(partial(note_of, task_id=self.task_id))
+
+    async def _read(self, read: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
+        return await read_primary(self._pool, self._held, read)
 
     async def remember(self, note: Mapping[str, Any], connection: Connection | None = None) -> None:
         if connection is not None:
             await notes.remember(connection, self.lease, note)
             return
-        async with self._pool.acquire() as own_connection:
+        async with self.connection() as own_connection:
             await notes.remember(own_connection, self.lease, note)
 
 

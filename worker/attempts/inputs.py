@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from leasehold.runtime.gather import gather_or_cancel
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions.claims import Claimed
 from leasehold.worker.attempts.output_cache import OutputCache
+from leasehold.worker.attempts.primary import read_primary
+from leasehold.worker.leases.held_lease import HeldLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Source:
     sha256: str | None
 
 
-async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
+async def sources_of(pool: Pool, held: HeldLease, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
     """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input, or when two different
     objects have the same name, because the handler finds them by their names.
     """
@@ -47,8 +50,7 @@ async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claime
                 raise Permanent("input_missing", f"the job has no input {name!r}")
             sources.append(Source(name, name, claimed.inputs[name], None))
     if steps := [name for name in step.reads if name not in pipeline.inputs]:
-        async with pool.acquire() as connection:
-            artifacts = await artifacts_of(connection, claimed.job_id, steps)
+        artifacts = await read_primary(pool, held, partial(artifacts_of, job_id=claimed.job_id, steps=steps))
         sources += [Source(artifact.step, artifact.name, artifact.key, artifact.sha256) for artifact in artifacts]
     _refuse_equal_names(step, sources)
     return sources
@@ -64,10 +66,13 @@ def _refuse_equal_names(step: Step, sources: Sequence[Source]) -> None:
             raise Permanent("input_ambiguous", sentence)
 
 
-async def item_of(pool: Pool, claimed: Claimed) -> Any:
+async def item_of(pool: Pool, held: HeldLease) -> Any:
     """The item on which this task works, which is a part of a fan-out."""
-    async with pool.acquire() as connection:
-        return await connection.fetchval("SELECT value FROM item WHERE task_id = $1", claimed.lease.task_id)
+    return await read_primary(
+        pool,
+        held,
+        lambda connection: connection.fetchval("SELECT value FROM item WHERE task_id = $1", held.lease.task_id),
+    )
 
 
 async def fetch(

@@ -76,13 +76,13 @@ class IsolatedAttempts:
         They run until an attempt takes them, or until `discard_speculations` ends them. Raises what the handler, the
         child and the store raise.
         """
-        sources = await sources_of(self._pool, pipeline, step, claimed)
+        sources = await sources_of(self._pool, held, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
         speculation = self._take_speculation(claimed, sources, on_progress)
         try:
             fetched = await self._inputs(claimed, step, sources, speculation)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
-            item = await item_of(self._pool, claimed) if step.part else None
+            item = await item_of(self._pool, held) if step.part else None
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()}, item)
             if claimed.lease.epoch > 1:  # an earlier attempt may have published all outputs of the same work
                 published = await find_published(self._store, claimed.output_prefix, step, digest, held)

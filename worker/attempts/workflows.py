@@ -16,14 +16,10 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
-import asyncpg
-
 from leasehold.db.database import Connection, Pool
-from leasehold.db.servers import only_reads
 from leasehold.domain.errors import LeaseLost, ObjectMissing
 from leasehold.domain.lease import Lease
 from leasehold.runtime.foreign_errors import contained
-from leasehold.runtime.transient import until_answered
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency
@@ -33,6 +29,7 @@ from leasehold.transitions.workflows.reading import Journal, Reading, StoredSign
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import is_plain
+from leasehold.worker.attempts.primary import read_primary
 from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
@@ -216,18 +213,7 @@ class _Port:
         return await self._from_primary(lambda connection: reading.read_signal(connection, self._lease, name, after))
 
     async def _from_primary(self, read: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
-        """What `read` returns for a connection of the pool to a server that takes writes: a standby may lack the newest
-        rows. While there is no such server, this waits until the lease is not trusted any more.
-        """
-
-        async def read_once() -> _Answer:
-            self.check()
-            async with self._workflows.pool.acquire() as connection:
-                if only_reads(connection):
-                    raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
-                return await read(connection)
-
-        return await until_answered(read_once, within=float("inf"))
+        return await read_primary(self._workflows.pool, self._held, read)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()

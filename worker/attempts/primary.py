@@ -1,0 +1,64 @@
+"""Reads for attempts from a server of PostgreSQL that takes writes. A standby may lack the newest rows: an attempt that
+missed a note, an input or a result there would do its work twice, or wrongly.
+
+While no server takes writes, an attempt waits here, as long as its lease is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from leasehold.db.database import Connection, Pool
+from leasehold.db.servers import only_reads
+from leasehold.domain.errors import LeaseLost
+from leasehold.runtime.transient import TRY_AGAIN, until_answered
+from leasehold.worker.leases.held_lease import HeldLease
+
+_Answer = TypeVar("_Answer")
+
+
+@asynccontextmanager
+async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Connection]:
+    """A connection of the pool for the block. Raises LeaseLost once the lease is not trusted any more, and there is no
+    server yet.
+    """
+
+    async def acquire() -> PoolConnectionProxy[asyncpg.Record]:
+        acquired = await pool.acquire()
+        if only_reads(acquired):
+            await pool.release(acquired)
+            raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
+        return acquired
+
+    connection = await _while_trusted(held, acquire)
+    try:
+        yield connection
+    finally:
+        await pool.release(connection)
+
+
+async def read_primary(pool: Pool, held: HeldLease, read: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
+    """What `read` returns. It is called again if the connection is lost. Raises LeaseLost as `primary_connection`."""
+
+    async def read_once() -> _Answer:
+        async with primary_connection(pool, held) as connection:
+            return await read(connection)
+
+    return await _while_trusted(held, read_once)
+
+
+async def _while_trusted(held: HeldLease, work: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    async def try_once() -> _Answer:
+        try:
+            return await work()
+        except TRY_AGAIN:
+            if not held.trusted():
+                raise LeaseLost from None
+            raise
+
+    return await until_answered(try_once, within=float("inf"))
