@@ -187,12 +187,13 @@ def test_a_credential_that_a_cut_halves_is_not_in_a_providers_error(kept: int) -
     assert redacted("refused: ver", credential) == "refused: ver"
 
 
-def test_a_secret_that_a_cut_halves_is_not_in_a_failure() -> None:
+@pytest.mark.parametrize("limit", [failures._MAX_MESSAGE, failures._MAX_CODE])
+def test_a_secret_that_a_cut_halves_is_not_in_a_failure(limit: int) -> None:
     redaction.learn(Settings(_env_file=None, s3_secret_key=SecretStr("correct-horse-battery")))
     try:
-        stored = failures._storable("x" * (failures._MAX_MESSAGE - 10) + "correct-horse-battery")
+        stored = failures._storable("x" * (limit - 10) + "correct-horse-battery", limit)
         assert "correct" not in stored
-        assert len(stored) == failures._MAX_MESSAGE
+        assert len(stored) == limit
     finally:
         redaction.learn(Settings(_env_file=None))
 

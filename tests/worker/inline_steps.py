@@ -114,6 +114,7 @@ class Unprintable(Exception):
 RAISED: dict[str, Callable[[], BaseException]] = {
     "raise": partial(RuntimeError, "a bug \x00 of somebody's"),
     "permanent": partial(Permanent, "hopeless", "this will never work"),
+    "long code": partial(Permanent, "".join(map(chr, range(0x4E00, 0x4E00 + 2000))), "an answer in place of a code"),
     "exit": SystemExit,
     "close": GeneratorExit,
     "abort": Abort,

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from leasehold.domain.ids import new_id
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.transitions.settlements import Completion
+from leasehold.worker.leases.settlement_batcher import Answer, Settlement, SettlementBatcher
 from leasehold.worker.worker import Worker
 from tests.factories import Rows, assert_history
 from tests.support.now import now
@@ -139,6 +142,7 @@ async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_t
         ("unprintable", "handler_error", 2),
         ("fill", "disk_full", 2),
         ("permanent", "hopeless", 1),
+        ("long code", "".join(map(chr, range(0x4E00, 0x4E00 + 200))), 1),
         ("hang", "step_timeout", 2),
         ("await what was cancelled", "handler_error", 2),
         ("unstorable", "bad_output", 1),
@@ -151,6 +155,22 @@ async def test_a_step_that_cannot_succeed_fails_its_job_with_a_code(
     job = await ended(rows, does)
     assert (job["status"], job["error"]["code"], job["error"]["step"]) == ("failed", code, "first")
     assert await rows.connection.fetchval("SELECT count(*) FROM failure") == attempts
+
+
+async def test_a_result_beyond_a_limit_of_postgresql_fails_its_job_at_once(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = SettlementBatcher.settle
+
+    async def settle_within_the_limit(batcher: SettlementBatcher, settlement: Settlement) -> Answer:
+        if isinstance(settlement, Completion):
+            raise asyncpg.ProgramLimitExceededError("string too long to represent as jsonb string")
+        return await settle(batcher, settlement)
+
+    monkeypatch.setattr(SettlementBatcher, "settle", settle_within_the_limit)
+    job = await ended(rows, "ok")
+    assert (job["status"], job["error"]["code"]) == ("failed", "bad_output")
+    assert "string too long" in job["error"]["message"]
 
 
 async def test_parameters_that_do_not_fit_fail_the_job_at_once(worker: Worker, rows: Rows) -> None:

@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 #: such exception in a row fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
+#: Characters of an error's code, as in a child's answer: an index of the jobs has the code, and refuses a long one.
+_MAX_CODE = 200
 #: The folder of the worker's own code. In a traceback its frames stand above the handler's, and explain nothing.
 _WORKER_FOLDER = __file__.removesuffix("attempts/failures.py")
 
@@ -107,12 +109,17 @@ def failure_of(claimed: Claimed, step: Step, error: StepError, ladder: Sequence[
     is_final = isinstance(error, Permanent) or (cause == "timeout" and step.timeout_is_final)
     retryable = error.retryable and not is_final
     return Failure(
-        claimed.lease, cause, _storable(error.code), _storable(error.message), retryable, delay.total_seconds()
+        claimed.lease,
+        cause,
+        _storable(error.code, _MAX_CODE),
+        _storable(error.message, _MAX_MESSAGE),
+        retryable,
+        delay.total_seconds(),
     )
 
 
-def _storable(text: str) -> str:
-    """The text without secrets, and in a form that PostgreSQL can store."""
-    # Redact before the cut to `_MAX_MESSAGE`: the search does not recognise half of a secret. The cut to four times
-    # that length only bounds the time of the search.
-    return storable_text(redact(text[: 4 * _MAX_MESSAGE])[:_MAX_MESSAGE])
+def _storable(text: str, limit: int) -> str:
+    """The text without secrets, in a form that PostgreSQL can store, and cut to `limit` characters."""
+    # Redact before the cut to `limit`: the search does not recognise half of a secret. The first cut only bounds the
+    # time of the search.
+    return storable_text(redact(text[: 4 * _MAX_MESSAGE])[:limit])

@@ -377,7 +377,8 @@ class Runner:
         try:
             with traces.span("settle"):
                 answer = await self._settlements.settle(settlement)
-        except asyncpg.DataError as error:  # PostgreSQL cannot store the step's value: it has a NUL, for example
+        except (asyncpg.DataError, asyncpg.ProgramLimitExceededError) as error:
+            # PostgreSQL cannot store the step's value: it has a NUL, for example, or is too large.
             refused = Permanent("bad_output", f"PostgreSQL cannot store what the step returned: {error}")
             settlement, answer = await self._settle_refused(claimed, refused)
         except asyncpg.UniqueViolationError:  # a task of the new parts exists already
