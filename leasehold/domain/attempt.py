@@ -62,8 +62,8 @@ class Attempt(AttemptIdentity, Protocol):
     """One attempt at one step, for an `async def` handler."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]:
-        """Lend a connection of the worker's pool for a statement or two. Leave the block before you wait for anything
-        else, because other attempts need the connection.
+        """Lend a connection of the worker's pool for a statement or two, to a server that takes writes. Leave the block
+        before you wait for anything else, because other attempts need the connection.
         """
 
     async def read(self, name: str) -> bytes:
