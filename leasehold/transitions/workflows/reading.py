@@ -196,13 +196,13 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
     """
     columns = lease_columns([lease])
     journal: Journal | None = None
-    size, asked_count, last = _PAGE, 0, ("", 0)
+    size, places_read, last = _PAGE, 0, ("", 0)
     while True:
         try:
             if places is None:
                 row = await connection.fetchrow(READ, *columns, *last, size)
             else:
-                page_places = {"of": places[asked_count : asked_count + size]}
+                page_places = {"of": places[places_read : places_read + size]}
                 row = await connection.fetchrow(READ_OPEN, *columns, [page_places])
         except asyncpg.ProgramLimitExceededError:
             if size == 1:
@@ -216,8 +216,8 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
             journal = page  # with the `news` of the first page: what comes during the later pages is news
         else:
             journal.entries.extend(page.entries)
-        asked_count += size
-        if asked_count >= len(places) if places is not None else len(page.entries) < size:
+        places_read += size
+        if places_read >= len(places) if places is not None else len(page.entries) < size:
             return journal
         if page.entries:
             last = page.entries[-1].branch, page.entries[-1].number
