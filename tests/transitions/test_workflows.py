@@ -395,6 +395,51 @@ async def test_a_run_whose_result_a_workflow_awaits_is_kept_and_wakes_it_even_if
     assert len(await sweeps.forgettable_jobs(rows.connection)) == (not deleted)
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_workflow_that_goes_on_after_a_result_is_not_woken_again_by_it(rows: Rows, deleted: bool) -> None:
+    """The row of the result stays open, because a replay reads the result again."""
+    child, other = await rows.leased(), await rows.leased()
+    workflow = await suspended(rows, Call("", 1, "result", "one", child=child.job_id))
+    await settlements.complete(rows.connection, [Completion(child.lease)])
+    if deleted:
+        await rows.connection.execute("DELETE FROM job WHERE id = $1", child.job_id)
+    assert len(await started_runs.wake_waiting(rows.connection)) == 1
+    (claimed,) = await rows.claim_all()
+    journal = await reading.read(rows.connection, claimed.lease)
+    assert [entry.seconds for entry in journal.entries] == [None]  # a wait for a run never ends by itself
+    calls = (wait(2), Call("", 3, "result", "one", child=other.job_id))
+    await settlements.suspend(rows.connection, [Suspending(claimed.lease, calls, journal.news, None, 3600.0)])
+    assert not await is_due(rows, workflow)
+    assert await started_runs.wake_waiting(rows.connection) == []
+    assert not await is_due(rows, workflow)
+    await settlements.complete(rows.connection, [Completion(other.lease)])
+    assert len(await started_runs.wake_waiting(rows.connection)) == 1
+    await assert_history(rows, workflow.job_id)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_run_that_was_retried_before_its_workflow_read_its_end_wakes_the_workflow_when_it_ends_again(
+    rows: Rows, deleted: bool
+) -> None:
+    child = await rows.leased()
+    workflow = await suspended(rows, Call("", 1, "result", "one", child=child.job_id))
+    await settlements.fail(rows.connection, [Failure(child.lease, "error", "c", "m", False, 0.0)])
+    assert len(await started_runs.wake_waiting(rows.connection)) == 1
+    await jobs.replay(rows.connection, child.job_id, "t")
+    claimed = {claim.job_id: claim for claim in await rows.claim_all()}
+    going_on, again = claimed[workflow.job_id], claimed[child.job_id]
+    journal = await reading.read(rows.connection, going_on.lease)
+    assert [(entry.status, entry.seconds) for entry in journal.entries] == [("running", None)]
+    await settlements.suspend(rows.connection, [Suspending(going_on.lease, (), journal.news)])
+    assert await started_runs.wake_waiting(rows.connection) == []
+    if deleted:
+        await rows.connection.execute("DELETE FROM job WHERE id = $1", child.job_id)
+    else:
+        await settlements.complete(rows.connection, [Completion(again.lease)])
+    assert len(await started_runs.wake_waiting(rows.connection)) == 1
+    assert await is_due(rows, workflow)
+
+
 async def test_short_journals_are_read_together_and_a_long_one_says_that_it_is_cut(rows: Rows) -> None:
     """A long journal would hold up the others: its worker reads it by itself."""
     sizes = (0, 1, reading.SHORT, reading.SHORT + 1, reading.SHORT + 9)

@@ -49,9 +49,14 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     return await runs.create_together(connection, [new])
 
 
-# SQL: the run that the journal's row `e` awaits has ended, or is deleted.
-_RUN_HAS_ENDED = f"""NOT EXISTS (
-          SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})"""
+# SQL: when the run that the journal's row `e` awaits has ended. If the run is deleted, any instant that no end has.
+_END_OF_RUN = "coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')"
+# SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the workflow
+# for this end. The row stays open until the workflow has ended (see `_CLOSE`): without `due_at`, a workflow that has the
+# result and waits for something else would be woken in every turn. A run that is retried may end again.
+_HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
+      AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
+      AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
 
 # Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`.
 # A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row
@@ -61,7 +66,7 @@ _LOCK_WAITING = f"""
 SELECT j.id FROM job j
 WHERE j.id IN (
     SELECT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
-    WHERE e.kind = 'result' AND e.state = 'open' AND {_RUN_HAS_ENDED}
+    WHERE {_HAS_NEWS}
       AND {unindexed("parent.finished_at IS NULL")}
       AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained
                   AND t.available_at > clock_timestamp() AND {unindexed("t.status = 'waiting'")})
@@ -71,16 +76,17 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
+# A woken workflow reads its journal at its next claim: so it learns of each end that `told` marks.
 _WAKE_WAITING = f"""
 -- awaited_wake
 WITH woken_workflows AS (
     UPDATE task t SET news = t.news + 1, wake_at = NULL, available_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.available_at > clock_timestamp()
       AND {unindexed("t.status = 'waiting'")}
-      AND EXISTS (
-          SELECT 1 FROM journal e
-          WHERE e.job_id = t.job_id AND e.kind = 'result' AND e.state = 'open' AND {_RUN_HAS_ENDED})
+      AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND {_HAS_NEWS})
     RETURNING t.id, t.job_id, t.queue, t.priority
+), told AS (
+    UPDATE journal e SET due_at = {_END_OF_RUN} FROM woken_workflows w WHERE e.job_id = w.job_id AND {_HAS_NEWS}
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),
@@ -91,7 +97,9 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Announcement]:
-    """waiting -> waiting, due now: the workflows whose awaited runs have ended, or are deleted."""
+    """waiting -> waiting, due now: the workflows whose awaited runs have ended, or are deleted. Each end wakes its
+    workflow once.
+    """
     async with connection.transaction():
         job_ids = [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit)]
         rows = await connection.fetch(_WAKE_WAITING, job_ids) if job_ids else []

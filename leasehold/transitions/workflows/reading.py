@@ -22,13 +22,15 @@ from leasehold.transitions.settlements.guard import lease_columns
 
 # Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with every
 # other row. The columns have the order of `Entry`. The CASE is needed because `greatest` ignores NULL: without the
-# CASE, a wait that does not end by itself would get 0 seconds, as if it were over.
+# CASE, a wait that does not end by itself would get 0 seconds, as if it were over. A wait for a run (`result`) never
+# ends by itself: its `due_at` is the end of the run.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
         coalesce(step.status, child.status), coalesce(f.code, child.error ->> 'code'),
         coalesce(f.message, child.error ->> 'message'),
-        CASE WHEN e.due_at IS NOT NULL THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
+        CASE WHEN e.kind <> 'result' AND e.due_at IS NOT NULL
+             THEN greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8 END,
         coalesce(step.finished_at, child.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
         ORDER BY e.branch, e.number), '[]')
     FROM {rows}
