@@ -51,9 +51,9 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 
 # SQL: when the run that the journal's row `e` awaits has ended. If the run is deleted, any instant that no end has.
 _END_OF_RUN = "coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')"
-# SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the workflow
-# for this end. The row stays open until the workflow has ended (see `_CLOSE`): without `due_at`, a workflow that has the
-# result and waits for something else would be woken in every turn. A run that is retried may end again.
+# SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the
+# workflow for this end. The row stays open until the workflow has ended (see `_CLOSE`): without `due_at`, a workflow
+# that has the result and waits for something else would be woken in every turn. A run that is retried may end again.
 _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
       AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
