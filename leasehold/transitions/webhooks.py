@@ -33,9 +33,10 @@ class ReportedJobs:
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# Ended jobs whose deliveries are not written yet. $2 only this job; NULL: all. $3 the pipelines of this process; NULL:
-# any. The statement leaves a failed job of another app (its pipeline is `APP.TASK`) to a worker with that app's code,
-# because a run of its `on_failure` pipeline may have to follow. $4 the pipelines that have an `on_failure` pipeline.
+# Ended jobs whose deliveries are not written yet. $2 only this job, even if it is set aside; NULL: all that are not set
+# aside. $3 the pipelines of this process; NULL: any. The statement leaves a failed job of another app (its pipeline is
+# `APP.TASK`) to a worker with that app's code, because a run of its `on_failure` pipeline may have to follow. $4 the
+# pipelines that have an `on_failure` pipeline.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -45,7 +46,7 @@ SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.templa
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
   AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3))
-  AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(DUTY, "j.id")}
+  AND CASE WHEN $2::uuid IS NULL THEN {not_in(DUTY, "j.id")} ELSE j.id = $2 END
 ORDER BY j.finished_at LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
@@ -106,8 +107,8 @@ async def dispatch(
 
     `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed job of another app is left
     to a process with that app's code. `job_id`: the caller will change this job's row in the same transaction. So its
-    deliveries are written now, whichever app the job belongs to. The call waits until other transactions have released
-    the row.
+    deliveries are written now, whichever app the job belongs to, and even if the job is set aside after a failure. The
+    call waits until other transactions have released the row.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)

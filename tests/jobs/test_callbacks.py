@@ -16,7 +16,7 @@ from leasehold.db.database import Connection
 from leasehold.kinds.job_kinds import reported_jobs_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
-from leasehold.transitions import webhooks
+from leasehold.transitions import quarantine, webhooks
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
 from tests.api.media_api import MediaApi, problem
@@ -86,6 +86,22 @@ async def test_the_end_of_a_deleted_job_is_sent(
     job_id = await maker.make("run", callback_url=HOOK)
     assert (await client.delete(f"/v1/jobs/{job_id}")).is_success
     assert [params["event"]["type"] for params in await dispatched(running, rows)] == ["job.cancelled"]
+
+
+@pytest.mark.parametrize("action", ["retry", "delete"])
+async def test_the_end_of_a_job_that_is_set_aside_is_sent_before_the_job_changes(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, action: str
+) -> None:
+    """A failed dispatch sets the job aside for a while: the retry or the deletion does not wait for that."""
+    job_id = await maker.make("run", callback_url=HOOK)
+    await maker.fail(job_id)
+    await quarantine.set_aside(rows, webhooks.DUTY, job_id, TimeoutError())
+    assert await dispatched(running, rows) == []
+    if action == "retry":
+        assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+    else:
+        assert (await client.delete(f"/v1/jobs/{job_id}")).is_success
+    assert [params["event"]["type"] for params in await dispatched(running, rows)] == ["job.failed"]
 
 
 async def test_each_run_of_a_batch_is_sent_to_the_url_of_the_batch(
