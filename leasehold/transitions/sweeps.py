@@ -297,10 +297,12 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
 
     Left out are the jobs that are set aside after a failure, the jobs of tenants that move or have moved to another
     cell (an installation of its own), and the runs whose result an unfinished workflow awaits: if the workflow's
-    function runs again from its top, it reads the result again.
+    function runs again from its top, it reads the result again. A job whose webhook deliveries are not written yet
+    stays for another day at most, because they are made from its row.
     """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
+        " AND NOT (notify AND expires_at > statement_timestamp() - interval '1 day')"
         " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
         "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
         f"     AND {unindexed('parent.finished_at IS NULL')})"

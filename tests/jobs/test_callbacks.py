@@ -16,7 +16,7 @@ from leasehold.db.database import Connection
 from leasehold.kinds.job_kinds import reported_jobs_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
-from leasehold.transitions import quarantine, webhooks
+from leasehold.transitions import quarantine, settlements, sweeps, webhooks
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
 from tests.api.media_api import MediaApi, problem
@@ -86,6 +86,29 @@ async def test_the_end_of_a_deleted_job_is_sent(
     job_id = await maker.make("run", callback_url=HOOK)
     assert (await client.delete(f"/v1/jobs/{job_id}")).is_success
     assert [params["event"]["type"] for params in await dispatched(running, rows)] == ["job.cancelled"]
+
+
+async def test_retention_waits_for_the_message_about_a_job_that_was_deleted_while_it_ran(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    job_id = await maker.make("run", callback_url=HOOK)
+    claimed = await maker.claim(job_id)
+    assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 202
+    await settlements.acknowledge_cancel(rows, [claimed.lease])
+    assert await sweeps.forgettable_jobs(rows) == []
+    assert [params["event"]["type"] for params in await dispatched(running, rows)] == ["job.cancelled"]
+    assert [job.job_id for job in await sweeps.forgettable_jobs(rows)] == [job_id]
+
+
+async def test_a_job_whose_message_nobody_can_write_is_kept_for_a_day(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    job_id = await maker.make("run", callback_url=HOOK)
+    await maker.fail(job_id)
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '23 hours'")
+    assert await sweeps.forgettable_jobs(rows) == []
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '25 hours'")
+    assert [job.job_id for job in await sweeps.forgettable_jobs(rows)] == [job_id]
 
 
 @pytest.mark.parametrize("action", ["retry", "delete"])
