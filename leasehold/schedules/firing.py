@@ -93,6 +93,7 @@ WHERE id = $1
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
+RETURNING failures
 """
 
 # `last_run_at`: the newest tick with a run, or the time at which a client started a run of the schedule.
@@ -155,10 +156,12 @@ async def _record_failure(
     connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int
 ) -> None:
     """Record why the schedule could not be fired. If the schedule itself is at fault, pause it after `pause_after`
-    failures. `failures`: how often firing has raised an error in a row. The column `failures` also counts refused runs.
+    failures. `failures`: how often firing has raised an error in a row, refusals by `admission` included. The column
+    `failures` counts only the failures for which the schedule is at fault, and also refused runs.
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
-    await connection.execute(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
+    own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
+    failures = min(failures, own_failures)
     if is_at_fault and failures >= pause_after:
         await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
 

@@ -24,6 +24,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import families, query_all
 from leasehold.kinds.metrics import questions_of
+from leasehold.limits.admission import Admission, Payer
 from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.pipeline import GENERATION
@@ -153,6 +154,25 @@ async def test_a_schedule_that_keeps_failing_is_tried_with_growing_pauses_and_pa
     assert row["paused_because"] == "it could not be fired 3 times in a row"
     await schedules.fire_due(rows, TEMPLATES, KEEP, pause_after=3)
     assert await set_aside(rows, schedules.DUTY) == {str(bad): 3}
+
+
+async def test_a_schedule_whose_tenant_was_refused_for_a_while_is_not_paused_by_its_first_failure(
+    rows: Connection, settings: Settings
+) -> None:
+    late = await schedule(rows)
+    full = Admission(settings.model_copy(update={"submissions_per_tenant": 1}), SHIPPED)
+    await full.charge(rows, Payer("acme"))  # the rate of this minute is used up
+    for _ in range(3):
+        await schedules.fire_due(rows, TEMPLATES, KEEP, pause_after=3, admission=full)
+        await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp()")
+    assert (await of_schedule(rows, late))["last_error"]["code"] == "rate_limited"
+    await rows.execute("UPDATE schedule SET timezone = 'Mars/Olympus_Mons'")
+    for failures in range(1, 4):
+        assert (await of_schedule(rows, late))["enabled"]
+        await schedules.fire_due(rows, TEMPLATES, KEEP, pause_after=3, admission=full)
+        await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp()")
+        assert (await of_schedule(rows, late))["failures"] == failures
+    assert (await of_schedule(rows, late))["paused_because"] == "it could not be fired 3 times in a row"
 
 
 async def test_a_schedule_whose_payload_is_refused_again_and_again_is_paused(rows: Connection) -> None:
