@@ -17,7 +17,7 @@ from leasehold.db.database import unindexed
 # Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
 # Its columns: id, job_id, step, position, epoch, status, available_at, contained and unblocks (the ids of the tasks
 # that need this one) of the task; cause, code, message and retryable of the failure; `ends`: whether the task's job
-# fails now.
+# fails now; `again`: whether the task could run again by itself, and so does not end the job.
 #
 # `status` is the task's next state: `failed` (no attempt follows), `retry` (it runs again after a failure) or `pending`
 # (it runs again because its worker was lost). Each task gets an event. A job with `ends` fails: its other open steps
@@ -56,9 +56,9 @@ END_FAILED_JOBS = f"""
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
+    -- Only for jobs that fail: the error of the first step that ends the job becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
-    WHERE ends ORDER BY job_id, contained, position
+    WHERE ends ORDER BY job_id, again, contained, position
 ), advanced_jobs AS (
     -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
     UPDATE job j

@@ -71,7 +71,7 @@ WITH lost_task AS MATERIALIZED (
         finished_at = CASE WHEN decisions.lost_too_often OR decisions.ends THEN clock_timestamp() END
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
-              t.contained, t.unblocks, decisions.ends,
+              t.contained, t.unblocks, decisions.ends, NOT decisions.lost_too_often AS again,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (

@@ -66,6 +66,26 @@ async def test_steps_that_are_lost_together_end_together_when_one_was_lost_too_o
     assert not await rows.connection.fetchval("SELECT count(*) FROM task WHERE id = $1 AND losses = 0", left.task_id)
 
 
+async def test_the_error_of_a_job_is_that_of_the_step_that_ended_it(rows: Rows) -> None:
+    """Its sibling failed in the same batch, and could have run again."""
+    left, right = await _siblings(rows)
+    failures = [
+        Failure(left, "error", "might_pass", "m", True, 0.0),
+        Failure(right, "error", "cannot_pass", "m", False, 0.0),
+    ]
+    outcome = await settlements.fail(rows.connection, failures)
+    job = await rows.job((await rows.task(left.task_id))["job_id"])
+    assert (job["error"]["code"], job["error"]["step"], job["error"]["retryable"]) == ("cannot_pass", "right", False)
+    assert [ended.outcome for ended in outcome.ended] == ["rejected"]
+    await _assert_all_ended(rows, left)
+
+
+async def test_the_error_of_a_job_names_the_step_that_was_lost_too_often(rows: Rows) -> None:
+    left, right = await _siblings(rows)
+    await _lose(rows.connection, right)
+    assert (await rows.job((await rows.task(left.task_id))["job_id"]))["error"]["step"] == "right"
+
+
 async def _assert_all_ended(rows: Rows, lease: Lease) -> None:
     job_id = (await rows.task(lease.task_id))["job_id"]
     assert (await rows.job(job_id))["finished_at"] is not None

@@ -54,7 +54,7 @@ WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
         finished_at = CASE WHEN NOT decisions.again OR decisions.ends THEN clock_timestamp() END
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.contained, t.unblocks,
-              decisions.ends, decisions.code, decisions.message, decisions.cause, decisions.retryable
+              decisions.ends, decisions.again, decisions.code, decisions.message, decisions.cause, decisions.retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM attempt_ended

@@ -26,7 +26,7 @@ WITH lost_task AS MATERIALIZED (
         finished_at = CASE WHEN decisions.lost_too_often OR decisions.ends THEN clock_timestamp() END
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
-              t.contained, t.unblocks, decisions.ends,
+              t.contained, t.unblocks, decisions.ends, NOT decisions.lost_too_often AS again,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
@@ -60,9 +60,9 @@ WITH lost_task AS MATERIALIZED (
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
+    -- Only for jobs that fail: the error of the first step that ends the job becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
-    WHERE ends ORDER BY job_id, contained, position
+    WHERE ends ORDER BY job_id, again, contained, position
 ), advanced_jobs AS (
     -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
     UPDATE job j

@@ -53,7 +53,7 @@ WITH lease_batch AS MATERIALIZED (
         finished_at = CASE WHEN NOT decisions.again OR decisions.ends THEN clock_timestamp() END
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.contained, t.unblocks,
-              decisions.ends, decisions.code, decisions.message, decisions.cause, decisions.retryable
+              decisions.ends, decisions.again, decisions.code, decisions.message, decisions.cause, decisions.retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
@@ -85,9 +85,9 @@ WITH lease_batch AS MATERIALIZED (
            (count(*) FILTER (WHERE given_up))::int AS given_up
     FROM task_events GROUP BY job_id
 ), job_error AS (
-    -- Only for jobs that fail: the error of the first failed step becomes the error of the job.
+    -- Only for jobs that fail: the error of the first step that ends the job becomes the error of the job.
     SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
-    WHERE ends ORDER BY job_id, contained, position
+    WHERE ends ORDER BY job_id, again, contained, position
 ), advanced_jobs AS (
     -- `leased`: how many steps of the job workers hold. `steps_left`: how many have not ended.
     UPDATE job j
