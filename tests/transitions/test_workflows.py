@@ -440,6 +440,24 @@ async def test_a_run_that_was_retried_before_its_workflow_read_its_end_wakes_the
     assert await is_due(rows, workflow)
 
 
+async def test_the_runs_of_a_failed_workflow_are_cancelled_also_if_it_is_deleted_immediately(rows: Rows) -> None:
+    started, detached = await rows.leased(), await rows.leased()
+    calls = (Call("", 1, "start", "one", child=started.job_id),
+             Call("", 2, "start", "one", "done", child=detached.job_id), step(3))  # fmt: skip
+    workflow = await suspended(rows, *calls, ends=1)
+    (child,) = await children(rows)
+    await settlements.complete(rows.connection, [Completion(child.lease)])
+    (again,) = await rows.claim_all()
+    await settlements.fail(rows.connection, [Failure(again.lease, "error", "c", "m", False, 0.0)])
+    assert await jobs.delete(rows.connection, workflow.job_id, "t") is not None
+    await sweeps.forget_jobs(rows.connection, [workflow.job_id])
+    await started_runs.cancel_orphans(rows.connection)
+    states = [(await rows.job(run.job_id))["status"] for run in (started, detached)]
+    assert states == ["cancel_requested", "running"]
+    await sweeps.forget_jobs(rows.connection, [workflow.job_id])
+    assert await rows.connection.fetchval("SELECT count(*) FROM job WHERE id = $1", workflow.job_id) == 0
+
+
 async def test_short_journals_are_read_together_and_a_long_one_says_that_it_is_cut(rows: Rows) -> None:
     """A long journal would hold up the others: its worker reads it by itself."""
     sizes = (0, 1, reading.SHORT, reading.SHORT + 1, reading.SHORT + 9)
