@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 import pytest
@@ -10,6 +11,8 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.transitions import concurrency, settlements
 from leasehold.transitions.settlements import Completion
 from tests.factories import ONE, Rows
+from tests.support.lock_waits import until_waiting
+from tests.transitions.conftest import Open
 
 #: Of another tenant with the same key, and of another key.
 NEIGHBOURS = (("u", "k"), ("t", "l"))
@@ -119,3 +122,21 @@ async def test_a_job_that_ended_is_forgotten_after_a_minute_and_its_limit_with_i
     expected = {("t", "l")} | ({("t", "k")} if stays else set())
     assert await named(rows, "gate_job") == expected
     assert await named(rows, "gate") == expected | {("t", "declared")}
+
+
+async def test_two_jobs_that_end_at_once_admit_two_others(rows: Rows, another: Open) -> None:
+    """The second admission has chosen before the first one commits: both chose the same job."""
+    limit = ConcurrencyLimit("t", "k", at_most=2)
+    first, second, third, fourth = await wait_at(rows, limit, count=4)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    assert await held(rows) == {third, fourth}
+    await finish(rows)
+    other = (await another()).connection
+    admitting = other.transaction()
+    await admitting.start()
+    assert len(await concurrency.admit(other, [("t", "k")], [first])) == 1
+    waiting = asyncio.create_task(concurrency.admit(rows.connection, [("t", "k")], [second]))
+    await until_waiting(other)
+    await admitting.commit()
+    assert len(await waiting) == 1
+    assert await held(rows) == set()

@@ -66,10 +66,16 @@ WITH RECURSIVE limits AS (
     SELECT job_id, priority, max(turn) AS turn FROM heads GROUP BY job_id, priority
     ORDER BY turn, priority, job_id LIMIT $3
 )
-SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys,
-       j.finished_at IS NULL AS alive
+SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
 FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job_id
-GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
+GROUP BY w.job_id, w.priority, w.turn, j.tenant_id ORDER BY w.turn, w.priority, w.job_id
+"""
+
+# The jobs of $1 that still wait. `_WAITING` reads before the limits are locked: until then, another admission may have
+# admitted some of its jobs. Of a job that has ended, the row may still be there.
+_STILL_WAITING = f"""
+-- gates_still_waiting
+SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND {unindexed("j.finished_at IS NULL")}
 """
 
 # $1 the jobs. `waiting_on` counts the steps for which a task waits. While a job is held, the count of each of its first
@@ -203,10 +209,12 @@ async def _choose(
     waiting_jobs = await connection.fetch(_WAITING, *limit_columns(limits), size, EVERYBODY, only)
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
+    ids = [row["job_id"] for row in waiting_jobs]
+    still_waiting = {row["id"] for row in await connection.fetch(_STILL_WAITING, ids)} if ids else set()
     job_ids = []
     for row in waiting_jobs:
         job_rooms = [rooms[name] for name in _limits_of(row)]
-        if row["alive"] and all(room.admits(row["tenant_id"]) for room in job_rooms):
+        if row["job_id"] in still_waiting and all(room.admits(row["tenant_id"]) for room in job_rooms):
             job_ids.append(row["job_id"])
             for room in job_rooms:
                 room.take(row["tenant_id"])

@@ -36,7 +36,6 @@ WITH RECURSIVE limits AS (
     SELECT job_id, priority, max(turn) AS turn FROM heads GROUP BY job_id, priority
     ORDER BY turn, priority, job_id LIMIT $3
 )
-SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys,
-       j.finished_at IS NULL AS alive
+SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
 FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job_id
-GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
+GROUP BY w.job_id, w.priority, w.turn, j.tenant_id ORDER BY w.turn, w.priority, w.job_id
