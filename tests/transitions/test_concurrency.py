@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
+from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.transitions import concurrency, settlements
 from leasehold.transitions.settlements import Completion
@@ -140,3 +144,35 @@ async def test_two_jobs_that_end_at_once_admit_two_others(rows: Rows, another: O
     await admitting.commit()
     assert len(await waiting) == 1
     assert await held(rows) == set()
+
+
+@dataclass
+class Interrupted:
+    """A connection. After its first query, another transaction commits that the query has not seen."""
+
+    connection: Connection
+    interrupt: Callable[[], Awaitable[object]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    async def fetch(self, *arguments: Any) -> Any:
+        found = await self.connection.fetch(*arguments)
+        await self.interrupt()
+        return found
+
+
+async def test_a_limit_at_which_a_job_begins_to_wait_meanwhile_is_kept(rows: Rows) -> None:
+    """No duty would find a job that waits at a limit without a row."""
+    job_id = (await wait_at(rows, ConcurrencyLimit("t", "other", at_most=1)))[0]
+    await rows.connection.execute(
+        "INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('t', 'k', 1, false), ('t', 'l', 1, false)"
+    )
+
+    async def queue_up() -> None:
+        await rows.connection.execute("UPDATE gate_job SET key = 'k' WHERE job_id = $1", job_id)
+
+    await concurrency.forget_unused_limits(cast("Connection", Interrupted(rows.connection, queue_up)))
+    assert await named(rows, "gate") == {("t", "k"), ("t", "other")}
+    await concurrency.forget_unused_limits(rows.connection)
+    assert await named(rows, "gate") == {("t", "k")}

@@ -148,6 +148,25 @@ async def with_waiting_jobs(
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
+# This statement only locks: a job may have begun to wait at a limit after the statement's snapshot and before the lock.
+# A limit that is locked now is one at which a submission queues up.
+_LOCK_UNUSED = """
+-- gates_unused_lock
+SELECT g.tenant_id, g.key FROM gate g
+WHERE NOT g.declared
+  AND NOT EXISTS (SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key)
+LIMIT $1
+FOR UPDATE SKIP LOCKED
+"""
+
+_FORGET_UNUSED = """
+-- gates_unused
+DELETE FROM gate g USING unnest($1::text[], $2::text[]) AS unused(tenant_id, key)
+WHERE g.tenant_id = unused.tenant_id AND g.key = unused.key
+  AND NOT EXISTS (SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key)
+"""
+
+
 async def forget_unused_limits(connection: Connection, batch_size: int = 1000) -> None:
     """Delete the rows of jobs that ended over a minute ago, and limits that no job names and no operator declared."""
     await connection.execute(
@@ -155,9 +174,6 @@ async def forget_unused_limits(connection: Connection, batch_size: int = 1000) -
         " JOIN job j ON j.id = g.job_id WHERE j.finished_at < clock_timestamp() - interval '60 seconds' LIMIT $1)",
         batch_size,
     )
-    await connection.execute(
-        "DELETE FROM gate WHERE (tenant_id, key) IN (SELECT g.tenant_id, g.key FROM gate g WHERE NOT g.declared"
-        " AND NOT EXISTS (SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key)"
-        " LIMIT $1 FOR UPDATE SKIP LOCKED)",
-        batch_size,
-    )
+    async with connection.transaction():
+        unused = [(row["tenant_id"], row["key"]) for row in await connection.fetch(_LOCK_UNUSED, batch_size)]
+        await connection.execute(_FORGET_UNUSED, *limit_columns(unused))
