@@ -451,7 +451,9 @@ async def test_the_runs_of_a_failed_workflow_are_cancelled_also_if_it_is_deleted
     await settlements.fail(rows.connection, [Failure(again.lease, "error", "c", "m", False, 0.0)])
     assert await jobs.delete(rows.connection, workflow.job_id, "t") is not None
     await sweeps.forget_jobs(rows.connection, [workflow.job_id])
+    assert await sweeps.forgettable_jobs(rows.connection) == []
     await started_runs.cancel_orphans(rows.connection)
+    assert [job.job_id for job in await sweeps.forgettable_jobs(rows.connection)] == [workflow.job_id]
     states = [(await rows.job(run.job_id))["status"] for run in (started, detached)]
     assert states == ["cancel_requested", "running"]
     await sweeps.forget_jobs(rows.connection, [workflow.job_id])

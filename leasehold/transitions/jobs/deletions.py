@@ -63,17 +63,20 @@ async def delete_together(connection: Connection, job_ids: Sequence[UUID], tenan
     return [row["id"] for row in await connection.fetch(DELETE, list(job_ids), tenant_id)]
 
 
-# `keep_seconds` is 0 in a job that somebody deleted. Any other job has expired. A workflow that did not succeed stays
-# until the runs that it started have been cancelled: its journal names them (workflows/children.py).
+#: SQL: no run must be cancelled yet because the workflow `job` did not succeed. The duty that cancels such runs
+#: (workflows/children.py) finds them by the workflow's journal.
+LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
+          SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
+          WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'
+            AND {unindexed("child.finished_at IS NULL AND child.status <> 'cancel_requested'")}))"""
+
+# `keep_seconds` is 0 in a job that somebody deleted. Any other job has expired.
 FORGET = f"""
 -- job_forget
 WITH deleted AS (
-    DELETE FROM job j WHERE j.id = ANY($1::uuid[]) AND j.expires_at < clock_timestamp()
-      AND (j.status = 'succeeded' OR NOT EXISTS (
-          SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
-          WHERE e.job_id = j.id AND e.kind = 'start' AND e.state = 'open'
-            AND {unindexed("child.finished_at IS NULL AND child.status <> 'cancel_requested'")}))
-    RETURNING j.id, j.tenant_id, j.pipeline, j.keep_seconds
+    DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
+      AND {LEAVES_NO_RUN}
+    RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
 SELECT d.id, d.tenant_id, d.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = d.id),

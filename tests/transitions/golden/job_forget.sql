@@ -1,11 +1,11 @@
 -- job_forget
 WITH deleted AS (
-    DELETE FROM job j WHERE j.id = ANY($1::uuid[]) AND j.expires_at < clock_timestamp()
-      AND (j.status = 'succeeded' OR NOT EXISTS (
+    DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
+      AND (job.status = 'succeeded' OR NOT EXISTS (
           SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
-          WHERE e.job_id = j.id AND e.kind = 'start' AND e.state = 'open'
+          WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'
             AND CASE WHEN child.finished_at IS NULL AND child.status <> 'cancel_requested' THEN true ELSE false END))
-    RETURNING j.id, j.tenant_id, j.pipeline, j.keep_seconds
+    RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
 SELECT d.id, d.tenant_id, d.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = d.id),
