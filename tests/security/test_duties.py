@@ -34,7 +34,11 @@ from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.duties import ERRORS
-from leasehold.transitions import concurrency, jobs, quarantine, sweeps, webhooks
+from leasehold.transitions import concurrency, jobs, quarantine, settlements, sweeps, webhooks
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Completion, Suspending
+from leasehold.transitions.workflows import children
+from leasehold.transitions.workflows.records import Call
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.relay import Relay
@@ -380,6 +384,35 @@ async def test_a_run_that_webhooks_cannot_be_told_of_keeps_back_no_other(verbs: 
     told = [hint for _ in range(3) for hint in await webhooks.dispatch(rows, deliveries, KEEP)]
     assert len(told) == 1
     assert await set_aside(rows, webhooks.DUTY) == {str(ids[0]): 1}
+
+
+async def calling(verbs: Rows, kind: str, ended: bool) -> tuple[Claimed, Claimed]:
+    """A workflow that has made a call of this kind and waits, and the run that the call names."""
+    child = await verbs.leased(ONE)
+    workflow = await verbs.leased(ONE)
+    call = Call("", 1, kind, "one", child=child.job_id)
+    await settlements.suspend(verbs.connection, [Suspending(workflow.lease, (call,), 0)])
+    if ended:
+        await settlements.complete(verbs.connection, [Completion(child.lease)])
+    return workflow, child
+
+
+async def test_a_workflow_that_cannot_be_woken_keeps_back_no_other(verbs: Rows) -> None:
+    (bad, _), (good, _) = [await calling(verbs, "result", ended=True) for _ in range(2)]
+    await poison(verbs.connection, "task", f"{{row}}.id = '{bad.lease.task_id}'")
+    woken = [hint for _ in range(2) for hint in await children.wake_waiting(verbs.connection)]
+    assert [hint.hint.task_id for hint in woken] == [good.lease.task_id]
+    assert await set_aside(verbs.connection, children.DUTY) == {str(bad.job_id): 1}
+
+
+async def test_a_run_of_a_workflow_that_cannot_be_cancelled_keeps_back_no_other(verbs: Rows) -> None:
+    (workflow, bad), (another, good) = [await calling(verbs, "start", ended=False) for _ in range(2)]
+    await jobs.request_cancel(verbs.connection, [workflow.job_id, another.job_id], "t", reason="", by="test")
+    await poison(verbs.connection, "job", f"{{row}}.id = '{bad.job_id}'")
+    for _ in range(2):
+        await children.cancel_orphans(verbs.connection)
+    assert (await verbs.job(good.job_id))["status"] == "cancel_requested"
+    assert await set_aside(verbs.connection, children.ORPHANS) == {str(bad.job_id): 1}
 
 
 # --- what is forgotten

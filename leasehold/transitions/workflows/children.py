@@ -5,6 +5,9 @@ runs of a workflow that ended without success. Detached runs (`ctx.detached.star
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
@@ -12,12 +15,15 @@ from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.endings import JobEnded
+from leasehold.transitions.quarantine import not_in, run_unit, run_units
 from leasehold.transitions.runs import CreatedRuns, NewRun
 from leasehold.transitions.workflows import recording
 from leasehold.transitions.workflows.records import Call, Recording
 
-#: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`.
-DUTY = "workflow_children"
+#: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
+#: the table `quarantine` the units of DUTY are the workflows that could not be woken, and the units of ORPHANS the runs
+#: that could not be cancelled, until they are tried again. `not_in` leaves them out.
+DUTY, ORPHANS = "workflow_children", "workflow_orphans"
 
 _LOCK = """
 -- start_lock
@@ -60,7 +66,7 @@ _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
 
 # Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`.
 # A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row
-# is still open, and this statement finds it then.
+# is still open, and this statement finds it then. $2 only this workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -70,6 +76,7 @@ WHERE j.id IN (
       AND {unindexed("parent.finished_at IS NULL")}
       AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained
                   AND t.available_at > clock_timestamp() AND {unindexed("t.status = 'waiting'")})
+      AND ($2::uuid IS NULL OR e.job_id = $2) AND {not_in(DUTY, "e.job_id")}
     LIMIT $1
 )
 ORDER BY j.id
@@ -100,21 +107,25 @@ async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Ann
     """waiting -> waiting, due now: the workflows whose awaited runs have ended, or are deleted. Each end wakes its
     workflow once.
     """
-    async with connection.transaction():
-        job_ids = [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit)]
-        rows = await connection.fetch(_WAKE_WAITING, job_ids) if job_ids else []
-    return [Announcement.from_row(row) for row in rows]
+
+    async def take(only_job: object | None) -> list[UUID]:
+        return [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit, only_job)]
+
+    async def wake(job_ids: Sequence[UUID]) -> Sequence[Any]:
+        return await connection.fetch(_WAKE_WAITING, list(job_ids))
+
+    return [Announcement.from_row(row) for row in await run_units(connection, DUTY, take, wake)]
 
 
 # Unfinished runs whose workflow was cancelled, failed or expired.
-_ORPHANS = """
+_ORPHANS = f"""
 -- workflow_orphans
 SELECT child.id, child.tenant_id, parent.id AS parent_id, parent.status
 FROM journal e
 JOIN job child ON child.id = e.child_id AND child.finished_at IS NULL AND child.status <> 'cancel_requested'
 JOIN job parent ON parent.id = e.job_id
 WHERE e.kind = 'start' AND e.state = 'open'
-  AND parent.status IN ('cancel_requested', 'cancelled', 'failed', 'expired')
+  AND parent.status IN ('cancel_requested', 'cancelled', 'failed', 'expired') AND {not_in(ORPHANS, "child.id")}
 LIMIT $1
 """
 
@@ -148,9 +159,16 @@ async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list
     hints: list[Announcement] = []
     for row in await connection.fetch(_ORPHANS, limit):
         reason = f"its workflow, run {row['parent_id']}, is {row['status']}"
-        cancels = await jobs.request_cancel(
-            connection, [row["id"]], row["tenant_id"], reason=reason, by="its workflow", forced=True
+        cancel = partial(
+            jobs.request_cancel,
+            connection,
+            [row["id"]],
+            row["tenant_id"],
+            reason=reason,
+            by="its workflow",
+            forced=True,
         )
-        ended_jobs += cancels.ended
-        hints += cancels.hints
+        if (cancels := await run_unit(connection, ORPHANS, row["id"], cancel)) is not None:
+            ended_jobs += cancels.ended
+            hints += cancels.hints
     return ended_jobs, hints
