@@ -45,9 +45,12 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 #: fired, until they are tried again. `not_in` leaves them out.
 DUTY = "schedules"
 
-#: SQL: a client wrote the schedule, or this process has the code of its template. $2: the pipelines of this process.
-#: Any other schedule is fired by a worker that has the code.
-_CAN_FIRE = "(declared_by IS NULL OR template = ANY($2::text[]))"
+#: SQL: this process has the code of the schedule's template ($2: its pipelines), or no other worker has: then a tenant
+#: wrote the template, or it does not exist. The exception is a schedule that an app declares: it waits for its code. A
+#: handler is the `pipeline.step` of code that a worker has.
+_CAN_FIRE = """(template = ANY($2::text[]) OR (declared_by IS NULL AND template <> ALL(ARRAY(
+    SELECT DISTINCT regexp_replace(h.name, '\\.[^.]*$', '') FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)
+    WHERE w.present AND NOT w.draining))))"""
 
 _FIND_DUE = f"""
 -- schedules_due

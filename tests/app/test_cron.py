@@ -11,10 +11,12 @@ import time_machine
 
 from leasehold import App, DeclarationError, current
 from leasehold.db.database import Connection, connect
+from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Templates
 from leasehold.schedules.declared import UNDECLARED, reconcile
 from leasehold.schedules.firing import fire_due
 from leasehold.settings import Settings
+from leasehold.transitions import workers
 from tests.app.conftest import Serve
 
 SECONDS = 60.0
@@ -119,6 +121,26 @@ async def test_a_worker_without_the_code_leaves_the_schedule_to_one_that_has_it(
     assert await fire_due(connection, Templates(App("other").pipelines()), 60) == []
     assert {(row["failures"], row["last_error"]) for row in (await rows(connection)).values()} == {(0, None)}
     assert len(await fire_due(connection, Templates(shop().pipelines()), 60)) == 2
+
+
+@pytest.mark.parametrize("change", [None, "present = false", "draining = true", "handlers = '{shop.other}'"])
+async def test_a_worker_without_the_code_also_leaves_a_clients_schedule_to_a_worker_that_has_it(
+    connection: Connection, change: str | None
+) -> None:
+    """If no worker has the code, the schedule says so."""
+    await written(connection, shop())
+    await connection.execute("UPDATE schedule SET next_run_at = clock_timestamp(), declared_by = NULL")
+    handlers = [f"{pipeline.name}.{step.name}" for pipeline in shop().pipelines() for step in pipeline.steps]
+    worker = new_id()
+    await workers.register(connection, worker, host="h", pid=1, version="1", queues=[], handlers=handlers)
+    await connection.execute("UPDATE worker SET present = true")
+    if change is not None:
+        await connection.execute(f"UPDATE worker SET {change}")
+    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == []
+    codes = {(row["last_error"] or {}).get("code") for row in (await rows(connection)).values()}
+    assert codes == ({None} if change is None else {"template_not_found"})
+    if change is None:
+        assert len(await fire_due(connection, Templates(shop().pipelines()), 60)) == 2
 
 
 @pytest.mark.parametrize(
