@@ -101,17 +101,14 @@ async def _write_debounced(
     """
     first_calls = [calls[indexes[0]] for indexes in indexes_by_key]
     last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]
-    waiting_ids = await debounce.merge(connection, tenant, [_debounce_terms(call) for call in last_calls])
+    last_runs = [_new_run(last_call, tenant, keep_seconds) for last_call in last_calls]
+    waiting_ids = await runs.merge(connection, tenant, last_runs, [_debounce_terms(call) for call in last_calls])
     new_runs: list[NewRun] = []
-    for indexes, first_call, last_call, waiting_id in zip(
-        indexes_by_key, first_calls, last_calls, waiting_ids, strict=True
+    for indexes, first_call, last_run, waiting_id in zip(
+        indexes_by_key, first_calls, last_runs, waiting_ids, strict=True
     ):
         if waiting_id is None:
-            new_runs.append(
-                replace(
-                    _new_run(last_call, tenant, keep_seconds), id=first_call.run_id, dedupe_key=last_call.debounce_key
-                )
-            )
+            new_runs.append(replace(last_run, id=first_call.run_id, dedupe_key=first_call.debounce_key))
         for index in indexes:
             written.ids[index] = waiting_id or first_call.run_id
     return new_runs

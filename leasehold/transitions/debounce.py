@@ -75,6 +75,13 @@ class Debounced:
     delay: float
 
 
+async def lock_keys(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[dict[str, Any]]:
+    """Lock the keys of the submissions until the caller's transaction ends. Returns the submissions as records."""
+    records = [{**asdict(submission), "nth": nth} for nth, submission in enumerate(submissions, 1)]
+    await connection.fetch(_LOCK_KEYS, tenant_id, records)
+    return records
+
+
 async def merge(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
     """waiting -> waiting, due later and with other arguments. No two of `submissions` may have the same key.
 
@@ -82,8 +89,7 @@ async def merge(connection: Connection, tenant_id: str, submissions: Sequence[De
     and write a run for each None in the same transaction. Until it ends, no other transaction can write a run with one
     of these keys.
     """
-    records = [{**asdict(submission), "nth": nth} for nth, submission in enumerate(submissions, 1)]
-    await connection.fetch(_LOCK_KEYS, tenant_id, records)
+    records = await lock_keys(connection, tenant_id, submissions)
     rows = await connection.fetch(MERGE, tenant_id, records)
     run_of_nth: dict[int, UUID] = {row["nth"]: row["id"] for row in rows}
     return [run_of_nth.get(nth) for nth in range(1, len(submissions) + 1)]

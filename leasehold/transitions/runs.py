@@ -25,7 +25,8 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.states import JobState
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.runtime.pacing import paced
-from leasehold.transitions import concurrency, jobs, limits
+from leasehold.transitions import concurrency, debounce, jobs, limits
+from leasehold.transitions.debounce import Debounced
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 from leasehold.transitions.limits import TenantRules
@@ -132,6 +133,38 @@ async def _create_independent(
         new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
     hints = await jobs.submit(connection, new_jobs)
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
+
+
+_HELD = """
+-- runs_held
+SELECT j.id, j.priority, max(t.available_at) AS starts_at FROM job j JOIN task t ON t.job_id = j.id
+WHERE j.id = ANY($1::uuid[]) AND j.held GROUP BY j.id, j.priority
+"""
+
+
+async def merge(
+    connection: Connection, tenant_id: str, new: Sequence[NewRun], submissions: Sequence[Debounced]
+) -> list[UUID | None]:
+    """As `debounce.merge`. A run that takes other arguments also waits at the concurrency limits of these arguments.
+    `new`: for each submission the run that it would be.
+    """
+    rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
+    limits_of_new = [_declared_limits(rules, run) for run in new]
+    if not any(limits_of_new):
+        return await debounce.merge(connection, tenant_id, submissions)
+    # First lock the keys, then the limits, and then the jobs.
+    await debounce.lock_keys(connection, tenant_id, submissions)
+    await concurrency.lock_limits(connection, [limit for own_limits in limits_of_new for limit in own_limits])
+    merged_ids = await debounce.merge(connection, tenant_id, submissions)
+    held = {row["id"]: row for row in await connection.fetch(_HELD, [merged for merged in merged_ids if merged])}
+    again = []
+    for run, own_limits, merged in zip(new, limits_of_new, merged_ids, strict=True):
+        if merged is not None and merged in held and own_limits:
+            job = _job(replace(run, id=merged, scheduled_at=held[merged]["starts_at"]), own_limits, notify=False)
+            again.append(replace(job, priority=held[merged]["priority"]))
+    if again:
+        await concurrency.queue_up_again(connection, again)
+    return merged_ids
 
 
 def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, exclusive: str | None = None) -> NewJob:

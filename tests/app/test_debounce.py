@@ -44,6 +44,10 @@ async def limited(n: int) -> int:
     return n
 
 
+@app.task(debounce=HOUR, unique=Unique(by=("path",)), limit=Limit(at_most=1, by="/customer"))
+async def deliver(path: str, customer: str) -> None: ...
+
+
 @pytest.fixture(autouse=True)
 def _use(using: Callable[..., App]) -> None:
     using(app)
@@ -77,6 +81,21 @@ async def test_a_later_submission_gives_its_arguments_and_its_time_to_the_run_th
     assert await publish.asubmit(Page(path="/b", version=1)) != run
     assert await publish.asubmit(Page(path="/a", version=3), key="other") != run
     assert await connection.fetchval("SELECT count(*) FROM job") == 3
+
+
+async def test_a_run_that_takes_other_arguments_waits_at_the_limit_of_their_values(connection: Connection) -> None:
+    run = await deliver.asubmit("/a", "alice")
+    assert await deliver.asubmit("/a", "bob") == run
+    other = await deliver.asubmit("/b", "bob")
+    found = await connection.fetch(
+        "SELECT g.job_id, g.key, g.ready_at = t.available_at AS at_start, g.owner, g.priority = j.priority AS as_before"
+        " FROM gate_job g JOIN task t ON t.job_id = g.job_id JOIN job j ON j.id = g.job_id"
+    )
+    rows = {row["job_id"]: row for row in found}
+    assert len(found) == len(rows) == 2
+    assert rows[run.id]["key"] == rows[other.id]["key"]
+    assert (rows[run.id]["at_start"], rows[run.id]["as_before"]) == (True, True)
+    assert rows[run.id]["owner"] == rows[other.id]["owner"]
 
 
 async def test_submissions_of_one_call_are_one_run_with_the_last_arguments(connection: Connection) -> None:

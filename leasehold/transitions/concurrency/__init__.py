@@ -17,7 +17,9 @@ from leasehold.transitions.concurrency.queueing import (
     forget_admission,
     forget_unused_limits,
     limits_of,
+    lock_limits,
     queue_up,
+    queue_up_again,
     with_waiting_jobs,
 )
 
@@ -31,7 +33,9 @@ __all__ = [
     "forget_admission",
     "forget_unused_limits",
     "limits_of",
+    "lock_limits",
     "queue_up",
+    "queue_up_again",
     "with_waiting_jobs",
     "without_value",
 ]

@@ -77,6 +77,20 @@ async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
     await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
 
 
+async def queue_up_again(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
+    """Let held jobs wait at other limits than before. The caller has locked the jobs, and before that the limits
+    (`lock_limits`): an admission locks in this order, too.
+    """
+    await connection.execute("DELETE FROM gate_job WHERE job_id = ANY($1::uuid[])", [job.id for job in jobs])
+    await queue_up(connection, jobs)
+
+
+async def lock_limits(connection: Connection, limits: Sequence[ConcurrencyLimit]) -> None:
+    """Write the limits' rows, and lock them until the caller's transaction ends."""
+    if limits:
+        await _write_limits(connection, limits)
+
+
 async def _bounds(
     connection: Connection, limits: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
 ) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
