@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import httpx2
+import orjson
 import pytest
 import time_machine
 
@@ -176,6 +178,39 @@ async def test_a_called_off_generation_is_called_off_at_its_provider(
     said = await client.look(task)
     assert (said["status"], said["error"]["code"]) == (-2, "cancelled")
     problem(await client.http.post("/v1/images/cancel", json={"task_id": task}), 409, "resource_invalid_state")
+
+
+@pytest.mark.parametrize("how", ["deleted", "cancelled and deleted", "cancelled and expired"])
+async def test_an_order_is_called_off_at_its_provider_although_its_generation_is_deleted(
+    generation_settings: Settings, connection: Connection, simulator: Simulator, how: str
+) -> None:
+    """The rows of a deleted job go at once, but its order costs money until the provider is told."""
+    scopes = (*SCOPES, "jobs:read", "jobs:delete")
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=scopes)
+    async with serving(generation_settings) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        async with Worker(generation_settings) as worker:
+            task = await client.ordered("endless #never")
+            job_id = (await client.until(task, "polling"))["job_id"]
+            await worker.drain()  # no step has a lease, so the rows go at once
+        if how != "deleted":
+            assert (await http.post("/v1/images/cancel", json={"task_id": task})).status_code == 202
+        if how == "cancelled and expired":
+            await connection.execute("UPDATE job SET expires_at = clock_timestamp() WHERE id = $1", UUID(job_id))
+            await sweeps.forget_jobs(connection, [UUID(job_id)], running.services.actions.before_jobs_go)
+        else:
+            assert (await http.delete(f"/v1/jobs/{job_id}")).status_code == 204
+        assert not await connection.fetchval("SELECT EXISTS (SELECT FROM job WHERE pipeline = 'generation')")
+        async with Worker(generation_settings), asyncio.timeout(SECONDS):
+            while not simulator.bought[0].cancelled:
+                await asyncio.sleep(0.02)
+            while await connection.fetchval("SELECT status FROM job") != "succeeded":
+                await asyncio.sleep(0.02)
+        kept = await connection.fetchval("SELECT params FROM job")
+        assert "endless" not in orjson.dumps(kept).decode(), "the client's words go with the generation"
+        (listed,) = (await http.get("/v1/jobs")).json()["jobs"]
+        shown = (await http.get(f"/v1/jobs/{listed['id']}")).json()
+        assert (shown["parameters"], shown["redacted"]) == ({"job_id": job_id}, ["order"])
 
 
 async def test_a_cancel_is_sent_again_no_earlier_than_the_provider_asks_for(

@@ -1,9 +1,12 @@
-"""The duty of the leading worker for generations: it deletes expired source images."""
+"""The duties of the leading worker for generations: it deletes expired source images, and keeps the orders that must
+still be withdrawn when their generations are deleted.
+"""
 
 from __future__ import annotations
 
 from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
 from leasehold.pipelines.generation.rows import SOURCES, condemn_source, expired_sources, forget_sources
+from leasehold.transitions.withdrawals import keep_orders
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
@@ -27,5 +30,6 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
                 forget=forget_sources,
             )
         ],
+        before_jobs_go=keep_orders,
         prefixes=("sources/",),
     )

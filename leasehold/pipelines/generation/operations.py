@@ -75,6 +75,7 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
         tenant_id=tenant_id,
         params={"job_id": str(job_id)},
         keep_seconds=settings.generation_keep_seconds,
+        exclusive_key=str(job_id),  # by which `transitions.withdrawals` finds the withdrawal
     )
     return await jobs.submit(connection, [job])
 

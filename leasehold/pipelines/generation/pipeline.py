@@ -99,11 +99,14 @@ generation = Pipeline(
 
 
 class Withdrawal(BaseModel):
-    """The parameters of a withdrawal: the cancelled generation."""
+    """The parameters of a withdrawal: the cancelled generation. `order`: what is left of its order, if the generation
+    was deleted before the provider was told (`transitions.withdrawals`).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     job_id: UUID
+    order: dict[str, Any] | None = Field(default=None, repr=False)
 
 
 withdrawal = Pipeline(
@@ -143,7 +146,7 @@ GENERATION = Kind(
     # The exporter's statements for metrics of generations.
     questions="leasehold.pipelines.generation.questions:questions",
     scopes=Scopes(read="generation:read", write="generation:write"),
-    redacted=frozenset({"credential"}),
+    redacted=frozenset({"credential", "order"}),  # `order` of a withdrawal has the credential, too
     # A withdrawal belongs to another job. The JSON pointer says where the parameters have that job's id.
     parents={"generation_withdrawal": "/job_id"},
     # What the actions on jobs (cancel, retry, delete) do for this kind.

@@ -137,8 +137,12 @@ async def owner(connection: Connection, job_id: UUID) -> Row | None:
     )
 
 
-async def withdrawn(connection: Connection, job_id: UUID, tenant_id: str) -> WithdrawnGeneration | None:
-    """The generation that a withdrawal is about. None: it is deleted."""
+async def withdrawn(
+    connection: Connection, job_id: UUID, tenant_id: str, withdrawal_id: UUID
+) -> WithdrawnGeneration | None:
+    """The generation that the withdrawal `withdrawal_id` is about. If the generation is deleted, this is what
+    `withdrawals.keep_orders` has kept of it. None: it is deleted, and had no order at the provider.
+    """
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
         " (SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = j.id AND t.step = 'submit')"
@@ -146,7 +150,13 @@ async def withdrawn(connection: Connection, job_id: UUID, tenant_id: str) -> Wit
         job_id,
         tenant_id,
     )
-    return None if row is None else WithdrawnGeneration(row["status"], row["params"], row["submitted"])
+    if row is not None:
+        return WithdrawnGeneration(row["status"], row["params"], row["submitted"])
+    # Read from the database: the attempt's own parameters may be older than the deletion.
+    kept = await connection.fetchval("SELECT params -> 'order' FROM job WHERE id = $1", withdrawal_id)
+    if kept is None:
+        return None
+    return WithdrawnGeneration("cancelled", {"prompt": ""} | kept["params"], {"ref": kept["ref"]})
 
 
 #: The public statuses in which a server is busy.

@@ -34,7 +34,7 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
     params: Withdrawal = attempt.params
     provider_context: ProviderContext = attempt.opened
     async with attempt.connection() as connection:
-        generation = await generations.withdrawn(connection, params.job_id, attempt.tenant_id)
+        generation = await generations.withdrawn(connection, params.job_id, attempt.tenant_id, attempt.job_id)
     if generation is None:
         return {"stopped": False, "because": "the generation is deleted"}
     if generation.job_status not in JOB_TERMINAL:
