@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -36,6 +37,8 @@ __all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "
 #: The allowed ports. Addresses that `egress_allow` names may be used at any port.
 PORTS = frozenset({80, 443})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+#: A header's name and its value (RFC 9110, 5.1 and 5.5), in ASCII.
+_HEADER_NAME, _HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"([!-~]([ -~\t]*[!-~])?)?")
 _CONNECT_SECONDS = 5.0
 _MAX_RETRY_AFTER_SECONDS = 86_400.0
 _OK = 200
@@ -50,8 +53,8 @@ _resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
 
 class EgressRefused(LeaseholdError):
-    """A URL that must not be requested. `code`: url_malformed, host_unknown, address_private, port_refused or
-    too_many_redirects.
+    """A request that must not be sent. `code`: url_malformed, host_unknown, address_private, port_refused,
+    too_many_redirects or header_malformed.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -262,12 +265,15 @@ class Egress:
         block. Requests and block together must end within `timeout` seconds.
         """
         check_nothing_held("an address")
+        _check_headers(headers)
         has_arrived = False  # whether a server got the whole request: it answered, maybe with a redirect
+        was_begun = False  # whether a server may have got it
         request = _Request(method, url, headers, content)
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
                     target = await self.check(request.url)
+                    was_begun = True
                     answer = await self._send(target, request)
                     has_arrived = True
                     try:
@@ -278,7 +284,7 @@ class Egress:
                     finally:
                         await answer.aclose()
         except TimeoutError:
-            raise EgressFailed(f"no answer within {timeout:g} s") from None
+            raise EgressFailed(f"no answer within {timeout:g} s", sent=was_begun) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise EgressFailed(f"no answer: {type(error).__name__}", sent=has_arrived) from error
         except httpx2.HTTPError as error:
@@ -319,6 +325,15 @@ class Egress:
 
     def _is_allowed(self, address: Address) -> bool:
         return any(address in network for network in self._allowed)
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    """Raises EgressRefused for a header that httpx2 would refuse after it has connected. A header may contain a
+    client's text, such as a credential.
+    """
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise EgressRefused("header_malformed", "A header of the request has a character that HTTP does not allow.")
 
 
 def _parse_url(url: str) -> tuple[httpx2.URL, int]:

@@ -233,6 +233,30 @@ def test_only_an_answer_about_the_order_says_whether_a_cancel_stopped_it(
             answer.stopped()
 
 
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal", "gateway"])
+async def test_a_credential_that_no_header_can_have_buys_nothing(
+    providers: Providers, simulator: Simulator, name: str
+) -> None:
+    """The outcome is known, so the order does not wait for a person who looks for it at the provider."""
+    with pytest.raises(Rejected) as said:
+        await providers[name].submit(order(name, "image", "x", model="o/m"), "clé:secret")
+    assert said.value.code == "header_malformed"
+    assert simulator.bought == []
+
+
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal", "gateway"])
+async def test_a_provider_whose_name_server_is_silent_has_sold_nothing(
+    providers: Providers, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def silent(*_arguments: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("leasehold.security.egress._resolve", silent)
+    with pytest.raises(TryLater) as said:
+        await providers[name].submit(order(name, "image", "x", model="o/m"), CREDENTIALS[name])
+    assert said.value.code == "provider_unreachable"
+
+
 @pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal"])
 async def test_a_provider_that_is_not_there_has_sold_nothing(name: str) -> None:
     nobody = {f"generation_{name}_url": "http://127.0.0.1:9", "egress_allow": "127.0.0.0/8"}

@@ -262,3 +262,34 @@ async def test_a_kept_connection_is_used_for_one_name_only(monkeypatch: pytest.M
             await egress.request("GET", f"http://{host}:{port}/")
     server.close()
     assert sorted(connections) == [["a.example"] * 2, ["b.example"] * 2]
+
+
+@pytest.mark.parametrize(("silent", "sent"), [("name server", False), ("server", True)])
+async def test_after_the_time_limit_only_a_request_with_an_address_may_have_been_sent(
+    monkeypatch: pytest.MonkeyPatch, silent: str, sent: bool
+) -> None:
+    async def forever(*_arguments: object) -> Any:
+        await asyncio.Event().wait()
+
+    async def resolve(_host: str, _port: int) -> list[Any]:
+        return [ipaddress.ip_address("1.1.1.1")]
+
+    monkeypatch.setattr("leasehold.security.egress._resolve", forever if silent == "name server" else resolve)
+    monkeypatch.setattr(Egress, "_send", forever)
+    async with Egress() as egress:
+        with pytest.raises(EgressFailed) as failed:
+            await egress.request("POST", "https://example.com/", content=b"order", timeout=0.01)
+    assert failed.value.sent is sent
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("authorization", "Bearer clé"), ("authorization", "Bearer ключ"), ("authorization", "Bearer a\nb: c"),
+     ("authorization", "Bearer a "), ("x-prompt", "a\x00b"), ("x prompt", "a lighthouse")],
+)  # fmt: skip
+async def test_a_header_that_http_does_not_allow_is_refused_before_anybody_is_asked(name: str, value: str) -> None:
+    async with Egress() as egress:
+        with pytest.raises(EgressRefused) as refused:
+            await egress.request("POST", "http://no-such-host.invalid/", headers={name: value})
+    assert refused.value.code == "header_malformed"
+    assert value not in str(refused.value)
