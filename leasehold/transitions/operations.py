@@ -102,6 +102,15 @@ async def canary(
     return row["unfinished"], row["unsuccessful"] if action == "retry" else 0
 
 
+async def has_failed(connection: Connection, task_id: UUID, codes: Sequence[str]) -> bool:
+    """Whether an attempt of the task has failed with one of these codes."""
+    return bool(
+        await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM failure WHERE task_id = $1 AND code = ANY($2::text[]))", task_id, list(codes)
+        )
+    )
+
+
 async def record(connection: Connection, operation_id: UUID, tenant_id: str, refusals: Sequence[Refusal]) -> None:
     """Record the jobs that the operation did not act on. A job that is recorded already keeps its first refusal."""
     await connection.execute(

@@ -240,6 +240,30 @@ async def test_a_canary_that_fails_stops_the_operation_until_a_person_retries_it
     assert await statuses(rows, broken) == [*["pending"] * 3, "failed", "succeeded"]
 
 
+async def test_a_canary_that_fails_stops_the_operation_although_the_worker_dies_as_it_finds_out(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """The worker has written into the note that the canary failed, but not that the operation failed."""
+    broken = await failed(maker, number=3)
+    operation = await submit(client, "retry", "kind:run", canary=1)
+    async with operating(running.services.settings) as worker:
+        async with asyncio.timeout(SECONDS):
+            while await statuses(rows, broken[2:]) != ["pending"]:
+                await asyncio.sleep(0.02)
+        await worker.drain()
+    await maker.fail(broken[2])
+    noted = "UPDATE note SET value = jsonb_set(value, '{canary,passed}', 'false') WHERE value ? 'canary' RETURNING true"
+    assert await rows.fetchval(noted)
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+        assert (body["status"], body["error"]["code"]) == ("failed", "canary_failed")
+        assert await statuses(rows, broken) == ["failed"] * 3
+        assert (await client.post(f"/v1/jobs/{operation}/retry")).status_code == 202
+        body = await ended(client, operation)
+    assert (body["status"], body["canary"]) == ("succeeded", {"jobs": 1, "passed": False})
+    assert await statuses(rows, broken) == [*["pending"] * 2, "failed"]
+
+
 async def test_a_canary_that_succeeds_lets_the_others_go(
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
 ) -> None:

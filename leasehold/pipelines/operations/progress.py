@@ -34,7 +34,9 @@ class Busy(BaseModel):
 
 
 class Canary(BaseModel):
-    """The jobs that go first. `until`: the Unix time by which they must have succeeded. `passed` None: unknown yet."""
+    """The jobs that go first. `until`: the Unix time by which they must have succeeded. None: they are not complete
+    yet, or have stopped the operation, and a person has retried it. `passed` None: unknown yet.
+    """
 
     job_ids: list[UUID] = Field(default_factory=list)
     until: float | None = None

@@ -48,6 +48,8 @@ _LONGEST_SLEEP = 1.0
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
 #: The pause between two checks of the canary jobs.
 _CANARY_SECONDS = 1.0
+#: The errors with which a canary stops the operation.
+_CANARY_CODES = ("canary_refused", "canary_failed", "canary_late")
 
 #: The commit of a batch does not wait for the disk, so its locks are short. If PostgreSQL dies before the batch is on
 #: disk, the batch and its note are both lost, and the operation acts on these jobs again. The operation's end waits for
@@ -286,7 +288,10 @@ class _OperationAttempt:
         person then retries the operation, it goes on without a canary.
         """
         canary = self._progress.canary
-        if canary.until is None or canary.passed is not None:  # the canary is not complete yet, or its end is known
+        if canary.until is None or canary.passed:  # the canary is not complete yet, or has succeeded
+            return True
+        if canary.passed is False and await self._was_stopped():
+            canary.until = None
             return True
         if self._progress.refused:
             codes = ", ".join(sorted(self._progress.codes))
@@ -308,6 +313,13 @@ class _OperationAttempt:
                 return False
         canary.passed, canary.job_ids = True, []
         return True
+
+    async def _was_stopped(self) -> bool:
+        """Whether the operation has failed because of its canary, so that this attempt runs because a person retried
+        it. False: the attempt that wrote this into the note died before its failure was committed.
+        """
+        async with self._attempt.connection() as connection:
+            return await operations.has_failed(connection, self._attempt.task_id, _CANARY_CODES)
 
     async def _stop(self, code: str, sentence: str) -> None:
         self._progress.canary.passed = False
