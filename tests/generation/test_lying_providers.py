@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from leasehold.domain.storable import encode_storable
 from leasehold.pipelines.generation.pipeline import GenerationParams
 from leasehold.pipelines.generation.provider import Finished, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
 from leasehold.pipelines.generation.providers import open_providers
@@ -47,6 +48,22 @@ async def test_a_credential_that_a_provider_quotes_goes_no_further(name: str) ->
     assert "***" in told
     assert "https://a.example/x" in told
     assert not [secret for secret in (BEARER, SECRET_KEY, "s3cret") if secret in told]
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, TryLater), (500, OutcomeUnknown), (400, Rejected)])
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal", "gateway"])
+async def test_no_error_of_a_provider_has_what_a_note_cannot_store(
+    name: str, status: int, error: type[ProviderError]
+) -> None:
+    """The poll of an order writes such an error into its note, and asks again."""
+    secret = CREDENTIALS[name].rpartition(":")[2]
+    text = f"odd \x00 words {secret[:4]}\x00{secret[4:]}"
+    said = {"message": text, "detail": text, "error": {"code": "o\x00dd", "message": text}}
+    async with HttpServer(saying(Reply(status, said))) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(error) as caught:
+            await providers[name].poll("7", ORDER, CREDENTIALS[name])
+    assert "words ***" in caught.value.message
+    encode_storable([caught.value.message, str(caught.value), caught.value.fail_code])
 
 
 @pytest.mark.parametrize("code", [[], {}, "10000", None])

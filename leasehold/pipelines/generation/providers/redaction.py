@@ -1,5 +1,6 @@
-"""Wraps a provider (a service that makes images or videos) to keep secrets out of its errors. A provider's message may
-quote the request, with the credential and with URLs whose queries contain secrets.
+"""Wraps a provider (a service that makes images or videos) to keep out of its errors what is secret, and what
+PostgreSQL cannot store. A provider's message may quote the request, with the credential and with URLs whose queries
+contain secrets.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from leasehold.domain.storable import storable_text
 from leasehold.pipelines.generation.provider import Provider, ProviderError
 from leasehold.pipelines.generation.wrapped import Wrapped
 
@@ -29,10 +31,11 @@ def _redacted_request(credential: str) -> Iterator[None]:
     try:
         yield
     except ProviderError as error:
-        error.message = redacted(error.message, credential)
+        # A step writes both into its note. If the note could not be stored, an order that is paid for would fail.
+        error.message = redacted(storable_text(error.message), credential)
         error.args = (error.message,)
         if error.fail_code is not None:
-            error.fail_code = redacted(error.fail_code, credential)
+            error.fail_code = redacted(storable_text(error.fail_code), credential)
         raise
 
 
