@@ -54,6 +54,12 @@ async def test_a_video_is_made_as_well(client: Client, worker: Worker) -> None:
     assert [httpx2.URL(url).path.rpartition("/")[2] for url in done["urls"]] == ["0.mp4"]
 
 
+async def test_many_images_are_listed_in_the_order_of_the_provider(client: Client, worker: Worker) -> None:
+    done = await client.ended(await client.ordered("a crowd #files=12"))
+    names = [httpx2.URL(url).path.rpartition("/")[2] for url in done["urls"]]
+    assert names == [f"{number}.png" for number in range(12)]
+
+
 async def test_an_unknown_task_is_no_error(client: Client) -> None:
     assert await client.look("nobody") == {
         "task_id": "nobody", "job_id": None, "url": "", "status": 0, "status_text": "unknown", "urls": [],

@@ -102,7 +102,8 @@ SELECT g.job_id, g.task_id, g.kind, g.server_id, g.created_at, g.consumed_at,
            AS stored,
        (SELECT n.value ->> 'fail_code' FROM task t JOIN note n ON n.task_id = t.id
         WHERE t.job_id = j.id AND t.status = 'failed' LIMIT 1) AS fail_code,
-       (SELECT array_agg(o.key ORDER BY o.name) FROM output o WHERE o.job_id = j.id) AS keys
+       -- A name is `NUMBER.EXTENSION`. As text, 10 would come before 2.
+       (SELECT array_agg(o.key ORDER BY split_part(o.name, '.', 1)::int) FROM output o WHERE o.job_id = j.id) AS keys
 FROM generation g JOIN job j ON j.id = g.job_id
 WHERE g.tenant_id = $1 AND g.task_id = $2 AND g.kind = $3 AND g.consumed_at IS NULL
   AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
