@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx2
 import pytest
 
-from leasehold.pipelines.generation.files import UnusableFile, file_type_of
+from leasehold.pipelines.generation.files import UnusableFile, download, file_type_of
+from leasehold.pipelines.generation.provider import Kind
+from leasehold.security.egress import Egress
+from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.generation.conftest import SECONDS, Client
 from tests.generation.simulator.server import Simulator
@@ -43,6 +48,32 @@ async def test_what_could_be_had_of_several_files_is_kept_and_the_rest_is_told(c
     assert (metadata["total_files"], metadata["successful_uploads"]) == (3, 2)
     ((error),) = metadata["tos_upload_errors"]
     assert (error["file"], error["code"]) == (2, "not_an_image")
+
+
+@pytest.mark.parametrize("word", ["html", "huge"])
+async def test_the_disk_holds_one_file_at_a_time_although_none_can_be_stored(
+    client: Client, worker: Worker, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """A client's own model may return any number of links to files of gigabytes."""
+    left_over: list[list[str]] = []
+
+    async def spy(egress: Egress, settings: Settings, kind: Kind, url: str, path: Path) -> tuple[str, str]:
+        left_over.append([file.name for file in path.parent.iterdir()])
+        return await download(egress, settings, kind, url, path)
+
+    monkeypatch.setattr("leasehold.pipelines.generation.steps.download", spy)
+    await client.ended(await client.ordered(f"cats #files=3 #file={word}"))
+    assert left_over == [[], [], []]
+
+
+async def test_an_order_of_too_many_files_fails_before_any_is_fetched(
+    client: Client, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.pipelines.generation.steps._MAX_FILES", 2)
+    assert len((await client.ended(await client.ordered("a pair #files=2")))["urls"]) == 2
+    monkeypatch.setattr("leasehold.pipelines.generation.steps.download", None)
+    said = await client.ended(await client.ordered("a crowd #files=3"))
+    assert said["error"]["code"] == "too_many_files"
 
 
 async def test_a_provider_that_is_done_without_files_has_failed(

@@ -34,6 +34,8 @@ _MAX_BACKOFF_SECONDS = 120.0
 _MAX_RETRY_AFTER_SECONDS = 600.0
 #: Each pause is longer by a random share, at most this share. So polls that are due at the same time spread out.
 _MAX_JITTER = 0.1
+#: The most files of one order. A client may choose the provider's model, and so how many links the answer has.
+_MAX_FILES = 100
 _OUTCOME_UNKNOWN = (
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
 )
@@ -116,10 +118,12 @@ async def poll(attempt: Attempt) -> Done | Snooze:
 @generation.handles("store")
 async def store(attempt: Attempt) -> Done:
     """Download and store every file. The value lists the files that cannot be stored. The step fails only if no file
-    could be stored.
+    could be stored, or if there are too many.
     """
     poll_value, began = await attempt.value("poll"), monotonic()
     urls: list[str] = poll_value["urls"]
+    if len(urls) > _MAX_FILES:
+        raise Permanent("too_many_files", f"The provider returned {len(urls)} files; at most {_MAX_FILES} are stored.")
     errors: list[dict[str, Any]] = []
     stored_count = 0
     for number, url in enumerate(urls):
@@ -161,9 +165,11 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
         if attempt.number < generation.by_name["store"].max_attempts:
             raise Retryable(str(error), code="file_unavailable") from None
         return {"code": "file_unavailable", "message": str(error)}
-    await attempt.write_file(f"{number}.{extension}", path, content_type)
-    path.unlink()
-    return None
+    else:
+        await attempt.write_file(f"{number}.{extension}", path, content_type)
+        return None
+    finally:
+        path.unlink(missing_ok=True)  # also a file that cannot be stored: the disk holds one file at a time
 
 
 def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
