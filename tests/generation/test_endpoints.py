@@ -60,6 +60,24 @@ async def test_many_images_are_listed_in_the_order_of_the_provider(client: Clien
     assert names == [f"{number}.png" for number in range(12)]
 
 
+@pytest.mark.parametrize("prompt", ["a lighthouse", "another one"])
+@pytest.mark.parametrize("gone", ["expires_at = clock_timestamp()", "keep_seconds = 0"])
+async def test_the_order_of_a_deleted_generation_is_a_new_order_although_its_rows_still_wait(
+    client: Client, connection: Connection, gone: str, prompt: str
+) -> None:
+    """Retention could not delete them yet, because the store is away or a step has a lease."""
+    first = (await client.order("a lighthouse", task_id="order-1")).json()["data"]["job_id"]
+    await client.http.post("/v1/images/cancel", json={"task_id": "order-1"})
+    await connection.execute(f"UPDATE job SET {gone} WHERE id = $1", UUID(first))
+    again = await client.order(prompt, task_id="order-1")
+    assert again.status_code == 202
+    assert again.json()["data"]["job_id"] != first
+    said = await client.look("order-1")
+    assert (said["job_id"], said["status_text"]) == (again.json()["data"]["job_id"], "pending")
+    repeated = await client.order(prompt, task_id="order-1")
+    assert repeated.json()["data"]["job_id"] == said["job_id"]
+
+
 async def test_an_unknown_task_is_no_error(client: Client) -> None:
     assert await client.look("nobody") == {
         "task_id": "nobody", "job_id": None, "url": "", "status": 0, "status_text": "unknown", "urls": [],

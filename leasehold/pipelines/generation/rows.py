@@ -79,13 +79,21 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | None
 
 
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:
-    """The job of the same order, if it exists already. Raises Conflict `task_id_reused` as `create` does."""
+    """The job of the same order, if it exists already. Raises Conflict `task_id_reused` as `create` does.
+
+    A job that is deleted or expired does not count, although its rows may wait for retention: this function then gives
+    its task_id free.
+    """
     row = await connection.fetchrow(
-        "SELECT job_id, request_hash FROM generation WHERE tenant_id = $1 AND task_id = $2",
+        "SELECT g.job_id, g.request_hash, j.keep_seconds = 0 OR coalesce(j.expires_at <= clock_timestamp(), false)"
+        " AS is_gone FROM generation g JOIN job j ON j.id = g.job_id WHERE g.tenant_id = $1 AND g.task_id = $2",
         new.job.tenant_id,
         new.task_id,
     )
     if row is None:
+        return None
+    if row["is_gone"]:
+        await connection.execute("UPDATE generation SET task_id = 'gone:' || job_id WHERE job_id = $1", row["job_id"])
         return None
     if row["request_hash"] != new.request_hash:
         raise Conflict("task_id_reused", "Another generation has this task_id.")
