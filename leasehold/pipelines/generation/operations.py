@@ -64,10 +64,15 @@ def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:
     """Write a withdrawal: a job that cancels the order at the provider. Call this in the transaction that cancels the
-    generation. If the cancelled job is itself a withdrawal, this function writes nothing.
+    generation, or that locks its job. This function writes nothing if the job is itself a withdrawal, or has an
+    unfinished one.
     """
     if not await connection.fetchval(
-        "SELECT EXISTS (SELECT 1 FROM generation WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
+        "SELECT EXISTS (SELECT FROM generation WHERE job_id = $1 AND tenant_id = $2) AND NOT EXISTS ("
+        "SELECT FROM job WHERE tenant_id = $2 AND pipeline = $3 AND exclusive_key = $1::text AND finished_at IS NULL)",
+        job_id,
+        tenant_id,
+        withdrawal.name,
     ):
         return []
     job = NewJob(

@@ -99,7 +99,7 @@ generation = Pipeline(
 
 
 class Withdrawal(BaseModel):
-    """The parameters of a withdrawal: the cancelled generation. `order`: what is left of its order, if the generation
+    """The parameters of a withdrawal: the generation. `order`: what is left of its order, if the generation
     was deleted before the provider was told (`transitions.withdrawals`).
     """
 

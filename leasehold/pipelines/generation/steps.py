@@ -15,6 +15,7 @@ from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Done, Snooze
 from leasehold.pipelines.generation.files import FileUnavailable, UnusableFile, download
+from leasehold.pipelines.generation.operations import withdraw
 from leasehold.pipelines.generation.pipeline import GenerationParams, generation
 from leasehold.pipelines.generation.provider import (
     Finished,
@@ -193,11 +194,18 @@ def _order(attempt: Attempt, note: dict[str, Any], seconds_left: float) -> Order
 async def _cancelled_late_order(
     attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str
 ) -> Permanent:
-    """Ask the provider to stop, because the deadline has passed. Returns the error to raise."""
+    """Ask the provider to stop, because the deadline has passed. If it does not answer now, a withdrawal asks again.
+    Returns the error to raise.
+    """
     try:
         await provider.cancel(note["ref"], order_of(attempt.params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
         attempt.log.warning("the provider could not be asked to stop", code=error.code)
+        if not isinstance(error, Rejected):
+            settings = attempt.opened.settings
+            async with attempt.connection() as connection, connection.transaction():
+                await connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", attempt.job_id)
+                await withdraw(connection, settings, attempt.job_id, attempt.tenant_id)  # the relay publishes its hint
     return Permanent("deadline_exceeded", _too_late_message(note))
 
 

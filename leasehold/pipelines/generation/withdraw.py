@@ -1,7 +1,7 @@
-"""The handler of the pipeline `generation_withdrawal`: it cancels the order of a cancelled generation at the provider.
+"""The handler of the pipeline `generation_withdrawal`: it cancels the order of a generation at the provider.
 
 The API submits this job in the transaction that cancels the generation, so that the request to the provider cannot be
-lost.
+lost. The poll at the deadline submits it if the provider does not answer.
 """
 
 from __future__ import annotations
