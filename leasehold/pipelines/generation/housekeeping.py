@@ -4,9 +4,17 @@ still be withdrawn when their generations are deleted.
 
 from __future__ import annotations
 
+from functools import partial
+
 from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
+from leasehold.pipelines.generation.pipeline import generation, withdrawal
 from leasehold.pipelines.generation.rows import SOURCES, condemn_source, expired_sources, forget_sources
-from leasehold.transitions.withdrawals import keep_orders
+from leasehold.transitions.withdrawals import Withdrawals, keep_orders
+
+#: What withdrawals keep of the orders of deleted generations.
+_WITHDRAWALS = Withdrawals(
+    generation.name, "submit", withdrawal.name, content=("prompt", "negative_prompt", "images", "extra")
+)
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
@@ -30,6 +38,6 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
                 forget=forget_sources,
             )
         ],
-        before_jobs_go=keep_orders,
+        before_jobs_go=partial(keep_orders, of=_WITHDRAWALS),
         prefixes=("sources/",),
     )
