@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from leasehold.broker import Broker, Hint
+from leasehold.broker.amqp import topology
 from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.amqp.publisher import _Session
 from tests.broker.conftest import (
@@ -117,6 +118,50 @@ async def test_one_queue_that_cannot_be_declared_does_not_hold_up_the_others(
         mixed = [*hints(1, "locked"), *hints(1, "media")]
         assert await broker.publish(mixed) == [False, True]
     await publish_until_confirmed(broker, mixed)
+
+
+async def test_while_the_queue_of_set_aside_hints_cannot_be_declared_hints_are_sent_and_consumed(
+    open_broker: OpenBroker, amqp_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing depends on this queue. It is declared with the next queue, once RabbitMQ allows it."""
+    monkeypatch.setattr(topology, "_SET_ASIDE_PAUSE_SECONDS", 0.0)
+    broker, inbox = await open_broker(), Inbox()
+    async with raw_channel(amqp_url) as channel:
+        await channel.declare_queue("leasehold.parked", exclusive=True)
+        await broker.consume({"media": 10}, inbox.put)
+        batch = hints(3)
+        assert await broker.publish(batch) == [True] * 3
+        await inbox.until_seen(ids(batch))
+    await publish_until_confirmed(broker, hints(1, "other"))
+    assert await left_in(amqp_url, "leasehold.parked") == 0
+
+
+async def test_no_queue_waits_while_the_queue_of_set_aside_hints_has_no_answer(
+    open_broker: OpenBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ answers no declare of a quorum queue without a leader."""
+    declare, asked = topology.Topology._declare, list[str]()
+    answer = asyncio.Event()
+
+    async def unanswered(self: topology.Topology, connection: Any, name: str, arguments: dict[str, Any]) -> None:
+        asked.append(name)
+        if name == self.set_aside_queue:
+            await answer.wait()
+            raise TimeoutError
+        await declare(self, connection, name, arguments)
+
+    monkeypatch.setattr(topology.Topology, "_declare", unanswered)
+    broker = await open_broker()
+    cancelled = asyncio.create_task(broker.publish(hints(1, "cancelled")))
+    await until(lambda: "leasehold.parked" in asked)
+    cancelled.cancel()
+    first = asyncio.create_task(broker.publish(hints(1)))
+    await until(lambda: asked.count("leasehold.parked") == 2)
+    assert await broker.publish(hints(1, "other")) == [True]
+    answer.set()
+    assert await first == [True]
+    assert await broker.publish(hints(1, "third")) == [True]
+    assert asked.count("leasehold.parked") == 2  # a declare that got no answer is not tried again for a while
 
 
 async def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(

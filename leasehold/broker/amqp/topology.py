@@ -8,6 +8,7 @@ none of them.
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any, Literal
 
 import structlog
@@ -16,6 +17,7 @@ from aiormq.exceptions import ChannelPreconditionFailed
 
 from leasehold.broker.amqp.connection import answered_within, close
 from leasehold.broker.base import BANDS
+from leasehold.runtime.gather import check_not_cancelled
 
 #: RabbitMQ sets a hint aside (dead-letters it) after this many deliveries. This is only a second safeguard: PostgreSQL
 #: counts the attempts.
@@ -25,6 +27,9 @@ DELIVERY_LIMIT = 20
 SET_ASIDE_MAX = 10_000
 #: A declare of a quorum queue without a leader hangs for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
+#: After the queue of hints that were set aside could not be declared, no declare of another queue tries it again for
+#: this many seconds: each try may take RPC_SECONDS.
+_SET_ASIDE_PAUSE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +41,7 @@ class Topology:
         self.prefix = prefix
         self.queue_type = queue_type
         self._conflicts: set[str] = set()
+        self._set_aside_due_at = float("-inf")  # when the queue of hints that were set aside may be declared again
 
     @property
     def set_aside_queue(self) -> str:
@@ -47,13 +53,36 @@ class Topology:
         return f"{self.prefix}.{queue}.{BANDS[band]}"
 
     async def declare(self, connection: AbstractConnection, name: str) -> None:
-        """Make sure that the queue `name` and the queue of hints that were set aside exist.
+        """Make sure that the queue `name` exists and, if RabbitMQ allows it, the queue of hints that were set aside.
 
-        Each declare has a channel of its own, because a refusal closes the channel. If the queue exists with other
-        arguments, this logs the conflict, and the existing queue is used. Raises any other error of the broker.
+        Each declare has a channel of its own, because a refusal closes the channel. If a queue exists with other
+        arguments, this logs the conflict, and the existing queue is used. Raises any other error of the broker about
+        the queue `name`.
         """
-        await self._declare(connection, self.set_aside_queue, self._set_aside_arguments())
         await self._declare(connection, name, self._arguments())
+        await self._try_to_declare_set_aside(connection)
+
+    async def _try_to_declare_set_aside(self, connection: AbstractConnection) -> None:
+        """Declare the queue of hints that were set aside. An error is only logged: the hints of all other queues must
+        not wait for this queue, which no task needs. Nor does one declare wait for the same declare of another.
+        """
+        if monotonic() < self._set_aside_due_at:
+            return
+        self._set_aside_due_at = float("inf")
+        pause_seconds = 0.0
+        try:
+            await self._declare(connection, self.set_aside_queue, self._set_aside_arguments())
+        except Exception as error:  # noqa: BLE001 - of any kind: see above
+            check_not_cancelled()
+            pause_seconds = _SET_ASIDE_PAUSE_SECONDS
+            log.warning(
+                "the queue of hints that were set aside cannot be declared; RabbitMQ drops such hints",
+                queue=self.set_aside_queue,
+                reason=type(error).__name__,
+                detail=str(error),
+            )
+        finally:
+            self._set_aside_due_at = monotonic() + pause_seconds
 
     async def _declare(self, connection: AbstractConnection, name: str, arguments: dict[str, Any]) -> None:
         channel: AbstractChannel | None = None
