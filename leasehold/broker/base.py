@@ -52,6 +52,10 @@ class Broker(Protocol):
     delivers_hints: bool
 
     @property
+    def publishing(self) -> bool:
+        """Whether hints can be sent."""
+
+    @property
     def connected(self) -> bool:
         """Whether hints can be sent and, if this process consumes, can arrive from every queue."""
 

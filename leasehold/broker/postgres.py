@@ -57,8 +57,12 @@ class PostgresBroker:
         self.last_delivery_at: float | None = None
 
     @property
+    def publishing(self) -> bool:
+        return self._notifier.ready
+
+    @property
     def connected(self) -> bool:
-        return self._notifier.ready and (not self._queues or self._listener.ready)
+        return self.publishing and (not self._queues or self._listener.ready)
 
     async def open(self) -> None:
         self._notifier.start()
@@ -111,7 +115,7 @@ class PostgresBroker:
             "product": "PostgreSQL",
             "version": self._notifier.server_version or self._listener.server_version,
             "queue_type": "table",
-            "publishing": self._notifier.ready,
+            "publishing": self.publishing,
             "consuming": dict.fromkeys(self._queues, self._listener.ready),
             "connects": {"publish": self._notifier.connects, "consume": self._listener.connects},
         }

@@ -191,6 +191,7 @@ async def test_a_queue_that_cannot_be_consumed_does_not_stop_the_others(open_bro
         await publish_until_confirmed(broker, good)
         await inbox.until_seen(ids(good))
         assert not broker.connected
+        assert broker.publishing
         assert broker.describe()["consuming"]["leasehold.locked.normal"] is False
     await until(lambda: broker.connected)
     late = hints(1, "locked")

@@ -38,6 +38,7 @@ class Heard:
 
     tasks: list[UUID] = field(default_factory=list)
     connected: bool = True
+    publishing: bool = True
     poison: set[UUID] = field(default_factory=set)
 
     def announce(self, hints: Iterable[Announcement]) -> None:
@@ -98,12 +99,23 @@ async def test_while_the_broker_is_away_the_relay_takes_nothing(relay: Relay, he
     await rows.submit()
     await late(rows)
     before = await rows.connection.fetch("SELECT * FROM outbox")
-    heard.connected = False
+    heard.connected = heard.publishing = False
     assert await relay.turn() is None
     assert await rows.connection.fetch("SELECT * FROM outbox") == before
-    heard.connected = True
+    heard.connected = heard.publishing = True
     await relay.turn()
     assert len(heard.tasks) == 1
+
+
+async def test_the_relay_sends_hints_also_while_a_queue_of_its_worker_cannot_be_consumed(
+    relay: Relay, heard: Heard, rows: Rows
+) -> None:
+    """One queue without a leader would otherwise keep all hints of dead committers in the outbox."""
+    (told,) = await rows.submit()
+    await late(rows)
+    heard.connected = False
+    await relay.turn()
+    assert heard.tasks == [told.hint.task_id]
 
 
 async def test_after_a_full_batch_the_relay_goes_on_at_once(

@@ -50,7 +50,7 @@ class Relay:
 
     async def turn(self) -> float | None:
         """Send one batch. Returns 0, which means another turn immediately, if there may be more hints."""
-        if not self._broker.connected:
+        if not self._broker.publishing:
             return None
         async with self._pool.acquire() as connection:
             announcements, is_all = await self._take(connection)

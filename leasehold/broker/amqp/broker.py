@@ -32,8 +32,12 @@ class AmqpBroker:
         self._consumer = Consumer(settings, self._topology)
 
     @property
+    def publishing(self) -> bool:
+        return self._publisher.ready
+
+    @property
     def connected(self) -> bool:
-        return self._publisher.ready and all(self._consumer.subscriptions.values())  # queue -> whether it is consumed
+        return self.publishing and all(self._consumer.subscriptions.values())  # queue -> whether it is consumed
 
     @property
     def last_delivery_at(self) -> float | None:
@@ -77,7 +81,7 @@ class AmqpBroker:
             "product": _text_of_property(server, "product"),
             "version": _text_of_property(server, "version"),
             "queue_type": self._topology.queue_type,
-            "publishing": self._publisher.ready,
+            "publishing": self.publishing,
             "consuming": dict(self._consumer.subscriptions),
             "unroutable": self._publisher.unroutable,
             "garbage": dict(self._consumer.garbage),
