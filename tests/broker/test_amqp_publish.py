@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from leasehold.broker import Broker, Hint
-from leasehold.broker.amqp import topology
+from leasehold.broker.amqp import publisher, topology
 from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.amqp.publisher import _Session
 from tests.broker.conftest import (
@@ -162,6 +162,34 @@ async def test_no_queue_waits_while_the_queue_of_set_aside_hints_has_no_answer(
     assert await first == [True]
     assert await broker.publish(hints(1, "third")) == [True]
     assert asked.count("leasehold.parked") == 2  # a declare that got no answer is not tried again for a while
+
+
+async def test_a_queue_whose_declare_gets_no_answer_holds_up_the_others_only_now_and_then(
+    open_broker: OpenBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ answers no declare of a quorum queue without a leader. Each batch of hints would wait for it."""
+    declare, now, tries = topology.Topology.declare, [0.0], [0]
+
+    async def unanswered(self: topology.Topology, connection: Any, name: str) -> None:
+        if name == "leasehold.stuck.normal":
+            tries[0] += 1
+            now[0] += topology.RPC_SECONDS
+            raise TimeoutError
+        await declare(self, connection, name)
+
+    monkeypatch.setattr(topology.Topology, "declare", unanswered)
+    monkeypatch.setattr(publisher, "monotonic", lambda: now[0])
+    broker = await open_broker()
+    mixed = [*hints(1, "stuck"), *hints(1, "media")]
+    for _ in range(3):
+        assert await broker.publish(mixed) == [False, True]
+    assert tries == [1]
+    now[0] += 3600
+    assert await broker.publish(mixed) == [False, True]
+    assert tries == [2]
+    monkeypatch.setattr(topology.Topology, "declare", declare)
+    now[0] += 3600
+    assert await broker.publish(mixed) == [True, True]
 
 
 async def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(

@@ -23,6 +23,7 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
 from leasehold.domain.errors import BrokerUnavailable
+from leasehold.runtime.duty_cycle import pause_after
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
@@ -33,6 +34,10 @@ WINDOW = 500
 #: each channel that is replaced within a minute, up to ten seconds, because RabbitMQ may have a lasting reason, such as
 #: a queue that somebody has bounded. Each replacement delays the hints of all queues.
 _REFUSED_SECONDS = 0.5
+#: A batch of hints waits for the declares of its queues, and RabbitMQ may leave a declare without an answer for
+#: RPC_SECONDS. So failed declares of one queue take at most this share of the time, but no pause between two tries is
+#: longer than this.
+_DECLARE_SHARE, _MAX_DECLARE_PAUSE_SECONDS = 1 / 10, 60.0
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +50,7 @@ class _Session:
     ) -> None:
         self.connection = connection
         self.declared_queues: set[str] = set()
+        self.declare_due_at: dict[str, float] = {}  # when a queue that could not be declared may be tried again
         self.opened_at = monotonic()
         self.is_given_up = asyncio.Event()  # another channel shall take this one's place
         self._channel = channel
@@ -165,12 +171,19 @@ class Publisher:
             log.warning("hint was unroutable; the queue will be declared again", queue=name)
 
     async def _declare_missing(self, session: _Session, names: set[str]) -> None:
-        await asyncio.gather(*(self._declare(session, name) for name in sorted(names)))
+        now = monotonic()
+        due_names = sorted(name for name in names if session.declare_due_at.get(name, now) <= now)
+        await asyncio.gather(*(self._declare(session, name) for name in due_names))
 
     async def _declare(self, session: _Session, name: str) -> None:
+        began_at = monotonic()
         try:
             await self._topology.declare(session.connection, name)
         except Exception as error:  # noqa: BLE001 - only the hints of this queue stay unsent
+            now = monotonic()
+            session.declare_due_at[name] = now + pause_after(
+                now - began_at, share=_DECLARE_SHARE, at_least=0.0, at_most=_MAX_DECLARE_PAUSE_SECONDS
+            )
             log.warning("queue cannot be declared", queue=name, reason=type(error).__name__, detail=str(error))
         else:
             session.declared_queues.add(name)
