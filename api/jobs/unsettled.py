@@ -43,9 +43,9 @@ _ItemsAndNext = tuple[list[dict[str, Any]], UUID | None]
     "whom. `approvals`: runs whose workflow waits for signals. `external`: steps that no external worker has claimed, "
     "or whose worker is silent, for `LEASEHOLD_EXTERNAL_SILENT_SECONDS`. `webhooks`: webhooks that the platform "
     "disabled. `schedules`: schedules that the platform paused; only a key with `runs:read` gets them. A page of "
-    "`orders` searches 10,000 failed jobs of each error code, and a page of `approvals` 10,000 unfinished jobs. So a "
-    "page of these may have fewer items than `limit` although there is a next page: `next_cursor` tells. A page of "
-    "`external` searches 10,000 jobs with external steps.",
+    "`orders` searches 10,000 failed jobs of each error code, a page of `approvals` 10,000 unfinished jobs, and a page "
+    "of `external` 10,000 unfinished jobs with external steps. So a page of these may have fewer items than `limit` "
+    "although there is a next page: `next_cursor` tells.",
     response_model=UnsettledPage,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
 )
@@ -142,7 +142,7 @@ async def _read_external_steps(
     if not services.job_kinds.permitted_jobs(tenant_id, caller.scopes, write=False).runs:
         return [], None
     seconds = services.settings.external_silent_seconds
-    rows = await unsettled.silent_steps(connection, tenant_id, seconds, before, limit + 1)
+    rows, next_id = await unsettled.silent_steps(connection, tenant_id, seconds, before, limit)
     items = [
         {
             "job_id": row["job_id"], "task_id": row["task_id"], "tenant_id": row["tenant_id"], "kind": "run",
@@ -150,9 +150,9 @@ async def _read_external_steps(
             "step": row["step"], "queue": row["queue"],
             "losses": row["losses"],  # how many workers were lost while they worked on it
         }
-        for row in rows[:limit]
+        for row in rows
     ]  # fmt: skip
-    return items, rows[limit - 1]["task_id"] if len(rows) > limit else None
+    return items, next_id
 
 
 async def _read_webhooks(

@@ -55,43 +55,54 @@ SILENT = """starts_with(t.queue, 'ext:')
       < statement_timestamp() - make_interval(secs => {seconds})"""
 
 # Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease ended $3
-# seconds ago without a heartbeat. $1: the tenant. $2: the last task of the page before. If the job of that task was
-# deleted meanwhile, the page is empty. The queue of external workers is stored as `ext:TENANT:QUEUE`.
+# seconds ago without a heartbeat. $1: the tenant. $4: the most rows. $5: the most jobs that are searched. $2: the last
+# task of the page before or, if that page's search ended early, the last job that it searched. (If the task of $2 was
+# deleted meanwhile, its id still tells the time, as that of a job does.) `page_start`: the first job of this page.
+# `search_end`: the job at which the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
-WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1)
-SELECT t.id AS task_id, t.job_id, t.tenant_id, t.step,
-       substr(t.queue, length('ext:' || t.tenant_id || ':') + 1) AS queue,
-       CASE WHEN t.status = 'running' THEN t.lease_until ELSE t.available_at END AS since, t.losses, t.attempt
-FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.external > 0
-        AND ($2::uuid IS NULL OR j.id <= (SELECT job_id FROM page_before))
-        ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS searched_job
-JOIN task t ON t.job_id = searched_job.id
-WHERE {SILENT.format(seconds="$3")}
-  AND ($2::uuid IS NULL OR t.job_id < (SELECT job_id FROM page_before)
-       OR (t.position, t.id) > (SELECT position, id FROM page_before))
-ORDER BY t.job_id DESC, t.position, t.id LIMIT $4
+WITH page_before AS (SELECT job_id, position, id FROM task WHERE id = $2 AND tenant_id = $1
+), page_start AS (
+    SELECT coalesce((SELECT job_id FROM page_before), $2::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AS job_id
+), searched_job AS MATERIALIZED (
+    SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.external > 0
+      AND j.id <= (SELECT job_id FROM page_start)
+      AND j.id IS DISTINCT FROM CASE WHEN NOT EXISTS (SELECT 1 FROM page_before) THEN $2::uuid END
+    ORDER BY j.id DESC LIMIT $5
+), search_end AS (
+    SELECT (SELECT id FROM searched_job ORDER BY id DESC OFFSET $5 - 1 LIMIT 1) AS id
+)
+SELECT search_end.id AS searched_to, silent_step.* FROM search_end LEFT JOIN LATERAL (
+    SELECT t.id AS task_id, t.job_id, t.tenant_id, t.step, t.position,
+           substr(t.queue, length('ext:' || t.tenant_id || ':') + 1) AS queue,
+           CASE WHEN t.status = 'running' THEN t.lease_until ELSE t.available_at END AS since, t.losses, t.attempt
+    FROM searched_job JOIN task t ON t.job_id = searched_job.id
+    WHERE {SILENT.format(seconds="$3")}
+      AND ($2::uuid IS NULL OR t.job_id < (SELECT job_id FROM page_start)
+           OR (t.position, t.id) > (SELECT position, id FROM page_before))
+    ORDER BY t.job_id DESC, t.position, t.id LIMIT $4) AS silent_step ON true
+ORDER BY silent_step.job_id DESC, silent_step.position, silent_step.task_id
 """
 
-# Runs whose workflow waits for a signal: its journal (a row for each call of the workflow) has an open wait. $2: the
-# last run of the page before.
-_WAITING = f"""
+# Runs whose workflow waits for a signal: its journal (a row for each call of the workflow) has an open wait. $1: the
+# tenant. $2: the last run of the page before. $3: the most rows. $4: the most jobs that are searched. `search_end`: the
+# job at which the search ended early.
+_WAITING = """
 -- unsettled_approvals
-SELECT searched_job.id AS job_id, $1::text AS tenant_id, searched_job.pipeline, wait.signals, wait.since, wait.until
-FROM (SELECT j.id, j.pipeline FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL
-        AND ($2::uuid IS NULL OR j.id < $2) ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS searched_job
-CROSS JOIN LATERAL (
-    SELECT array_agg(DISTINCT e.name ORDER BY e.name) AS signals, min(e.at) AS since, min(e.due_at) AS until
-    FROM journal e WHERE e.job_id = searched_job.id AND e.kind = 'signal' AND e.state = 'open'
-    HAVING count(*) > 0) AS wait
-ORDER BY searched_job.id DESC LIMIT $3
-"""
-
-# The job at which a search of MAX_SEARCHED unfinished jobs ends; no row: there are fewer.
-_SEARCHED_TO = f"""
--- unsettled_searched
-SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND ($2::uuid IS NULL OR j.id < $2)
-ORDER BY j.id DESC OFFSET {MAX_SEARCHED - 1} LIMIT 1
+WITH searched_job AS MATERIALIZED (
+    SELECT j.id, j.pipeline FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL
+      AND ($2::uuid IS NULL OR j.id < $2) ORDER BY j.id DESC LIMIT $4
+), search_end AS (
+    SELECT (SELECT id FROM searched_job ORDER BY id DESC OFFSET $4 - 1 LIMIT 1) AS id
+)
+SELECT search_end.id AS searched_to, waiting_run.* FROM search_end LEFT JOIN LATERAL (
+    SELECT searched_job.id AS job_id, $1::text AS tenant_id, searched_job.pipeline, wait.signals, wait.since, wait.until
+    FROM searched_job CROSS JOIN LATERAL (
+        SELECT array_agg(DISTINCT e.name ORDER BY e.name) AS signals, min(e.at) AS since, min(e.due_at) AS until
+        FROM journal e WHERE e.job_id = searched_job.id AND e.kind = 'signal' AND e.state = 'open'
+        HAVING count(*) > 0) AS wait
+    ORDER BY searched_job.id DESC LIMIT $3) AS waiting_run ON true
+ORDER BY waiting_run.job_id DESC
 """
 
 _SCHEDULES = """
@@ -126,19 +137,33 @@ async def orders(
     rows = await connection.fetch(
         _ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit + 1, max_searched
     )
-    failed_orders = [row for row in rows if row["job_id"] is not None]
-    if len(failed_orders) > limit:
-        return failed_orders[:limit], failed_orders[limit - 1]["job_id"]
-    return failed_orders, rows[0]["searched_to"]
+    return _page_of(rows, limit, "job_id")
+
+
+def _page_of(rows: Sequence[Row], limit: int, id_column: str) -> tuple[Sequence[Row], UUID | None]:
+    """The page of the fetched rows, of which there may be `limit` + 1, and the id at which the next page continues:
+    that of the last row, or of the job at which the search ended early (`searched_to`). None: this is the last page. If
+    nothing was found, there is one row, whose other columns are null.
+    """
+    found_rows = [row for row in rows if row[id_column] is not None]
+    if len(found_rows) > limit:
+        return found_rows[:limit], found_rows[limit - 1][id_column]
+    return found_rows, rows[0]["searched_to"]
 
 
 async def silent_steps(
-    connection: Connection, tenant_id: str, seconds: float, after: UUID | None, limit: int
-) -> Sequence[Row]:
-    """External steps on which nobody has worked for `seconds`, those of the newest jobs first. `after`: the last task
-    of the page before. A page searches at most MAX_SEARCHED unfinished jobs.
+    connection: Connection,
+    tenant_id: str,
+    seconds: float,
+    after: UUID | None,
+    limit: int,
+    max_searched: int = MAX_SEARCHED,
+) -> tuple[Sequence[Row], UUID | None]:
+    """External steps on which nobody has worked for `seconds`, those of the newest jobs first. A page searches at most
+    `max_searched` unfinished jobs. The second value is the `after` of the next page. None: this is the last page.
     """
-    return await connection.fetch(SILENT_STEPS, tenant_id, after, seconds, limit)
+    rows = await connection.fetch(SILENT_STEPS, tenant_id, after, seconds, limit + 1, max_searched)
+    return _page_of(rows, limit, "task_id")
 
 
 async def disabled_webhooks(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:
@@ -147,16 +172,13 @@ async def disabled_webhooks(connection: Connection, tenant_id: str, before: UUID
 
 
 async def waiting_runs(
-    connection: Connection, tenant_id: str, before: UUID | None, limit: int
+    connection: Connection, tenant_id: str, before: UUID | None, limit: int, max_searched: int = MAX_SEARCHED
 ) -> tuple[Sequence[Row], UUID | None]:
     """Runs whose workflow waits for signals now, newest first. `signals`: the names of the signals. `since`: when the
-    first wait began. `until`: when the first wait ends by itself. A page searches at most MAX_SEARCHED unfinished jobs.
-    The second value is as in `orders`.
+    first wait began. `until`: when the first wait ends by itself. A page searches at most `max_searched` unfinished
+    jobs. The second value is as in `orders`.
     """
-    rows = await connection.fetch(_WAITING, tenant_id, before, limit + 1)
-    if len(rows) > limit:
-        return rows[:limit], rows[limit - 1]["job_id"]
-    return rows, await connection.fetchval(_SEARCHED_TO, tenant_id, before)
+    return _page_of(await connection.fetch(_WAITING, tenant_id, before, limit + 1, max_searched), limit, "job_id")
 
 
 async def paused_schedules(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:

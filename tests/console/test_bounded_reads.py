@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -118,7 +119,7 @@ async def test_overview_finds_silent_steps_beside_any_number_of_live_jobs(
 
 def _with_values(statement: str) -> str:
     return statement.replace("$2::uuid", "NULL::uuid").replace("id = $2", "id = NULL").replace(
-        "$1", "'acme'").replace("$2", "60").replace("$3", "60").replace("$4", "50")  # fmt: skip
+        "$1", "'acme'").replace("$2", "60").replace("$3", "60").replace("$4", "50").replace("$5", "50")  # fmt: skip
 
 
 async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
@@ -144,6 +145,75 @@ async def test_overview_reads_the_newest_orders_and_finds_those_that_wait(
     ):
         monkeypatch.setattr(findings, "_MAX_SEARCHED", searched)
         assert sentence in await (await person()).see("/")
+
+
+class _DeletesOneMeanwhile:
+    """A connection. After its first statement the job is deleted."""
+
+    def __init__(self, rows: Connection, job_id: UUID) -> None:
+        self._rows, self._job_id = rows, job_id
+
+    async def fetch(self, *statement: Any) -> Any:
+        answer = await self._rows.fetch(*statement)
+        await self._rows.execute("DELETE FROM job WHERE id = $1", self._job_id)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+
+async def test_the_pages_of_waiting_runs_find_each_one_although_runs_go_meanwhile(
+    maker: Maker, rows: Connection
+) -> None:
+    waiting, newest = [await maker.make("run") for _ in range(2)]
+    await rows.execute(
+        "INSERT INTO journal (job_id, branch, number, kind, name, state, epoch)"
+        " VALUES ($1, '', 1, 'signal', 'approve', 'open', 1)",
+        waiting,
+    )
+    connection: Any = _DeletesOneMeanwhile(rows, newest)
+    page, before = await unsettled.waiting_runs(connection, "acme", None, 10, max_searched=1)
+    assert ([*page], before) == ([], newest)
+    (found,), before = await unsettled.waiting_runs(rows, "acme", before, 10, max_searched=1)
+    assert (found["job_id"], found["signals"], before) == (waiting, ["approve"], waiting)
+    assert await unsettled.waiting_runs(rows, "acme", before, 10, max_searched=1) == ([], None)
+
+
+async def test_the_pages_of_silent_steps_find_each_one_however_few_jobs_a_page_searches(
+    maker: Maker, rows: Connection
+) -> None:
+    jobs = [await maker.make("run") for _ in range(3)]
+    await rows.execute("UPDATE task SET status = 'pending' WHERE status = 'blocked'")  # two steps of each are due
+    await rows.execute("UPDATE task SET available_at = now() - interval '1 day' WHERE job_id <> $1", jobs[1])
+    for limit in (1, 2, 10):
+        listed: list[UUID] = []
+        page, after = await unsettled.silent_steps(rows, "acme", 60, None, limit, max_searched=1)
+        for _ in range(10):
+            listed += [row["job_id"] for row in page]
+            if after is None:
+                break
+            page, after = await unsettled.silent_steps(rows, "acme", 60, after, limit, max_searched=1)
+        assert (listed, after) == ([jobs[2], jobs[2], jobs[0], jobs[0]], None)
+
+
+async def test_the_pages_of_silent_steps_find_each_one_however_many_newer_jobs_are_not_silent(
+    maker: Maker, rows: Connection
+) -> None:
+    silent = [await maker.make("run") for _ in range(2)]
+    await rows.execute("UPDATE task SET available_at = now() - interval '1 day'")
+    await rows.execute(
+        "INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, external, event_seq, params,"
+        " inputs, output_prefix) SELECT ('ff' || substr(md5(n::text), 3))::uuid, 'acme', 'noop', 1, 'running', 1, 1,"
+        " 1, '{}', '{}', '' FROM generate_series(1, $1::int) AS n",
+        unsettled.MAX_SEARCHED,
+    )
+    listed: list[str] = []
+    query: dict[str, Any] = {"what": "external", "limit": 1}
+    while "cursor" not in query or query["cursor"] is not None:
+        page = (await maker.client.get("/v1/unsettled", params=query)).json()
+        listed += [item["job_id"] for item in page["items"]]
+        query["cursor"] = page["next_cursor"]
+    assert listed == [str(job_id) for job_id in reversed(silent)]
 
 
 async def test_the_pages_of_orders_find_each_one_however_few_jobs_a_page_searches(
