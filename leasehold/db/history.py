@@ -82,10 +82,15 @@ async def _drop_day(connection: Connection, day: date) -> None:
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
     """Delete the events before `end` from the default partition, after the events of jobs that still exist have moved
-    out of it.
+    out of it. An event of such a job may be written meanwhile, also with a time before `end`: if a job has a single
+    task, its claim is written when the lease ends (migration 0044). Such an event stays until the next call.
     """
     await _move_events(connection, _EPOCH_START, end)
-    await connection.execute(f"DELETE FROM {_DEFAULT_PARTITION} WHERE at < $1", end)
+    await connection.execute(
+        f"DELETE FROM {_DEFAULT_PARTITION} e WHERE e.at < $1"
+        " AND NOT EXISTS (SELECT 1 FROM job j WHERE j.id = e.job_id)",
+        end,
+    )
 
 
 async def _move_events(connection: Connection, start: datetime, end: datetime) -> None:

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from leasehold.db import history
+from leasehold.db.database import Connection
 from leasehold.transitions import jobs, settlements, sweeps
 from leasehold.transitions.settlements import Failure
 from tests.factories import THREE, Rows
@@ -157,6 +158,29 @@ async def test_a_job_that_is_forgotten_at_that_moment_leaves_nothing_behind(rows
         await rows.connection.execute("RESET lock_timeout")
     await sweeps.forget_jobs(rows.connection, [job_id])
     assert await rows.connection.fetchval("SELECT count(*) FROM history") == 0
+
+
+async def test_an_event_of_weeks_ago_that_is_written_while_old_events_are_deleted_is_kept(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim of a job with a single step is written when its lease ends, with the time of the claim."""
+    claimed = await rows.leased()
+    await rows.connection.execute("UPDATE task SET started_at = started_at - interval '20 days'")
+    move = history._move_events
+
+    async def move_and_end_lease(connection: Connection, start: datetime, end: datetime) -> None:
+        await move(connection, start, end)
+        fail = Failure(claimed.lease, "error", "no_luck", "bad weather", retryable=True, delay=0)
+        await settlements.fail(rows.connection, [fail])
+
+    monkeypatch.setattr(history, "_move_events", move_and_end_lease)
+    await sweep(rows)
+    kinds = [event["kind"] for event in await told(rows, claimed.job_id)]
+    assert kinds[:2] == ["submitted", "claimed"]
+    monkeypatch.setattr(history, "_move_events", move)
+    await sweep(rows)
+    assert [event["kind"] for event in await told(rows, claimed.job_id)] == kinds
+    assert await rows.connection.fetchval("SELECT count(*) FROM event_default") == 0
 
 
 async def test_a_replay_still_knows_which_steps_the_parameters_skipped(rows: Rows) -> None:
