@@ -40,7 +40,7 @@ from leasehold.storage.streaming import Upload
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
-    from types_aiobotocore_s3.type_defs import GetObjectOutputTypeDef
+    from types_aiobotocore_s3.type_defs import GetObjectOutputTypeDef, MultipartUploadTypeDef
 
 
 #: Larger files get a multipart upload.
@@ -417,16 +417,30 @@ class ObjectStore:
                 async with self._timeout_for(0):
                     await self._client.delete_object(Bucket=self._bucket, Key=key)
 
-    async def abort_uploads(self, prefix: str, *, older_than: timedelta = timedelta(0)) -> int:
-        """Abort the multipart uploads below `prefix` that began at least `older_than` ago. Returns their number."""
-        began_before, aborted = datetime.now(UTC) - older_than, 0
+    async def abort_uploads(self, prefix: str, *, older_than: timedelta | None = None) -> int:
+        """Abort the multipart uploads below `prefix`. `older_than`: only those that began at least that long ago by
+        this process's clock; None: all. Returns their number.
+        """
+        if older_than is None:
+            return await self._abort_uploads(prefix, lambda _upload: True)
+        began_before = datetime.now(UTC) - older_than
+        return await self._abort_uploads(prefix, lambda upload: upload["Initiated"] <= began_before)
+
+    async def abort_uploads_to(self, key: str) -> int:
+        """Abort the multipart uploads to this key, and none to a longer key that begins with it. Returns their
+        number.
+        """
+        return await self._abort_uploads(key, lambda upload: upload["Key"] == key)
+
+    async def _abort_uploads(self, prefix: str, includes: Callable[[MultipartUploadTypeDef], bool]) -> int:
+        aborted = 0
         if self.is_absent:
             return 0
         with contextlib.suppress(ObjectMissing), request("list", prefix):  # some stores answer 404 for an empty list
             pages = self._client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 for upload in page.get("Uploads", []):
-                    if upload["Initiated"] <= began_before:
+                    if includes(upload):
                         await self._abort_upload(upload["Key"], upload["UploadId"])
                         aborted += 1
         return aborted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -56,3 +57,17 @@ async def test_pieces(far: ObjectStore, way: Proxy) -> None:
 
     with pytest.raises(KeyError, match="of the upload"):
         await leave()
+
+
+async def test_an_upload_of_this_moment_is_aborted_by_a_process_whose_clock_is_behind(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]  # a plain datetime will do
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr(store_module, "datetime", Behind)
+    async with store.upload("a/key") as upload:
+        await upload.write(bytes(PART_BYTES))
+        assert await store.abort_uploads("a/") == 1

@@ -62,3 +62,16 @@ async def test_a_backup_that_fails_names_the_key_that_the_client_knows(target: T
     with pytest.raises(BadGateway) as failed:
         await target.back_up(KEY, "jobs/1/promotion/call/0")  # the target has no such object
     assert failed.value.message == f"{KEY} could not be written to the target; nothing was promoted."
+
+
+async def test_the_undo_of_a_copy_ends_no_upload_to_a_key_that_begins_with_its_own(
+    target: Target, served: ObjectStore
+) -> None:
+    """Another call, or another program, may upload there."""
+    async with served.upload(f"{KEY}.sig") as of_another, served.upload(KEY) as dead:
+        await of_another.write(BYTES)
+        await dead.write(BYTES)
+        await target.remove(KEY, CALL)
+        await of_another.finish()
+        assert await served.abort_uploads(KEY) == 0  # the undo has ended the other upload
+    assert await served.fetch_bytes(f"{KEY}.sig", max_bytes=len(BYTES)) == BYTES

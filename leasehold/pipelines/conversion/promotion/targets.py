@@ -141,7 +141,7 @@ class _Bucket:
 
     async def remove(self, key: str, call_id: str) -> None:
         with _as_bad_gateway(key):
-            await self._target_store.abort_uploads(key)
+            await self._target_store.abort_uploads_to(key)
             stored_object = await self._target_store.head(key)
             if stored_object is None:
                 return
