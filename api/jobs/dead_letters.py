@@ -8,6 +8,7 @@ because earlier releases had dead letters only of runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
@@ -43,6 +44,8 @@ Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_scope=RUNS_READ))]
     "",
     operation_id="listDeadLetters",
     summary="List dead letters, latest first",
+    description="A page searches 10,000 failed steps. So it may have fewer dead letters than `limit`, or none, "
+    "although there is a next page: `next_cursor` tells.",
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )
 @may_read_standby
@@ -59,18 +62,16 @@ async def list_dead_letters(
     services = services_of(request)
     letter_filter = dead_letter_filter(services, caller, kind, template, code)
     async with services.pool.acquire() as connection:
-        rows = await job_reads.dead_letters(
+        rows, following = await job_reads.dead_letters_page(
             connection,
             caller.tenant_id,
             letter_filter,
             before=instant_and_id_of_cursor(cursor),
             fingerprint=fingerprint,
-            limit=limit + 1,
+            limit=limit,
         )
-    next_cursor = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["task_id"]) if len(rows) > limit else None
-    return json_response(
-        {"dead_letters": [_json_of(services, row) for row in rows[:limit]], "next_cursor": next_cursor}
-    )
+    next_cursor = None if following is None else cursor_of(*following)
+    return json_response({"dead_letters": [_json_of(services, row) for row in rows], "next_cursor": next_cursor})
 
 
 def dead_letter_filter(
@@ -110,7 +111,7 @@ async def group_dead_letters(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     """Groups the latest 10,000 dead letters by fingerprint: template, step, code, and the message without its
-    numbers.
+    numbers. To find these, it searches the latest 100,000 failed steps.
     """
     return json_response({"groups": await largest_groups(services_of(request), caller, kind, limit)})
 
@@ -146,13 +147,8 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
     letter_filter = dead_letter_filter(services, caller, body.kind, body.template, body.code, write=True)
     # `bulk` bounds how many bulk writes (requests that write many jobs) run at once.
     async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
-        rows = await job_reads.dead_letters(
-            connection,
-            caller.tenant_id,
-            letter_filter,
-            fingerprint=body.fingerprint,
-            limit=1 if body.canary else body.limit,
-        )
+        limit = 1 if body.canary else body.limit
+        rows = await _latest(connection, caller.tenant_id, letter_filter, body.fingerprint, limit)
         job_ids = [*dict.fromkeys(row["job_id"] for row in rows)]
         async with connection.transaction():
             limit_headers = await services.admission.charge(connection, caller.payer, len(job_ids))
@@ -161,6 +157,22 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
         await publish_run_effects(services, effects)
     replayed_ids = [effects.id for effects in replayed]
     return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
+
+
+async def _latest(
+    connection: Connection, tenant_id: str, letter_filter: DeadLetterFilter, fingerprint: str | None, limit: int
+) -> list[Row]:
+    """The latest `limit` dead letters that match, however far back. Each page is a statement that ends soon."""
+    rows: list[Row] = []
+    before: tuple[datetime, UUID] | None = None
+    while len(rows) < limit:
+        page, before = await job_reads.dead_letters_page(
+            connection, tenant_id, letter_filter, before=before, fingerprint=fingerprint, limit=limit - len(rows)
+        )
+        rows += page
+        if before is None:
+            break
+    return rows
 
 
 async def _replay_each(

@@ -29,6 +29,9 @@ MAX_COUNTED = 10_000
 
 #: `dead_letter_groups` groups at most this many dead letters, the latest.
 MAX_GROUPED = 10_000
+#: A page of dead letters searches at most MAX_SEARCHED failed steps, and `dead_letter_groups` _MAX_SEARCHED_BY_GROUPS,
+#: however few of them match the filter.
+MAX_SEARCHED, _MAX_SEARCHED_BY_GROUPS = 10_000, 100_000
 
 #: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
 COLUMNS = """
@@ -124,9 +127,11 @@ class DeadLetterFilter:
 
 
 # $1 tenant, $2 and $3 time and id of the last dead letter of the page before, $4 template, $5 code, $6 to $8 the fields
-# `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed. `fingerprint`: the same for
-# dead letters of one template, step and code whose messages differ only in numbers and ids. `contained`: a workflow
-# started the task and decides what follows its failure, so the failed task is no dead letter.
+# `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed, $10 the most failed steps to
+# search. `walked`: the number of the step in this search. If the search ended early, the last row has `walked` = $10 +
+# 1: it is the step at which the search ended, and was not checked. `fingerprint`: the same for dead letters of one
+# template, step and code whose messages differ only in numbers and ids. `contained`: a workflow started the task and
+# decides what follows its failure, so the failed task is no dead letter.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -135,21 +140,27 @@ SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, co
        substr(encode(sha256(convert_to(
            concat_ws(' ', coalesce(r.template, j.pipeline), t.step, f.code,
                      regexp_replace(f.message, '[0-9a-f-]{{8,}}|[0-9]+', '#', 'g')),
-           'UTF8')), 'hex'), 1, 16) AS fingerprint
+           'UTF8')), 'hex'), 1, 16) AS fingerprint, t.walked
 FROM (
-    SELECT * FROM task
+    SELECT *, row_number() OVER (ORDER BY finished_at DESC, id DESC) AS walked FROM task
     WHERE tenant_id = $1 AND status = 'failed' AND NOT contained
       AND finished_at > coalesce($9::timestamptz, '-infinity')
       AND ($2::timestamptz IS NULL OR (finished_at, id) < ($2, $3::uuid))
-    ORDER BY finished_at DESC, id DESC OFFSET 0  -- read in this order, and only as far as the page needs
+    ORDER BY finished_at DESC, id DESC LIMIT $10 + 1  -- read in this order, and only as far as the page needs
 ) AS t
-JOIN job j ON j.id = t.job_id AND {LIVES}
+JOIN job j ON j.id = t.job_id
 LEFT JOIN run r ON r.job_id = t.job_id
-JOIN LATERAL (SELECT * FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1) AS f ON true
-WHERE ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text IS NULL OR f.code = $5)
+LEFT JOIN LATERAL (SELECT * FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1) AS f ON true
+WHERE t.walked > $10 OR {LIVES} AND f.task_id IS NOT NULL
+  AND ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text IS NULL OR f.code = $5)
   AND CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY($8::text[])) THEN $6
            ELSE j.pipeline = ANY($7::text[]) END
 """
+#: The columns of a dead letter.
+_LETTER = (
+    "task_id, job_id, pipeline, is_run, template, version, step, queue, attempt, at, code, message, cause, retryable,"
+    " fingerprint"
+)
 
 
 async def dead_letters(
@@ -163,28 +174,57 @@ async def dead_letters(
     limit: int,
 ) -> Sequence[Row]:
     """Steps that failed for good, the latest first. `since`: only those that failed later. `fingerprint`: only those of
-    one group, as `dead_letter_groups` returns it.
+    one group, as `dead_letter_groups` returns it. Only the latest MAX_SEARCHED failed steps are searched.
     """
+    rows, _ = await dead_letters_page(
+        connection, tenant_id, letter_filter, before=before, since=since, fingerprint=fingerprint, limit=limit
+    )
+    return rows
+
+
+async def dead_letters_page(
+    connection: Connection,
+    tenant_id: str,
+    letter_filter: DeadLetterFilter,
+    *,
+    before: tuple[datetime, UUID] | None,
+    since: datetime | None = None,
+    fingerprint: str | None = None,
+    limit: int,
+) -> tuple[Sequence[Row], tuple[datetime, UUID] | None]:
+    """As `dead_letters`, and the `before` of the next page. None: this is the last page. A page may have fewer letters
+    than `limit`, because MAX_SEARCHED failed steps were searched, and another page may follow.
+    """
+    max_searched = MAX_SEARCHED
     async with in_index_order(connection):
-        return await connection.fetch(
-            f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($10::text IS NULL OR fingerprint = $10)"
-            " ORDER BY at DESC, task_id DESC LIMIT $11",
-            *_parameters(tenant_id, letter_filter, before, since),
+        rows = await connection.fetch(
+            f"SELECT {_LETTER}, walked FROM ({DEAD_LETTERS}) AS d"
+            " WHERE $11::text IS NULL OR fingerprint = $11 OR walked > $10 ORDER BY at DESC, task_id DESC LIMIT $12",
+            *_parameters(tenant_id, letter_filter, before, since, max_searched),
             fingerprint,
-            limit,
+            limit + 1,
         )
+    letters = [row for row in rows if row["walked"] <= max_searched]
+    if len(letters) > limit:
+        return letters[:limit], (letters[limit - 1]["at"], letters[limit - 1]["task_id"])
+    search_end = next((row for row in rows if row["walked"] > max_searched), None)
+    if search_end is None:
+        return letters, None
+    # This step was not checked: the next page begins with it.
+    return letters, (search_end["at"], UUID(int=search_end["task_id"].int + 1))
 
 
 def _parameters(
     tenant_id: str,
     letter_filter: DeadLetterFilter,
-    before: tuple[datetime, UUID] | None = None,
-    since: datetime | None = None,
+    before: tuple[datetime, UUID] | None,
+    since: datetime | None,
+    max_searched: int,
 ) -> tuple[object, ...]:
     at, task_id = before or (None, None)
     return (
         tenant_id, at, task_id, letter_filter.template, letter_filter.code, letter_filter.runs,
-        list(letter_filter.pipelines), list(letter_filter.owned), since,
+        list(letter_filter.pipelines), list(letter_filter.owned), since, max_searched,
     )  # fmt: skip
 
 
@@ -192,14 +232,15 @@ async def dead_letter_groups(
     connection: Connection, tenant_id: str, letter_filter: DeadLetterFilter, limit: int, of_last: int = MAX_GROUPED
 ) -> Sequence[Row]:
     """Groups of the latest `of_last` dead letters, at most `limit`, the largest first. The dead letters of a group have
-    the same template, step, code and message. Messages that differ only in numbers and ids count as the same.
+    the same template, step, code and message. Messages that differ only in numbers and ids count as the same. Only the
+    latest _MAX_SEARCHED_BY_GROUPS failed steps are searched.
     """
     return await connection.fetch(
         "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
         " max(at) AS last_at, (array_agg(message ORDER BY at DESC))[1] AS message"
-        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $11) AS d"
-        " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $10",
-        *_parameters(tenant_id, letter_filter),
+        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $12) AS d WHERE walked <= $10"
+        " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $11",
+        *_parameters(tenant_id, letter_filter, None, None, _MAX_SEARCHED_BY_GROUPS),
         limit,
         of_last,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -307,7 +308,9 @@ async def test_a_page_of_thousands_reads_no_more_than_it_shows(rows: Connection,
     assert 50 < await rows_read(rows, listing) < 500
 
 
-async def test_a_page_of_dead_letters_reads_no_more_than_it_shows(rows: Connection) -> None:
+async def test_a_page_of_dead_letters_reads_no_more_than_it_shows_or_searches(
+    rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Overview asks for a hundred each ten seconds."""
     await rows.execute(
         "WITH made AS (INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq,"
@@ -330,6 +333,33 @@ async def test_a_page_of_dead_letters_reads_no_more_than_it_shows(rows: Connecti
     newest_first = [row["at"] for row in [*page, *following]]
     assert newest_first == sorted(newest_first, reverse=True)
     assert len({row["task_id"] for row in [*page, *following]}) == 200
+    monkeypatch.setattr(job_reads, "MAX_SEARCHED", 100, raising=False)
+    before = await fetched(rows)
+    assert not await job_reads.dead_letters(rows, "acme", replace(every, code="another"), limit=100)
+    assert not await job_reads.dead_letters(rows, "acme", every, fingerprint="another", limit=100)
+    assert await fetched(rows) - before < 1200
+
+
+async def test_dead_letters_behind_many_others_are_on_some_page_and_are_replayed(
+    maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_reads, "MAX_SEARCHED", 2, raising=False)
+    failed = [await maker.make("media") for _ in range(7)]
+    for number, job_id in enumerate(failed):
+        await maker.fail(job_id, "rare" if number < 3 else "common")
+    listed, query = list[str](), {"code": "rare", "limit": "2"}
+    for _ in range(10):
+        answer = (await client.get("/v1/dead-letters", params=query)).json()
+        listed += [letter["job_id"] for letter in answer["dead_letters"]]
+        if answer["next_cursor"] is None:
+            break
+        query["cursor"] = answer["next_cursor"]
+    rare = [str(job_id) for job_id in reversed(failed[:3])]
+    assert (listed, answer["next_cursor"]) == (rare, None)
+    replayed = await client.post("/v1/dead-letters/replay", json={"code": "rare", "limit": 2})
+    assert replayed.json()["replayed"] == rare[:2]
+    replayed = await client.post("/v1/dead-letters/replay", json={"code": "rare"})
+    assert replayed.json()["replayed"] == rare[2:]
 
 
 async def fetched(rows: Connection) -> int:
