@@ -20,6 +20,7 @@ from yarl import URL
 from leasehold.broker.amqp.acks import ack
 from leasehold.broker.amqp.deliveries import Deliveries, Message
 from leasehold.broker.amqp.wire import CONTENT, HEADER, METHOD, Sieve, Wire, _Reader, frame
+from leasehold.broker.envelope import MAX_BYTES, Garbage, decode
 from tests.support.patient import patient
 
 TAKEN, OTHER = 3, 4
@@ -92,6 +93,18 @@ def test_two_channels_may_deliver_in_between_each_other() -> None:
     one, two = frames_of(1, 1, b"one", PROPERTIES[1]), frames_of(2, 2, b"two", PROPERTIES[1])
     assert sieve.sift(one[0] + two[0] + one[1] + two[1] + two[2] + one[2]) == b""
     assert [m.body for m in (*first, *second)] == [b"one", b"two"]
+
+
+def test_of_a_message_that_is_too_large_for_a_hint_only_the_beginning_is_kept() -> None:
+    """Anybody who can write to the queue may send 128 MB, in a thousand frames."""
+    body = bytes(16 * MAX_BYTES)
+    first, second = frames_of(TAKEN, 1, body, PROPERTIES[1], parts=16), frames_of(TAKEN, 2, b"hint", PROPERTIES[1])
+    left, (large, hint) = sifted([*first, *second])
+    assert left == b""
+    assert (large.tag, large.size, hint.body) == (1, len(body), b"hint")
+    assert MAX_BYTES < len(large.body) <= 2 * MAX_BYTES
+    with pytest.raises(Garbage, match="oversized"):
+        decode(large.body)
 
 
 def test_headers_that_nobody_can_read_are_none_and_the_message_comes_all_the_same() -> None:

@@ -127,7 +127,7 @@ class Consumer:
         # Ack a message that cannot be handled: no later try would help, and RabbitMQ would redeliver it for ever.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
-            self._drop(subscription, error, len(message.body))
+            self._drop(subscription, error, message.size)
 
     def _drop(self, subscription: Subscription, error: Exception, size: int) -> None:
         """Count each dropped message. Log only the first of each kind: a flood of garbage must not flood the log."""

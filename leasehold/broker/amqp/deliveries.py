@@ -16,6 +16,7 @@ from typing import Any
 from pamqp import decode
 
 from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD
+from leasehold.broker.envelope import MAX_BYTES
 
 _TAG = struct.Struct(">Q?")  # delivery tag, redelivered
 _DELIVER = b"\x00\x3c\x00\x3c"  # the class basic (60) and its method deliver (60)
@@ -25,11 +26,14 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 1 << 15, 1 << 14, 1 << 13
 
 @dataclass(slots=True)
 class Message:
-    """A delivered message."""
+    """A delivered message. `size`: of its body, in bytes. `body`: of a body with more than MAX_BYTES, which is no hint,
+    only its beginning, with more than MAX_BYTES.
+    """
 
     tag: int
     redelivered: bool
     headers: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0
     body: bytes = b""
     missing_bytes: int | None = None  # bytes of the body that have not arrived; None before the header
 
@@ -59,11 +63,13 @@ class Deliveries:
         if message is None:
             return False
         if kind == HEADER:
-            _, _, message.missing_bytes, flags = CONTENT.unpack_from(payload)
+            _, _, message.size, flags = CONTENT.unpack_from(payload)
+            message.missing_bytes = message.size
             if flags & _HEADERS:
                 message.headers = _headers(payload[CONTENT.size :], flags)
         elif kind == BODY and message.missing_bytes is not None:
-            message.body += payload
+            if len(message.body) <= MAX_BYTES:
+                message.body += payload
             message.missing_bytes -= len(payload)
         else:
             return False
