@@ -23,6 +23,10 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
+class _NoConnection(ConnectionError):
+    """A connection could not be opened. `__cause__`: the error."""
+
+
 class Batcher(Generic[_Item, _Answer]):
     """Runs one batched statement on one connection, to a server that takes writes.
 
@@ -110,14 +114,15 @@ class Batcher(Generic[_Item, _Answer]):
         while True:
             try:
                 if self._connection is None or self._connection.is_closed():  # the server may close an idle connection
-                    self._connection = await self._connect()
+                    self._connection = await self._open_connection()
                 if only_reads(self._connection):  # a standby answers reads, but it may lack the newest rows
                     raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
                 answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
                 if not may_try_again(error):  # a value that asyncpg cannot encode
                     raise
-                DATABASE.record_error(error, self._name)
+                cause = error.__cause__ if isinstance(error, _NoConnection) else None
+                DATABASE.record_error(cause or error, self._name)
                 self._drop_connection()
                 repeated = True
                 if loop.time() + self._pause > deadline:
@@ -126,6 +131,17 @@ class Batcher(Generic[_Item, _Answer]):
             else:
                 DATABASE.record_answer()
                 return answers
+
+    async def _open_connection(self) -> Connection:
+        """Open a connection. Any error is raised as one of TRY_AGAIN, because no item is at fault: for example,
+        PostgreSQL refuses the password while somebody changes it.
+        """
+        try:
+            return await self._connect()
+        except Exception as error:
+            if may_try_again(error):
+                raise
+            raise _NoConnection(f"no connection can be opened: {type(error).__name__}") from error
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

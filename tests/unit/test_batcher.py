@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import asyncpg
 import pytest
 
 from leasehold.db.batcher import Batcher
+from leasehold.domain.errors import BadSetting
+from leasehold.runtime.transient import may_try_again
 
 
 class Wire:
@@ -122,6 +125,34 @@ async def test_a_lost_connection_is_made_anew_and_the_statement_told_that_it_rep
     async with batcher(statement) as opened:
         assert await opened.ask(7) == 7
     assert told == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "refusal", [asyncpg.InvalidPasswordError("wrong password"), BadSetting("LEASEHOLD_DATABASE_URL", "is no URL")]
+)
+async def test_no_item_fails_because_a_password_is_being_changed(refusal: Exception) -> None:
+    """A worker has done its work: it keeps the result, as while PostgreSQL is away."""
+    refusals = [refusal] * 3
+
+    async def connect() -> Any:
+        if refusals:
+            raise refusals.pop()
+        return Wire()
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        return items
+
+    opened: Batcher[int, int] = Batcher(connect, statement, pause=0.001)
+    opened.start()
+    assert await asyncio.gather(*(opened.ask(n) for n in (1, 2))) == [1, 2]
+    await opened.close()
+    refusals += [refusal] * 3
+    hasty: Batcher[int, int] = Batcher(connect, statement, pause=0.001, patience=0.0)
+    hasty.start()
+    answers = await asyncio.gather(*(hasty.ask(n) for n in (1, 2)), return_exceptions=True)
+    await hasty.close()
+    assert [may_try_again(answer) for answer in answers if isinstance(answer, BaseException)] == [True, True]
+    assert len(refusals) == 2  # one try for the whole batch
 
 
 async def test_an_asker_gets_the_error_when_patience_ends() -> None:
