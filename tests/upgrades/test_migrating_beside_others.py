@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import NoReturn
 
 import asyncpg
 import pytest
@@ -106,6 +107,26 @@ async def test_each_revision_has_the_whole_time_for_itself(old: str) -> None:
 
     await run_patiently(run, progress, roll_back, 0, partial(asyncpg.connect, old), patience)
     assert tries == REVISIONS
+
+
+async def test_a_migration_needs_no_connection_beside_its_own() -> None:
+    """Beside a running installation PostgreSQL may have none left for the look at who is in the way."""
+    has_looked = False
+
+    async def run() -> None:
+        if not has_looked:
+            raise DBAPIError("ALTER TABLE", None, asyncpg.LockNotAvailableError("canceling statement"))
+
+    async def roll_back() -> None:
+        """Nothing was changed."""
+
+    async def connect() -> NoReturn:
+        nonlocal has_looked
+        has_looked = True
+        raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
+
+    await run_patiently(run, Progress(), roll_back, 0, connect, Patience(0.05, SECONDS))
+    assert has_looked
 
 
 async def test_a_migration_that_gets_no_lock_names_who_is_in_its_way_and_keeps_what_was_done(old: str) -> None:

@@ -17,6 +17,7 @@ import asyncpg
 from sqlalchemy.exc import SQLAlchemyError
 
 from leasehold.domain.errors import SchemaLocked
+from leasehold.runtime.gather import cancel_and_wait
 
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationInfo
@@ -140,19 +141,22 @@ def _cause_of(error: BaseException) -> BaseException:
 
 @asynccontextmanager
 async def _watch_blockers(pid: int, connect: Connect, patience: Patience, blockers: list[str]) -> AsyncIterator[None]:
-    """During the block, store in `blockers` the sessions that last blocked the session `pid`, as sentences."""
-    connection = await connect()
+    """During the block, store in `blockers` the sessions that last blocked the session `pid`, as sentences. An error
+    ends the watch, and not the block: PostgreSQL may have no connection left.
+    """
 
     async def watch() -> None:
-        while True:
-            if rows := await connection.fetch(_BLOCKERS, pid):
-                blockers[:] = [row[0] for row in rows]
-            await asyncio.sleep(patience.lock_seconds / _SAMPLES)
+        connection = await connect()
+        try:
+            while True:
+                if rows := await connection.fetch(_BLOCKERS, pid):
+                    blockers[:] = [row[0] for row in rows]
+                await asyncio.sleep(patience.lock_seconds / _SAMPLES)
+        finally:
+            connection.terminate()
 
     watch_task = asyncio.create_task(watch())
     try:
         yield
     finally:
-        watch_task.cancel()
-        await asyncio.wait([watch_task])
-        connection.terminate()
+        await cancel_and_wait(watch_task)
