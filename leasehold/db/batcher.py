@@ -114,7 +114,7 @@ class Batcher(Generic[_Item, _Answer]):
         while True:
             try:
                 if self._connection is None or self._connection.is_closed():  # the server may close an idle connection
-                    self._connection = await self._open_connection()
+                    self._connection = await self._new_connection()
                 if only_reads(self._connection):  # a standby answers reads, but it may lack the newest rows
                     raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
                 answers = await self._statement(self._connection, items, repeated)
@@ -132,7 +132,7 @@ class Batcher(Generic[_Item, _Answer]):
                 DATABASE.record_answer()
                 return answers
 
-    async def _open_connection(self) -> Connection:
+    async def _new_connection(self) -> Connection:
         """Open a connection. Any error is raised as one of TRY_AGAIN, because no item is at fault: for example,
         PostgreSQL refuses the password while somebody changes it.
         """

@@ -27,6 +27,9 @@ from tests.broker.inbox import Inbox
 from tests.broker.wire import Wire
 from tests.support.broker_node import BrokerNode
 
+#: The queue of hints that RabbitMQ sets aside.
+SET_ASIDE = topology.Topology("leasehold", "classic").set_aside_queue
+
 
 def in_flight(broker: Broker) -> bool:
     assert isinstance(broker, AmqpBroker)
@@ -127,13 +130,13 @@ async def test_while_the_queue_of_set_aside_hints_cannot_be_declared_hints_are_s
     monkeypatch.setattr(topology, "_SET_ASIDE_PAUSE_SECONDS", 0.0)
     broker, inbox = await open_broker(), Inbox()
     async with raw_channel(amqp_url) as channel:
-        await channel.declare_queue("leasehold.parked", exclusive=True)
+        await channel.declare_queue(SET_ASIDE, exclusive=True)
         await broker.consume({"media": 10}, inbox.put)
         batch = hints(3)
         assert await broker.publish(batch) == [True] * 3
         await inbox.until_seen(ids(batch))
     await publish_until_confirmed(broker, hints(1, "other"))
-    assert await left_in(amqp_url, "leasehold.parked") == 0
+    assert await left_in(amqp_url, SET_ASIDE) == 0
 
 
 async def test_no_queue_waits_while_the_queue_of_set_aside_hints_has_no_answer(
@@ -153,15 +156,15 @@ async def test_no_queue_waits_while_the_queue_of_set_aside_hints_has_no_answer(
     monkeypatch.setattr(topology.Topology, "_declare", unanswered)
     broker = await open_broker()
     cancelled = asyncio.create_task(broker.publish(hints(1, "cancelled")))
-    await until(lambda: "leasehold.parked" in asked)
+    await until(lambda: SET_ASIDE in asked)
     cancelled.cancel()
     first = asyncio.create_task(broker.publish(hints(1)))
-    await until(lambda: asked.count("leasehold.parked") == 2)
+    await until(lambda: asked.count(SET_ASIDE) == 2)
     assert await broker.publish(hints(1, "other")) == [True]
     answer.set()
     assert await first == [True]
     assert await broker.publish(hints(1, "third")) == [True]
-    assert asked.count("leasehold.parked") == 2  # a declare that got no answer is not tried again for a while
+    assert asked.count(SET_ASIDE) == 2  # a declare that got no answer is not tried again for a while
 
 
 async def test_a_queue_whose_declare_gets_no_answer_holds_up_the_others_only_now_and_then(
