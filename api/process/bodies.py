@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import Request
@@ -49,15 +49,22 @@ class Bodies:
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def room(self, tenant_id: str, size: int) -> AsyncIterator[None]:
+    async def room(self, tenant_id: str, size: int) -> AsyncIterator[Callable[[int], None]]:
         """Reserve `size` bytes of the budget for the block; if `size` is more than a tenant's share, only the share.
+        Yields a function that keeps so many bytes reserved, and gives back the rest.
 
         Raises Unavailable `busy` if the budget has no room within _PATIENCE_SECONDS.
         """
         size = min(size, self._tenant_budget)
+
+        def keep(kept_bytes: int) -> None:
+            nonlocal size
+            spare_bytes, size = size - kept_bytes, kept_bytes
+            self._release(tenant_id, spare_bytes)
+
         await self._reserve(tenant_id, size)
         try:
-            yield
+            yield keep
         finally:
             self._release(tenant_id, size)
 
@@ -72,19 +79,14 @@ class Bodies:
         if content_length.isdecimal() and int(content_length) > _DISCARDED_BYTES:  # too much to read and discard
             raise _too_large(max_bytes)
         size = min(int(content_length), max_bytes) if content_length.isdecimal() else max_bytes
-        size = min(size, self._tenant_budget)
-        await self._reserve(tenant_id, size)
-        try:
+        async with self.room(tenant_id, size) as keep:
             try:
                 async with asyncio.timeout(MAX_SECONDS):
                     body = await _read(request.receive, max_bytes)
             except TimeoutError:
                 raise BodyTooSlow("body_too_slow", "The request body did not arrive in time.") from None
-            spare_bytes, size = size - len(body), len(body)
-            self._release(tenant_id, spare_bytes)
+            keep(len(body))
             yield Request(request.scope, _replay(body, request.receive))
-        finally:
-            self._release(tenant_id, size)
 
     async def _reserve(self, tenant_id: str, size: int) -> None:
         """Wait until the budget has room, and reserve it. Raises Unavailable `busy`."""

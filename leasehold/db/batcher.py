@@ -11,10 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-import asyncpg
-
 from leasehold.db.database import Connection
-from leasehold.db.servers import only_reads
+from leasehold.db.servers import check_takes_writes
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
@@ -115,8 +113,7 @@ class Batcher(Generic[_Item, _Answer]):
             try:
                 if self._connection is None or self._connection.is_closed():  # the server may close an idle connection
                     self._connection = await self._new_connection()
-                if only_reads(self._connection):  # a standby answers reads, but it may lack the newest rows
-                    raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
+                check_takes_writes(self._connection)
                 answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
                 if not may_try_again(error):  # a value that asyncpg cannot encode

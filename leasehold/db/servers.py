@@ -247,6 +247,14 @@ def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) ->
     return any(getattr(reported, name, "off") == "on" for name in _REPORTED)
 
 
+def check_takes_writes(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) -> None:
+    """Raises asyncpg.ReadOnlySQLTransactionError, one of TRY_AGAIN, if `only_reads`. A standby answers reads, but it
+    may lack the newest rows: who acts on what it reads must not read there.
+    """
+    if only_reads(connection):
+        raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
+
+
 def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
     """Whether the server has reported that it is not a standby. A pooler may report nothing."""
     return getattr(connection.get_settings(), _REPORTED[0], "on") == "off"

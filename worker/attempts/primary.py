@@ -14,7 +14,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from leasehold.db.database import Connection, Pool
-from leasehold.db.servers import only_reads
+from leasehold.db.servers import check_takes_writes
 from leasehold.domain.errors import LeaseLost
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.worker.leases.held_lease import HeldLease
@@ -30,9 +30,11 @@ async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Conne
 
     async def acquire() -> PoolConnectionProxy[asyncpg.Record]:
         acquired = await pool.acquire()
-        if only_reads(acquired):
+        try:
+            check_takes_writes(acquired)
+        except asyncpg.ReadOnlySQLTransactionError:
             await pool.release(acquired)
-            raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
+            raise
         return acquired
 
     connection = await _while_trusted(held, acquire)

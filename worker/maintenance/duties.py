@@ -13,13 +13,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from time import monotonic
 
-import asyncpg
-
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Hint
 from leasehold.db import audit, history
 from leasehold.db.database import Connection, Pool
-from leasehold.db.servers import only_reads
+from leasehold.db.servers import check_takes_writes
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
@@ -258,8 +256,7 @@ def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManage
     @asynccontextmanager
     async def acquire() -> AsyncIterator[Connection]:
         async with permits, pool.acquire() as connection:
-            if only_reads(connection):
-                raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
+            check_takes_writes(connection)
             yield connection
 
     return acquire
