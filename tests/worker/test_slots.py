@@ -347,6 +347,147 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
     assert (asked[-1] is not None and asked[-1] < 0.25) == crowded
 
 
+@pytest.mark.parametrize("newcomer_waits", [True, False])
+async def test_a_full_pool_in_which_no_hint_waits_gives_a_newcomer_a_slot_before_the_flood_ends(
+    monkeypatch: pytest.MonkeyPatch, *, newcomer_waits: bool
+) -> None:
+    """Every slot runs a hint of the flood, and these fill the broker's window: the next hint comes with the ACK of the
+    last, and no poll ever finds a slot that is free. The newcomer's hint stands behind the flood's.
+    """
+    ran: list[str] = []
+    continued: list[bool] = []
+    waiting = [replace(claimed("newcomer"), tenant_id="newcomer")] if newcomer_waits else []
+    ended, flood = asyncio.Event(), 30
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        return claimed("flood")
+
+    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float, _rooms: object) -> Polled:
+        if not ran:
+            return Polled([])  # the newcomer comes later
+        found, waiting[:] = waiting[:limit], waiting[limit:]
+        return Polled(found)
+
+    async def run(one: Claimed, _headers: object, slot: Slot) -> None:
+        await asyncio.sleep(0.02)
+        ran.append(one.step)
+        continued.append(slot.may_continue())
+
+    async def ack() -> None:
+        if len(ran) < flood:
+            slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), ack))
+        else:
+            ended.set()
+
+    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=monotonic())
+    slot_pool = SlotPool(
+        ["q"],
+        2,
+        claimer=claimer_of(claim, claim_due),
+        runner=runner_of(run),
+        broker=broker,
+        poll_seconds=NEVER,
+    )
+    monkeypatch.setattr(pools, "_FAIR_SECONDS", 0.01)
+    slot_pool.start()
+    slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), ack))
+    slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), ack))
+    try:
+        await asyncio.wait_for(ended.wait(), SECONDS)
+    finally:
+        await slot_pool.close()
+    if newcomer_waits:
+        assert "newcomer" in ran[:12]
+    else:
+        assert ran == ["flood"] * len(ran)
+        assert all(continued)  # nobody is known to wait: a job of many steps keeps its slot
+
+
+@pytest.mark.parametrize(
+    ("silence", "last", "held", "rebuilds"),
+    [
+        (0.0, "never", "nothing", 1),
+        (0.0, "long ago", "nothing", 1),
+        (0.0, "now", "nothing", 0),
+        (NEVER, "never", "nothing", 0),  # it has just started: the first hint is on its way
+        (0.0, "long ago", "a hint that waits", 0),
+        (0.0, "long ago", "a hint whose attempt runs", 0),
+    ],
+)
+async def test_a_consumer_is_rebuilt_if_polls_find_new_work_and_the_silence_has_no_other_cause(
+    monkeypatch: pytest.MonkeyPatch, silence: float, last: str, held: str, rebuilds: int
+) -> None:
+    rebuilt, ran, found = 0, asyncio.Event(), [claimed("overdue")]
+    followed = asyncio.Event()
+    at = {"never": None, "long ago": 1.0, "now": monotonic() + NEVER}[last]
+
+    def rebuild() -> None:
+        nonlocal rebuilt
+        rebuilt += 1
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        followed.set()
+        return claimed("hinted")
+
+    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float, _rooms: object) -> Polled:
+        if held == "a hint that waits":
+            slot_pool.deliver(Delivery(Hint(new_id(), "q"), no_ack))
+        if held == "a hint whose attempt runs":
+            await followed.wait()
+        return Polled(found[:1])
+
+    async def run(one: Claimed, _headers: object, _slot: Slot) -> None:
+        if one.step == "overdue":
+            found.clear()
+            ran.set()
+        await asyncio.sleep(NEVER)
+
+    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=at, rebuild_consumer=rebuild)
+    slot_pool = SlotPool(
+        ["q"], 2, claimer=claimer_of(claim, claim_due), runner=runner_of(run), broker=broker, poll_seconds=0.01
+    )
+    monkeypatch.setattr(pools, "_SILENCE_SECONDS", silence)
+    if held == "a hint whose attempt runs":
+        slot_pool.deliver(Delivery(Hint(new_id(), "q"), no_ack))
+    slot_pool.start()
+    try:
+        await asyncio.wait_for(ran.wait(), SECONDS)
+        assert rebuilt == rebuilds
+    finally:
+        await slot_pool.close()
+
+
+async def test_a_rebuilt_consumer_has_time_for_its_first_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilt, polls, polled = 0, 0, asyncio.Event()
+
+    def rebuild() -> None:
+        nonlocal rebuilt
+        rebuilt += 1
+        monkeypatch.setattr(pools, "_SILENCE_SECONDS", NEVER)
+
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Polled:
+        nonlocal polls
+        polls += 1
+        if polls == 5:
+            polled.set()
+        return Polled([claimed("overdue")])
+
+    async def run(_one: Claimed, _headers: object, _slot: Slot) -> None:
+        return None
+
+    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=None, rebuild_consumer=rebuild)
+    slot_pool = SlotPool(
+        ["q"], 2, claimer=claimer_of(None, claim_due), runner=runner_of(run), broker=broker, poll_seconds=0.01
+    )
+    monkeypatch.setattr(pools, "_SILENCE_SECONDS", 0.0)
+    slot_pool.start()
+    try:
+        await asyncio.wait_for(polled.wait(), SECONDS)
+        assert rebuilt == 1
+    finally:
+        await slot_pool.close()
+
+
 async def no_ack() -> None: ...
 
 

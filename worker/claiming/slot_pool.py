@@ -37,8 +37,8 @@ from leasehold.worker.claiming.shares import Shares
 
 log = structlog.get_logger(__name__)
 
-#: If polls find new work, and the broker's consumer has delivered no hint for this long, the pool makes the broker
-#: rebuild the consumer.
+#: If a poll finds new work, and the pool holds no hint and got none for this many seconds, it makes the broker rebuild
+#: the consumer.
 _SILENCE_SECONDS = 30.0
 
 #: Seconds between two polls of a crowded pool. While hints arrive, such a poll claims only tasks that have been due for
@@ -63,12 +63,14 @@ class _PollResult:
     the pool need not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has
     hints of new tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
-    If a poll had no free slot, the last poll that claimed tasks decides `hinted`.
+    `found_no_slot`: there was no free slot, so the pool did not ask the database. Then the last poll that claimed tasks
+    decides `hinted`.
     """
 
     has_more: bool
     hinted: bool
     held_back: bool
+    found_no_slot: bool = False
 
 
 class _Slot:
@@ -125,7 +127,10 @@ class SlotPool:
         self._attempts: set[asyncio.Task[None]] = set()
         self._lent = 0  # slots of attempts that only wait for a thread or a process
         self._acks: set[asyncio.Task[None]] = set()  # acknowledgements of hints that need no slot
+        self._followed_hints = 0  # unacknowledged hints whose attempts run
+        self._silent_since = 0.0  # when the pool began to wait for a hint of its broker, or had the consumer rebuilt
         self._keeps_next_slot = False  # the next free slot is kept for a poll
+        self._others_wait = False  # the last poll knew of tasks that wait for a slot
         self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
@@ -138,6 +143,7 @@ class SlotPool:
         self._stopping = False
 
     def start(self) -> None:
+        self._silent_since = monotonic()
         self._following = asyncio.create_task(self._follow_hints())
         self._polling = asyncio.create_task(self._poll())
 
@@ -252,19 +258,27 @@ class SlotPool:
 
     async def _follow(self, delivery: Delivery) -> None:
         """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint."""
+        self._followed_hints += 1
+        try:
+            next_step = await self._run_hinted(delivery)
+            await delivery.ack()
+        finally:
+            self._followed_hints -= 1
+        if next_step is not None:
+            await self._continue(next_step, delivery.hint.tenant)
+
+    async def _run_hinted(self, delivery: Delivery) -> Claimed | None:
+        """Claim the task of the hint and run the attempt. Returns the job's next step, if the settlement claimed it."""
         hint = delivery.hint
         failpoints.reach("after_hint")
         claimed = await self._claimer.claim(delivery)
-        next_step: Claimed | None = None
         if claimed is None:
             metrics.HINTS.labels("duplicate" if self._claimer.holds(hint.task_id) else "stale").inc()
-        else:
-            metrics.HINTS_CLAIMED.inc()
-            next_step = await self._run(claimed, "hint", hint.headers, hint.tenant)
-            failpoints.reach("after_commit")
-        await delivery.ack()
-        if next_step is not None:
-            await self._continue(next_step, hint.tenant)
+            return None
+        metrics.HINTS_CLAIMED.inc()
+        next_step = await self._run(claimed, "hint", hint.headers, hint.tenant)
+        failpoints.reach("after_commit")
+        return next_step
 
     async def _run_polled(self, claimed: Claimed) -> None:
         """As `_follow`, for a task that a poll claimed: there is no hint to acknowledge."""
@@ -288,11 +302,12 @@ class SlotPool:
 
     def may_continue(self, tenant: str) -> bool:
         """Whether a slot of `tenant` may go on with the job's next step. It may not while the pool stops, while the
-        next slot is kept for a poll, while the tenant is over its share, or while a tenant with fewer steps waits.
+        next slot is kept for tasks that are known to wait, while the tenant is over its share, or while a tenant with
+        fewer steps waits.
         """
         return (
             not self._stopping
-            and not self._keeps_next_slot
+            and not (self._keeps_next_slot and self._others_wait)
             and self._shares.may_keep(tenant)
             and not self._hints.lighter_tenant_waits(tenant)
         )
@@ -309,24 +324,29 @@ class SlotPool:
             hints_arrive = self._broker.delivers_hints and self._broker.connected
             # While hints arrive, a poll claims only overdue tasks: else a hint and a poll would claim the same task.
             overdue_seconds = self._pause_seconds if hints_arrive and not requested else 0.0
-            await self._fill_kept_slot(overdue_seconds)
-            result = await self._claim_due(overdue_seconds)
+            result = await self._fill_kept_slot(overdue_seconds)
+            if result is None or result.has_more:
+                result = await self._claim_due(overdue_seconds)
             polls_again = result.has_more and not (hints_arrive and result.hinted)
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
-            self._keep_slot_if_others_wait(others_wait=bool(self._hints) or polls_again)
+            self._others_wait = bool(self._hints) or polls_again
+            # A poll that found no slot may not know of a task: its hint stands behind others in the broker, because
+            # the attempts that run now hold as many unacknowledged hints as the broker hands out.
+            self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
             elif self._attempts and (result.held_back or self._shares.free <= 0):
                 await self._wait_for_slots()
             # else: there are free slots and more tasks, so poll again at once
 
-    async def _fill_kept_slot(self, overdue_seconds: float) -> None:
-        """If the slot that is kept for a poll has become free, claim one task for it."""
-        if self._keeps_next_slot and not self._is_full:
-            self._keep_next_slot(keeps=False)
-            self._full_since = None
-            await self._claim_due(overdue_seconds, at_most=1)
+    async def _fill_kept_slot(self, overdue_seconds: float) -> _PollResult | None:
+        """If the slot that is kept for a poll has become free, claim one task for it. None: it has not."""
+        if not self._keeps_next_slot or self._is_full:
+            return None
+        self._keep_next_slot(keeps=False)
+        self._full_since = None
+        return await self._claim_due(overdue_seconds, at_most=1)
 
     async def _wait_for_request(self) -> None:
         """Wait until a poll is requested, at most `_pause_seconds`."""
@@ -357,9 +377,9 @@ class SlotPool:
         return attempts - self._ends_left
 
     def _keep_slot_if_others_wait(self, *, others_wait: bool) -> None:
-        """Keep the next free slot for a poll if other tasks have waited for `_FAIR_SECONDS` while no shared slot was
-        free. The poll gives that slot to the tenant that runs the fewest steps. To free a slot, a job of many steps
-        leaves its slot after the step that runs now (`may_continue`).
+        """Keep the next free slot for a poll if other tasks have waited, or may have waited, for `_FAIR_SECONDS` while
+        no shared slot was free. The poll gives that slot to the tenant that runs the fewest steps. If other tasks are
+        known to wait, a job of many steps frees its slot after the step that runs now (`may_continue`).
         """
         if not others_wait or not self._is_full:
             self._full_since = None
@@ -400,7 +420,7 @@ class SlotPool:
         # Claim for at most half of the slots: the attempts in the other half are settled meanwhile.
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0 or self._stopping:
-            return _PollResult(has_more=True, hinted=not self._finds_unhinted, held_back=False)
+            return _PollResult(has_more=True, hinted=not self._finds_unhinted, held_back=False, found_no_slot=True)
         polled = await self._claim_from_database(limit, overdue_seconds)
         if polled is None:
             return _PollResult(has_more=False, hinted=True, held_back=False)  # wait for the next regular poll
@@ -443,10 +463,14 @@ class SlotPool:
 
     def _check_consumer(self) -> None:
         """Call this after a poll has found new work whose hint has not come. If no other hint has come either, the
-        consumer may be dead: rebuild it.
+        consumer may be dead: rebuild it. A pool that holds hints does not ask for that: they may be as many as the
+        broker hands out, and while their attempts run, no further hint comes.
         """
-        last = self._broker.last_delivery_at
-        if self._broker.connected and (last is None or monotonic() - last > _SILENCE_SECONDS):
+        if self._hints or self._followed_hints or not self._broker.connected:
+            return
+        silent_since = max(self._silent_since, self._broker.last_delivery_at or 0.0)
+        if monotonic() - silent_since > _SILENCE_SECONDS:
+            self._silent_since = monotonic()
             log.warning("polls find work without hints: the consumer is rebuilt")
             self._broker.rebuild_consumer()
 
