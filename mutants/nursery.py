@@ -7,6 +7,7 @@ with the mutated file. The process reads orders as lines of JSON, and answers ea
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -22,8 +23,13 @@ from typing import Any
 import pytest
 
 _LIBRARIES = """
-import importlib, json, sys
-for name in ("tests.conftest", "leasehold.api.app", "leasehold.worker.main", "leasehold.cli.main"):
+import importlib, importlib.metadata, json, sys
+for plugin in importlib.metadata.entry_points(group="pytest11"):
+    plugin.load()
+for name in (
+    "tests.conftest", "tests.api.conftest", "tests.storage.conftest", "tests.unit.media.conftest",
+    "leasehold.api.app", "leasehold.worker.main", "leasehold.cli.main", "_pytest.unraisableexception",
+):
     importlib.import_module(name)
 ours = ("leasehold", "tests", "mutants", "chaos", "__main__")
 print(json.dumps([name for name in sys.modules if name.partition(".")[0] not in ours]))
@@ -51,6 +57,7 @@ def load_libraries() -> None:
     for name in json.loads(listed.stdout.splitlines()[-1]):
         with suppress(ImportError):  # some modules can only be imported by their own library
             importlib.import_module(name)
+    gc.freeze()  # a collection in a fork would go through all of it, and copy its pages
 
 
 def judge(order: dict[str, Any]) -> dict[str, Any]:
