@@ -23,6 +23,9 @@ LEFT_OUT = (
     "tests/chaos",  # has mutants of its own
     "tests/bench",
 )
+#: Kind of a mutant -> the file of tests that run first, and although they run none of its lines: a request that is
+#: refused for its scope runs no line of the endpoint.
+FIRST = {"another scope": "tests/security/test_scopes.py"}
 #: The beginning of a file's path -> the tests of the file itself, which run first.
 FOLDERS = {
     "leasehold/transitions": ("tests/transitions", "tests/runs"),
@@ -79,7 +82,9 @@ class Choosing:
 
     def tests_for(self, mutant: Mutant) -> Chosen:
         seconds = self._covering.seconds
-        covering = {test for test in self._covering_tests(mutant) if test in seconds and judges(test)}
+        first = FIRST.get(mutant.change.kind)
+        first_tests = {test for test in seconds if first and test.startswith(first)}
+        covering = {test for test in self._covering_tests(mutant) | first_tests if test in seconds and judges(test)}
         tests = self._in_order(mutant, covering)
         chosen: list[str] = []
         total = 0.0
@@ -91,11 +96,12 @@ class Choosing:
         return Chosen(chosen, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in chosen], len(tests))
 
     def _in_order(self, mutant: Mutant, tests: set[str]) -> list[str]:
-        """Order by four keys: the test that noticed the mutant last time first; then tests of the file itself; then, of
-        a test with parameters, the first set before further sets, which mostly notice the same mutants; then the
-        fastest.
+        """Order by four keys: the test that noticed the mutant last time first; then tests of the file itself, or FIRST
+        of the kind; then, of a test with parameters, the first set before further sets, which mostly notice the same
+        mutants; then the fastest.
         """
-        seconds, near, killer = self._covering.seconds, _folders(mutant.path), self._killers.get(mutant.id)
+        seconds, killer = self._covering.seconds, self._killers.get(mutant.id)
+        near = FIRST.get(mutant.change.kind) or _folders(mutant.path)
         seen_sets: Counter[str] = Counter()
         places: dict[str, tuple[bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
@@ -105,19 +111,20 @@ class Choosing:
         return sorted(tests, key=lambda test: places[test])
 
     def _covering_tests(self, mutant: Mutant) -> set[str]:
-        """The tests that ran the changed lines. If there are none, the tests that use the changed constant; if there
-        are none, those that ran the function; if there are none, those that ran any line of the file.
+        """The tests that use the changed constant, because its own lines run only when the module is loaded. If there
+        are none, the tests that ran the changed lines; if there are none, those that ran the function; if there are
+        none, those that ran any line of the file.
         """
         first, last = mutant.lines
         return (
-            self._covering.tests_of(mutant.path, range(first, last + 1))
-            or self._users(mutant)
+            self._users(mutant)
+            or self._covering.tests_of(mutant.path, range(first, last + 1))
             or self._covering.tests_of(mutant.path, self._function(mutant))
             or self._covering.tests_of_file(mutant.path)
         )
 
     def _users(self, mutant: Mutant) -> set[str]:
-        if mutant.scope == "module":
+        if mutant.scope == "module" or self._sources[mutant.path].is_in_function(mutant.lines[0]):
             return set()
         name = mutant.scope.rpartition(".")[2]
         lines = self._uses.lines_using(name)

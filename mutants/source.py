@@ -68,6 +68,11 @@ class Source:
         """
         return list(_scopes(self.tree, ""))
 
+    def is_in_function(self, line: int) -> bool:
+        """Whether the line is in the body of a function."""
+        functions = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        return any(node.body[0].lineno <= line <= (node.end_lineno or 0) for node in functions)
+
     def scope(self, line: int) -> str:
         """The name of the innermost function, class or constant at the line; `module`: there is none."""
         around = [name for first, last, name in self.scopes if first <= line <= last]

@@ -29,8 +29,8 @@ class Uses:
     def _read(self, path: str, node: ast.stmt, within: str | None) -> None:
         """Record the names that the statement uses. `within`: the outermost class or function that contains it."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for default in [*node.decorator_list, *_defaults(node)]:
-                self._note(path, default, range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+            for expression in [*node.decorator_list, *_defaults(node), *_annotations(node)]:
+                self._note(path, expression, range(node.body[0].lineno, (node.end_lineno or 0) + 1))
             for name in _names(node):
                 self._used_by[name].add(within or node.name)  # a constant's value may call the function
             for inner in (child for statement in node.body for child in ast.walk(statement)):
@@ -78,6 +78,12 @@ def _target(node: ast.stmt) -> str | None:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return node.target.id
     return None
+
+
+def _annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
+    """FastAPI calls what the annotations of an endpoint's parameters name."""
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return [argument.annotation for argument in arguments if argument.annotation is not None]
 
 
 def _defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
