@@ -1,0 +1,39 @@
+"""Which tests judge a mutant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mutants.source import Source
+from mutants.uses import Uses
+
+ROUTES = """
+SCOPE = "read"
+Reader = Annotated[Caller, Require(SCOPE)]
+LIMIT = 5
+
+
+@router.get("/")
+async def answer(caller: Reader, limit: int = LIMIT) -> None:
+    first = 1
+    return first
+
+
+def other() -> None:
+    return None
+"""
+
+
+def test_a_constant_is_used_by_the_functions_whose_parameters_name_it(tmp_path: Path) -> None:
+    """FastAPI calls what an annotation names, and the line of the parameters runs when the module is loaded."""
+    (tmp_path / "routes.py").write_text(ROUTES)
+    uses = Uses(tmp_path, ["routes.py"])
+    body = {("routes.py", 9), ("routes.py", 10)}
+    assert uses.lines_using("Reader") == uses.lines_using("LIMIT") == body
+    assert uses.lines_using("other") == set()
+
+
+def test_a_line_of_a_function_s_body_is_told_from_those_that_run_when_the_module_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "routes.py").write_text(ROUTES)
+    source = Source(tmp_path, "routes.py")
+    assert [line for line in range(1, 15) if source.is_in_function(line)] == [9, 10, 14]
