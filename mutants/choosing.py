@@ -41,6 +41,7 @@ FOLDERS = {
 }
 #: A line that at most so many tests run is special: most of these tests are about its function.
 _FEW_TESTS = 12
+_MANY_TESTS = 300
 #: The overhead of a test, in addition to its own seconds.
 _EACH_SECONDS = 0.1
 _PATIENCE_SECONDS, _PATIENCE_TIMES = 15.0, 4.0
@@ -91,9 +92,10 @@ class Choosing:
         chosen: list[str] = []
         total = 0.0
         for test in tests:
-            total += seconds[test] + _EACH_SECONDS
-            if chosen and self._budget and total > self._budget:
-                break
+            after = total + seconds[test] + _EACH_SECONDS
+            if chosen and self._budget and after > self._budget:
+                continue  # a shorter one may have room
+            total = after
             chosen.append(test)
         return Chosen(chosen, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in chosen], len(tests))
 
@@ -133,9 +135,11 @@ class Choosing:
     def _users(self, mutant: Mutant) -> set[str]:
         if mutant.scope == "module" or self._sources[mutant.path].is_in_function(mutant.lines[0]):
             return set()
-        name = mutant.scope.rpartition(".")[2]
-        lines = self._uses.lines_using(name)
-        return {test for path, line in lines for test in self._covering.tests_of(path, [line])}
+        owner, _, name = mutant.scope.rpartition(".")  # of a field, the class
+        lines = (owner and self._uses.lines_using(owner.rpartition(".")[2])) or self._uses.lines_using(name)
+        users = {test for path, line in lines for test in self._covering.tests_of(path, [line])}
+        # A name that so many tests use may be that of several things.
+        return users & self._covering.tests_of_file(mutant.path) if len(users) > _MANY_TESTS else users
 
     def _function(self, mutant: Mutant) -> range:
         """The lines of the mutant's function, without its `def`."""

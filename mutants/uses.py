@@ -54,15 +54,15 @@ class Uses:
             self._lines[name].update((path, line) for line in lines)
 
     def lines_using(self, name: str) -> set[Line]:
-        """The lines of functions that use the constant, or another constant whose value uses it."""
+        """The lines of functions that use the constant, or another constant or a class that uses it."""
         lines: set[Line] = set()
         visited, unread = {name}, [name]
         while unread:
             current = unread.pop()
             lines |= self._lines.get(current, set())
-            constants = {other for other in self._used_by.get(current, ()) if other.isupper() or other.startswith("_")}
-            unread += constants - visited
-            visited |= constants
+            others = {other for other in self._used_by.get(current, ()) if other.startswith("_") or other[0].isupper()}
+            unread += others - visited
+            visited |= others
         return lines
 
 
