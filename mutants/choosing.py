@@ -23,9 +23,9 @@ LEFT_OUT = (
     "tests/chaos",  # has mutants of its own
     "tests/bench",
 )
-#: Kind of a mutant -> the file of tests that run first, and although they run none of its lines: a request that is
-#: refused for its scope runs no line of the endpoint.
-FIRST = {"another scope": "tests/security/test_scopes.py"}
+#: The tests that run first for a changed scope, and for a changed model of a request. They run none of the lines that
+#: use the scope or the model: a request that is refused runs no line of the endpoint.
+SCOPES, BOUNDS = "tests/security/test_scopes.py", "tests/api/test_bounds.py"
 #: The beginning of a file's path -> the tests of the file itself, which run first.
 FOLDERS = {
     "leasehold/transitions": ("tests/transitions", "tests/runs"),
@@ -85,7 +85,7 @@ class Choosing:
 
     def tests_for(self, mutant: Mutant) -> Chosen:
         seconds = self._covering.seconds
-        first = FIRST.get(mutant.change.kind)
+        first = self._first_file(mutant)
         first_tests = {test for test in seconds if first and test.startswith(first)}
         covering = {test for test in self._covering_tests(mutant) | first_tests if test in seconds and judges(test)}
         tests = self._in_order(mutant, covering)
@@ -101,11 +101,11 @@ class Choosing:
 
     def _in_order(self, mutant: Mutant, tests: set[str]) -> list[str]:
         """Order by five keys: the test that noticed the mutant last time first; then tests that run special lines of
-        the function; then tests of the file itself, or FIRST of the kind; then, of a test with parameters, the first
+        the function; then tests of the file itself, or SCOPES or BOUNDS; then, of a test with parameters, the first
         set before further sets, which mostly notice the same mutants; then the fastest.
         """
         seconds, killer = self._covering.seconds, self._killers.get(mutant.id)
-        near, special = FIRST.get(mutant.change.kind) or _folders(mutant.path), self._special_tests(mutant)
+        near, special = self._first_file(mutant) or _folders(mutant.path), self._special_tests(mutant)
         seen_sets: Counter[str] = Counter()
         places: dict[str, tuple[bool, bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
@@ -127,6 +127,12 @@ class Choosing:
             or self._covering.tests_of(mutant.path, self._function(mutant))
             or self._covering.tests_of_file(mutant.path)
         )
+
+    def _first_file(self, mutant: Mutant) -> str | None:
+        if mutant.change.kind == "another scope":
+            return SCOPES
+        is_loaded = mutant.path.startswith("api/") and not self._sources[mutant.path].is_in_function(mutant.lines[0])
+        return BOUNDS if is_loaded else None
 
     def _special_tests(self, mutant: Mutant) -> set[str]:
         tests_of_lines = [self._covering.tests_of(mutant.path, [line]) for line in self._function(mutant)]
