@@ -12,6 +12,7 @@ from mutants.mutant import Mutant
 from mutants.places import ROOT, all_files
 from mutants.source import Source
 from mutants.uses import Uses
+from mutants.words import Words
 
 #: Tests that judge no mutant, each with the reason.
 LEFT_OUT = (
@@ -42,6 +43,7 @@ FOLDERS = {
 #: A line that at most so many tests run is special: most of these tests are about its function.
 _FEW_TESTS = 12
 _MANY_TESTS = 300
+_RELATED_TESTS = 20
 #: The overhead of a test, in addition to its own seconds.
 _EACH_SECONDS = 0.1
 _PATIENCE_SECONDS, _PATIENCE_TIMES = 15.0, 4.0
@@ -80,6 +82,10 @@ class Choosing:
         return Uses(ROOT, sorted(str(path.relative_to(ROOT)) for path in paths))
 
     @cached_property
+    def _words(self) -> Words:
+        return Words(ROOT, (test for test in self._covering.seconds if judges(test)))
+
+    @cached_property
     def _sources(self) -> dict[str, Source]:
         return {path: Source(ROOT, path) for path in all_files()}
 
@@ -100,18 +106,20 @@ class Choosing:
         return Chosen(chosen, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in chosen], len(tests))
 
     def _in_order(self, mutant: Mutant, tests: set[str]) -> list[str]:
-        """Order by five keys: the test that noticed the mutant last time first; then tests that run special lines of
-        the function; then tests of the file itself, or SCOPES or BOUNDS; then, of a test with parameters, the first
-        set before further sets, which mostly notice the same mutants; then the fastest.
+        """Order by six keys: the test that noticed the mutant last time first; then tests that run special lines of the
+        function; then those that share most words with the mutant; then tests of the file itself, or SCOPES or BOUNDS;
+        then, of a test with parameters, the first set before further sets, which mostly notice the same mutants; then
+        the fastest.
         """
         seconds, killer = self._covering.seconds, self._killers.get(mutant.id)
         near, special = self._first_file(mutant) or _folders(mutant.path), self._special_tests(mutant)
         seen_sets: Counter[str] = Counter()
-        places: dict[str, tuple[bool, bool, bool, int, float]] = {}
+        related = self._words.related(f"{mutant.scope} {mutant.change.about}", tests, _RELATED_TESTS)
+        places: dict[str, tuple[bool, bool, bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
             function = test.partition("[")[0]
-            is_special, is_near = test in special, test.startswith(near)
-            places[test] = (test != killer, not is_special, not is_near, seen_sets[function], seconds[test])
+            likely = (test != killer, test not in special, test not in related, not test.startswith(near))
+            places[test] = (*likely, seen_sets[function], seconds[test])
             seen_sets[function] += 1
         return sorted(tests, key=lambda test: places[test])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mutants.source import Source
 from mutants.uses import Uses
+from mutants.words import Words
 
 ROUTES = """
 SCOPE = "read"
@@ -37,3 +38,17 @@ def test_a_line_of_a_function_s_body_is_told_from_those_that_run_when_the_module
     (tmp_path / "routes.py").write_text(ROUTES)
     source = Source(tmp_path, "routes.py")
     assert [line for line in range(1, 15) if source.is_in_function(line)] == [9, 10, 14]
+
+
+def test_a_test_that_names_what_a_mutant_changes_is_related_to_it(tmp_path: Path) -> None:
+    """A word that all tests have tells nothing, and of a test with parameters one set is enough."""
+    (tmp_path / "test_it.py").write_text(
+        "def test_a_paused_queue(): assert claim()\n"
+        "def test_a_claim(): assert claim()\n"
+        "def test_a_queue(): assert claim(paused=1)\n"
+    )
+    tests = [f"test_it.py::test_{name}" for name in ("a_paused_queue[1]", "a_paused_queue[2]", "a_claim", "a_queue")]
+    words = Words(tmp_path, tests)
+    related = words.related("SELECT 1 FROM paused_queues", tests, 2)
+    assert related == {"test_it.py::test_a_paused_queue[1]", "test_it.py::test_a_queue"}
+    assert words.related("nothing", tests, 2) == set()
