@@ -10,7 +10,7 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Settled
-from tests.factories import DIAMOND, THREE, Rows, assert_history
+from tests.factories import DIAMOND, THREE, Rows, assert_history, terms
 
 APART = Pipeline(
     "apart",
@@ -121,6 +121,19 @@ async def test_what_was_claimed_by_a_commit_whose_answer_was_lost_is_claimed_ane
     heard = found[first.lease.task_id]
     assert (heard.step, heard.lease.epoch) == ("b", 2)
     await assert_history(rows, first.job_id)
+
+
+async def test_a_worker_that_missed_an_answer_claims_only_what_that_commit_claimed_for_it(rows: Rows) -> None:
+    first, heard, taken = [await rows.leased(THREE) for _ in range(3)]
+    steps = (await go_on(rows, [first, heard, taken])).next_steps
+    of_another = steps[taken.lease.task_id].lease.task_id
+    await rows.lapse(of_another)  # the worker was thought dead, and another one runs the step
+    await claims.claim(rows.connection, terms(), [of_another])
+    await rows.lapse(of_another)
+    found = await claims.claim_again(rows.connection, [first.lease.task_id, taken.lease.task_id], {}, rows.terms, [])
+    assert set(found) == {first.lease.task_id}
+    epochs = [(await rows.task(steps[one.lease.task_id].lease.task_id))["epoch"] for one in (first, heard, taken)]
+    assert epochs == [2, 1, 2]
 
 
 @pytest.mark.parametrize(
