@@ -22,6 +22,7 @@ _WORDS = (
 )
 _BOUNDARIES = frozenset(_WORDS.split())
 _MOVED_BOUNDS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+_CLOCKS = ("CLOCK_TIMESTAMP", "STATEMENT_TIMESTAMP", "NOW")
 _FILTERS = ("WHERE", "HAVING")
 
 
@@ -149,7 +150,7 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
     for n, token in enumerate(tokens):
         before = tokens[n - 1].word if n else ""
         near = " ".join(one.word for one in tokens[max(n - 5, 0) : n + 6])  # not the text: it may have comments
-        if token.word in _MOVED_BOUNDS and not token.literal:
+        if token.word in _MOVED_BOUNDS and not token.literal and not _is_of_clock(tokens, n):
             yield Change("bound moved", near, (Edit(token.start, token.end, _MOVED_BOUNDS[token.word]),))
         elif token.number and token.word.isdigit() and not _is_unguarding(token, before):
             yield Change("constant moved", near, (Edit(token.start, token.end, str(int(token.word) + 1)),))
@@ -160,6 +161,12 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
                 yield Change("interval doubled", near, (Edit(token.start, token.end, longer),))
         elif token.word == "(" and before == "IN":
             yield from _lists(text, tokens, n)
+
+
+def _is_of_clock(tokens: list[_Token], n: int) -> bool:
+    """Whether the token compares with the present instant: it equals no other one, to the microsecond."""
+    after = tokens[n + 1].word if n + 1 < len(tokens) else ""
+    return after in _CLOCKS or (n >= 3 and tokens[n - 3].word in _CLOCKS)
 
 
 def _is_unguarding(token: _Token, before: str) -> bool:

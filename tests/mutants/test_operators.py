@@ -43,7 +43,6 @@ disjunct dropped: WHERE (false AND (t.status IN ('pending', 'retry') AND t.avail
 disjunct dropped: WHERE t.status IN ('pending', 'retry') AND t.available_at <= now() OR (false AND (t.attempt < 3))
 element dropped: WHERE t.status IN ('retry', 'retry') AND t.available_at <= now() OR t.attempt < 3
 element dropped: WHERE t.status IN ('pending', 'pending') AND t.available_at <= now() OR t.attempt < 3
-bound moved: WHERE t.status IN ('pending', 'retry') AND t.available_at < now() OR t.attempt < 3
 bound moved: WHERE t.status IN ('pending', 'retry') AND t.available_at <= now() OR t.attempt <= 3
 constant moved: WHERE t.status IN ('pending', 'retry') AND t.available_at <= now() OR t.attempt < 4
 lock taken away: -
