@@ -152,8 +152,9 @@ class Choosing:
         owner, _, name = mutant.scope.rpartition(".")  # of a field, the class
         lines = (owner and self._uses.lines_using(owner.rpartition(".")[2])) or self._uses.lines_using(name)
         users = {test for path, line in lines for test in self._covering.tests_of(path, [line])}
-        # A name that so many tests use may be that of several things.
-        return users & self._covering.tests_of_file(mutant.path) if len(users) > _MANY_TESTS else users
+        # A name that so many tests use may be that of several things. But a file of constants runs in no test.
+        near = users & self._covering.tests_of_file(mutant.path) if len(users) > _MANY_TESTS else set()
+        return near if len(near) > _FEW_TESTS else users
 
     def _function(self, mutant: Mutant) -> range:
         """The lines of the mutant's function, without its `def`."""

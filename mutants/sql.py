@@ -165,8 +165,8 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
 
 def _is_of_clock(tokens: list[_Token], n: int) -> bool:
     """Whether the token compares with the present instant: it equals no other one, to the microsecond."""
-    after = tokens[n + 1].word if n + 1 < len(tokens) else ""
-    return after in _CLOCKS or (n >= 3 and tokens[n - 3].word in _CLOCKS)
+    before_and_after = [token.word for token in (*tokens[max(n - 3, 0) : n], *tokens[n + 1 : n + 2])]
+    return any(word in _CLOCKS for word in before_and_after)
 
 
 def _is_unguarding(token: _Token, before: str) -> bool:

@@ -20,7 +20,10 @@ class Uses:
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._lines: dict[str, set[Line]] = defaultdict(set)  # name -> lines of functions that use it
-        self._used_by: dict[str, set[str]] = defaultdict(set)  # name -> the constants whose values use it
+        self._used_by: dict[str, set[str]] = defaultdict(
+            set
+        )  # name -> the constants, classes and functions that use it
+        self._used_by_constants: set[str] = set()  # of a function: it may run only when a module is loaded
         for path in paths:
             source = Source(root, path)
             for statement in source.tree.body:
@@ -43,6 +46,7 @@ class Uses:
             for name in _names(node):
                 if target:
                     self._used_by[name].add(target)
+                    self._used_by_constants.add(name)
 
     def _read_inner(self, path: str, node: ast.AST) -> None:
         """Note the names of an expression, or of a statement without a body. Of an `if`, only the condition counts."""
@@ -54,13 +58,17 @@ class Uses:
             self._lines[name].update((path, line) for line in lines)
 
     def lines_using(self, name: str) -> set[Line]:
-        """The lines of functions that use the constant, or another constant or a class that uses it."""
+        """The lines of functions that use the constant, or another constant or a class that uses it: itself, or by a
+        function that makes a constant.
+        """
         lines: set[Line] = set()
         visited, unread = {name}, [name]
         while unread:
             current = unread.pop()
             lines |= self._lines.get(current, set())
-            others = {other for other in self._used_by.get(current, ()) if other.startswith("_") or other[0].isupper()}
+            users = self._used_by.get(current, set())
+            others = {user for user in users if user.startswith("_") or user[0].isupper()}
+            others |= users & self._used_by_constants
             unread += others - visited
             visited |= others
         return lines

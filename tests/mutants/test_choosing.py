@@ -52,3 +52,13 @@ def test_a_test_that_names_what_a_mutant_changes_is_related_to_it(tmp_path: Path
     related = words.related("SELECT 1 FROM paused_queues", tests, 2)
     assert related == {"test_it.py::test_a_paused_queue[1]", "test_it.py::test_a_queue"}
     assert words.related("nothing", tests, 2) == set()
+
+
+def test_a_constant_that_a_function_puts_into_another_one_is_used_where_that_is(tmp_path: Path) -> None:
+    """The function runs only when the module is loaded, and not in a test."""
+    (tmp_path / "statements.py").write_text(
+        "COLUMNS = ('a', 'b')\n\ndef listed():\n    return ', '.join(COLUMNS)\n\nREAD = f'SELECT {listed()}'\n"
+        "\ndef read(connection):\n    return connection.fetch(READ)\n\ndef unrelated():\n    return listed\n"
+    )
+    uses = Uses(tmp_path, ["statements.py"])
+    assert ("statements.py", 9) in uses.lines_using("COLUMNS")
