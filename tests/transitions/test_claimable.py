@@ -11,6 +11,7 @@ import pytest
 from leasehold.transitions import claims, jobs
 from leasehold.transitions.claims import LeaseTerms
 from tests.factories import ONE, THREE, Rows, terms
+from tests.transitions.conftest import Open
 
 PAUSE = "INSERT INTO paused_queue (queue, reason) VALUES ($1, 'r')"
 
@@ -163,6 +164,36 @@ async def test_a_retry_has_no_hint_to_be_left_to(rows: Rows) -> None:
     await set_task(rows, retry, status="retry")
     assert await polled(rows, overdue=60.0) == [retry]
     assert await polled(rows) == [pending]
+
+
+@pytest.mark.parametrize(
+    ("room", "due", "is_held_back"), [(0, 0, False), (0, 1, True), (1, 1, False), (1, 2, True), (None, 9, False)]
+)
+async def test_a_poll_says_whether_a_tenant_has_more_that_is_due_than_it_has_room_for(
+    rows: Rows, room: int | None, due: int, *, is_held_back: bool
+) -> None:
+    """What is not due, of another queue, or of another tenant is not held back."""
+    later, elsewhere, *due_tasks = await submitted(rows, 2 + due, "here")
+    await due_since(rows, later, -60.0)
+    await set_task(rows, elsewhere, queue="elsewhere")
+    for task_id in (*due_tasks, elsewhere, *await submitted(rows, 3, "other")):
+        await due_since(rows, task_id, 5.0)
+    found = await claims.poll(rows.connection, rows.terms, ["default"], 100, shares={"here": (1, room)})
+    assert found.held_back is is_held_back
+    assert found.oldest is not None
+    assert 5.0 <= found.oldest < 60.0
+    claimed = {claimed.lease.task_id for claimed in found.claimed} & set(due_tasks)
+    assert len(claimed) == (due if room is None else min(due, room))
+
+
+async def test_a_poll_passes_over_a_job_that_another_transaction_has_locked(rows: Rows, another: Open) -> None:
+    locked, free = await submitted(rows, 2)
+    other = (await another()).connection
+    await rows.connection.execute("SET lock_timeout = '2s'")
+    async with other.transaction():
+        await other.execute("SELECT FROM job JOIN task ON task.job_id = job.id WHERE task.id = $1 FOR UPDATE", locked)
+        assert await polled(rows) == [free]
+    assert await polled(rows) == [locked]
 
 
 @pytest.mark.parametrize(("seconds", "first"), [(20.0, "high"), (40.0, "low")])
