@@ -114,7 +114,8 @@ class Choosing:
         seconds, killer = self._covering.seconds, self._killers.get(mutant.id)
         near, special = self._first_file(mutant) or _folders(mutant.path), self._special_tests(mutant)
         seen_sets: Counter[str] = Counter()
-        related = self._words.related(f"{mutant.scope} {mutant.change.about}", tests, _RELATED_TESTS)
+        text = f"{mutant.scope} {mutant.change.about}"
+        related = self._words.related(text, {test: seconds[test] for test in tests}, _RELATED_TESTS)
         places: dict[str, tuple[bool, bool, bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
             function = test.partition("[")[0]
@@ -143,6 +144,8 @@ class Choosing:
         return BOUNDS if is_loaded else None
 
     def _special_tests(self, mutant: Mutant) -> set[str]:
+        if not self._sources[mutant.path].is_in_function(mutant.lines[0]):
+            return set()  # its lines run when the module is loaded, whichever test does this
         tests_of_lines = [self._covering.tests_of(mutant.path, [line]) for line in self._function(mutant)]
         return {test for tests in tests_of_lines if len(tests) <= _FEW_TESTS for test in tests}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from heapq import nlargest
 from pathlib import Path
@@ -15,6 +15,8 @@ from pathlib import Path
 #: `cancel`, `cancels` and `cancelling` are one word.
 _STEM = 6
 _WORD = re.compile(r"[a-z]{4,}")
+#: What a test takes besides its own seconds.
+_EACH_SECONDS = 0.2
 
 
 class Words:
@@ -25,15 +27,16 @@ class Words:
         self._tests = {test: self._words_of(test.partition("[")[0]) for test in tests}
         self._number_of_tests = Counter(word for words in self._tests.values() for word in words)
 
-    def related(self, text: str, tests: Iterable[str], number: int) -> set[str]:
+    def related(self, text: str, tests: Mapping[str, float], number: int) -> set[str]:
         """The `number` of `tests` that share most words with the text, of each function one. A word that few tests have
-        counts more.
+        counts more, and so does a test that takes less time. `tests`: node id -> seconds.
         """
         wanted = _stems(text)
         weight_of = {word: 1 / self._number_of_tests[word] for word in wanted if word in self._number_of_tests}
 
         def weight(test: str) -> float:
-            return sum(weight_of[word] for word in self._tests[test] & weight_of.keys())
+            shared = sum(weight_of[word] for word in self._tests[test] & weight_of.keys())
+            return shared / (tests[test] + _EACH_SECONDS)
 
         one_of_each = {test.partition("[")[0]: test for test in sorted(tests, reverse=True)}.values()
         return {test for test in nlargest(number, one_of_each, key=weight) if weight(test)}

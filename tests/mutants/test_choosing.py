@@ -49,9 +49,12 @@ def test_a_test_that_names_what_a_mutant_changes_is_related_to_it(tmp_path: Path
     )
     tests = [f"test_it.py::test_{name}" for name in ("a_paused_queue[1]", "a_paused_queue[2]", "a_claim", "a_queue")]
     words = Words(tmp_path, tests)
-    related = words.related("SELECT 1 FROM paused_queues", tests, 2)
+    seconds = dict.fromkeys(tests, 1.0)
+    related = words.related("SELECT 1 FROM paused_queues", seconds, 2)
     assert related == {"test_it.py::test_a_paused_queue[1]", "test_it.py::test_a_queue"}
-    assert words.related("nothing", tests, 2) == set()
+    assert words.related("nothing", seconds, 2) == set()
+    slow = seconds | {"test_it.py::test_a_paused_queue[1]": 60.0}
+    assert words.related("SELECT 1 FROM paused_queues", slow, 1) == {"test_it.py::test_a_queue"}
 
 
 def test_a_constant_that_a_function_puts_into_another_one_is_used_where_that_is(tmp_path: Path) -> None:
