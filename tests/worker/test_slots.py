@@ -351,8 +351,8 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
 async def test_a_full_pool_in_which_no_hint_waits_gives_a_newcomer_a_slot_before_the_flood_ends(
     monkeypatch: pytest.MonkeyPatch, *, newcomer_waits: bool
 ) -> None:
-    """Every slot runs a hint of the flood, and these fill the broker's window: the next hint comes with the ACK of the
-    last, and no poll ever finds a slot that is free. The newcomer's hint stands behind the flood's.
+    """The slot runs a hint of the flood, and this one fills the broker's window: the next hint comes with its ACK, and
+    no poll ever finds a slot that is free. The newcomer's hint stands behind the flood's.
     """
     ran: list[str] = []
     continued: list[bool] = []
@@ -382,7 +382,7 @@ async def test_a_full_pool_in_which_no_hint_waits_gives_a_newcomer_a_slot_before
     broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=monotonic())
     slot_pool = SlotPool(
         ["q"],
-        2,
+        1,
         claimer=claimer_of(claim, claim_due),
         runner=runner_of(run),
         broker=broker,
@@ -390,7 +390,6 @@ async def test_a_full_pool_in_which_no_hint_waits_gives_a_newcomer_a_slot_before
     )
     monkeypatch.setattr(pools, "_FAIR_SECONDS", 0.01)
     slot_pool.start()
-    slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), ack))
     slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), ack))
     try:
         await asyncio.wait_for(ended.wait(), SECONDS)
