@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.db.database import Connection
-from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.transitions import concurrency, settlements
 from leasehold.transitions.settlements import Completion
 from tests.factories import ONE, Rows
@@ -96,6 +96,36 @@ async def test_who_has_not_ended_keeps_its_place(rows: Rows) -> None:
     assert await concurrency.admit(rows.connection, [("t", "k")]) == []
     assert await held(rows) == {second}
     assert sorted(await concurrency.limits_of(rows.connection, [first])) == [("t", "k")]
+
+
+async def test_a_job_is_let_in_when_its_time_has_come(rows: Rows) -> None:
+    early, late = await wait_at(rows, ConcurrencyLimit("t", "k", at_most=5), count=2)
+    await rows.connection.execute(
+        "UPDATE gate_job SET ready_at = clock_timestamp() + interval '1 hour' WHERE job_id = $1", late
+    )
+    await concurrency.admit(rows.connection, [("t", "k")])
+    assert await held(rows) == {late}
+    await rows.connection.execute("UPDATE gate_job SET ready_at = clock_timestamp() WHERE job_id = $1", late)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    assert await held(rows) == set()
+    assert await rows.connection.fetchval("SELECT count(*) FROM gate_job WHERE job_id = $1", early) == 1
+
+
+async def test_a_tenant_s_turn_counts_its_own_jobs_that_are_inside_at_this_very_limit(rows: Rows) -> None:
+    """Neither those that wait, nor those inside at another limit, nor those of another tenant."""
+    shared, other = (ConcurrencyLimit(EVERYBODY, key, at_most=3) for key in ("shared", "other"))
+    inside = await wait_at(rows, shared, tenant="b")
+    await wait_at(rows, shared, tenant="c", count=2)
+    await wait_at(rows, other, tenant="a", count=3)
+    await concurrency.admit(rows.connection, [(EVERYBODY, "shared"), (EVERYBODY, "other")])
+    assert await held(rows) == set()
+    older = await wait_at(rows, shared, tenant="b")
+    newer = await wait_at(rows, shared, tenant="a", count=4)
+    (claimed, *_) = [one for one in await rows.claim_all() if one.tenant_id == "c"]
+    await settlements.complete(rows.connection, [Completion(claimed.lease)])
+    await concurrency.admit(rows.connection, [(EVERYBODY, "shared")], [claimed.job_id])
+    assert await held(rows) == {*older, *newer[1:]}
+    assert inside
 
 
 async def test_of_the_jobs_that_ended_only_those_that_are_named_leave(rows: Rows) -> None:
