@@ -313,7 +313,8 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     expression or time zone.
 
     A change of the cron expression, the time zone or `enabled` moves the next tick. Any other change leaves the next
-    tick as it is, even if the tick is due already.
+    tick as it is, even if the tick is due already. A buffered tick, which waits for the run before it, is dropped with
+    the schedule or with the policy `buffer_one`.
     """
     schedule = dict(await _find(connection, tenant_id, schedule_id, "FOR UPDATE")) | changes
     if {"cron", "timezone"} & changes.keys() or changes.get("enabled"):
@@ -326,7 +327,7 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     row = await connection.fetchrow(
         "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
         " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"
-        " callback_url = $13,"
+        " callback_url = $13, buffered_at = CASE WHEN $2 AND $6 = 'buffer_one' THEN buffered_at END,"
         " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
         " updated_at = clock_timestamp()"
         " WHERE id = $1 AND tenant_id = $12 RETURNING *, clock_timestamp() AS now",

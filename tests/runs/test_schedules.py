@@ -146,6 +146,23 @@ async def test_an_overlap_is_what_the_policy_says(
         assert len(await runs_of(rows, schedule)) == 2
 
 
+@pytest.mark.parametrize("change", [{"enabled": False}, {"overlap": "skip"}])
+async def test_a_tick_that_waits_for_the_run_before_it_is_dropped_with_the_schedule_or_its_policy(
+    client: Client, rows: Connection, change: dict[str, Any]
+) -> None:
+    schedule = (await make(client, overlap="buffer_one"))["id"]
+    for ago in (20, 1):
+        await due(rows, schedule, timedelta(seconds=ago))
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+    (run,) = await runs_of(rows, schedule)
+    for kept in ({"cron": "0 9 * * *"}, change):
+        assert await rows.fetchval("SELECT buffered_at IS NOT NULL FROM schedule")
+        assert (await client.http.patch(f"/v1/schedules/{schedule}", json=kept)).status_code == 200
+    await client.post(f"/v1/runs/{run['job_id']}/cancel")
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert len(await runs_of(rows, schedule)) == 1
+
+
 NOW = utc("2026-06-01 12:00:00")
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.transitions import claims, concurrency, jobs, settlements
 from leasehold.transitions.settlements import Completion
 from tests.factories import ONE, Rows
@@ -93,6 +93,22 @@ async def test_a_place_and_an_entry_are_two_bounds(rows: Rows) -> None:
     assert await admitted(rows, ended) == 1  # two places, one entry
     await aged(rows, 61)
     assert await admitted(rows) == 1  # three entries, one place
+
+
+async def test_who_has_ended_takes_no_place_of_its_tenant_s_share(rows: Rows) -> None:
+    """At a limit that tenants share, a tenant leaves places to others by what it has unfinished. Its entries of the
+    last minute are no places.
+    """
+    name = (EVERYBODY, "k")
+    shared = ConcurrencyLimit(*name, at_most=2, per_minute=60)
+    async with rows.connection.transaction():
+        await jobs.submit(rows.connection, [jobs.NewJob(ONE, "t", limits=[shared]) for _ in range(40)])
+    ended = []
+    for _ in range(20):
+        assert len(await concurrency.admit(rows.connection, [name], ended)) == 2
+        assert await concurrency.admit(rows.connection, [name]) == []
+        ended = await finish(rows, 2)
+    assert await rows.connection.fetchval("SELECT count(*) FROM gate_job") == 40
 
 
 async def test_what_ended_at_a_rate_is_forgotten_after_the_minute_and_not_before(rows: Rows) -> None:

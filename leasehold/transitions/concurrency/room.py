@@ -18,11 +18,12 @@ from leasehold.transitions.concurrency.names import ConcurrencyLimitName, limit_
 _RESERVES_FROM = 4
 
 # How many admitted jobs each tenant (`owner`) has at the limits that all tenants share. The tenant_id of such a limit
-# is EVERYBODY ($1).
+# is EVERYBODY ($1). At a limit with a rate, the rows of finished jobs stay for a minute, and take no place.
 _OWNERS = """
 -- gates_owners
-SELECT g.key, g.owner, count(*) AS n FROM gate_job g
+SELECT g.key, g.owner, count(*) AS n FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
 WHERE g.tenant_id = $1 AND g.key = ANY($2::text[]) AND g.admitted_at IS NOT NULL
+  AND (gate.per_minute IS NULL OR (SELECT j.finished_at FROM job j WHERE j.id = g.job_id) IS NULL)
 GROUP BY g.key, g.owner
 """
 
@@ -84,8 +85,8 @@ CROSS JOIN LATERAL (
 @dataclass(slots=True)
 class Room:
     """The room of one limit. `places`: how many more jobs may be unfinished at once. `entries`: how many more jobs may
-    be admitted this minute. None: any number. `admitted`: tenant -> the number of its admitted jobs; None: tenants do
-    not share the limit. `reserved`: how many places only a tenant without an admitted job may take.
+    be admitted this minute. None: any number. `admitted`: tenant -> the number of its admitted, unfinished jobs; None:
+    tenants do not share the limit. `reserved`: how many places only a tenant without such a job may take.
     """
 
     places: int | None
