@@ -14,6 +14,7 @@ from fastapi import Header
 from leasehold.api.process.best_effort import best_effort
 from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, hold, is_answered, release, reserve, store
+from leasehold.domain.errors import Conflict
 
 IdempotencyKey: TypeAlias = Annotated[
     str | None,
@@ -124,6 +125,13 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
         return False
     async with pool.acquire() as connection:
         return await is_answered(connection, tenant_id, key)
+
+
+def key_has_expired() -> Conflict:
+    """The error of an endpoint whose key was answered when it asked `is_repeated`, and is not any more: it has checked
+    nothing, so it cannot do the work.
+    """
+    return Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
 
 
 async def _release(connection: Connection, reservation: Reservation) -> None:

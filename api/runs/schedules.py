@@ -23,7 +23,7 @@ from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL, CallbackUrl, check_callback_url
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
-from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, key_has_expired, once
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import encoded, json_response, publish_run_effects
@@ -191,8 +191,8 @@ async def create_schedule(
         await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if is_repeat:  # the stored answer has expired since `is_repeated`, and nobody has checked the payload
-            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
+        if is_repeat:  # nobody has checked the payload
+            raise key_has_expired()
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
         # transaction.
@@ -370,13 +370,18 @@ async def run_now(
 ) -> Response:
     services = services_of(request)
     keep_seconds = services.settings.retention_days * 86_400
-    async with services.pool.acquire() as connection:
-        row = await _find(connection, caller.tenant_id, schedule_id)
-    prepared_run = await _prepare(services, row)
+    prepared_run: schedules.Prepared | None = None  # None: the answer is stored already
+    template = ""
+    if not await is_repeated(services.pool, caller.tenant_id, idempotency_key):
+        async with services.pool.acquire() as connection:
+            row = await _find(connection, caller.tenant_id, schedule_id)
+        prepared_run, template = await _prepare(services, row), row["template"]
     limit_headers: dict[str, str] = {}
     created_runs: list[CreatedRun] = []
 
     async def work(connection: Connection) -> Answer:
+        if prepared_run is None:
+            raise key_has_expired()
         # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         # {}: the queues are known only when the run is written. Then `add_queues_of` adds them.
@@ -398,7 +403,7 @@ async def run_now(
         raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
     for created_run in created_runs:
         await publish_run_effects(services, created_run)
-        SUBMITTED.labels(row["template"]).inc()
+        SUBMITTED.labels(template).inc()
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
@@ -422,18 +427,24 @@ async def backfill(
 ) -> Response:
     services = services_of(request)
     keep_seconds = services.settings.retention_days * 86_400
-    async with services.pool.acquire() as connection:
-        row = await _find(connection, caller.tenant_id, schedule_id)
-        ticks = _ticks_of_range(services, row, body)
-        if body.dry_run:
-            check_key(idempotency_key)  # a preview does not use it
-            ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
-            return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
-    prepared_run = await _prepare(services, row)
+    prepared_run: schedules.Prepared | None = None  # None: the answer is stored already
+    template = ""
+    ticks: list[datetime] = []
+    if body.dry_run or not await is_repeated(services.pool, caller.tenant_id, idempotency_key):
+        async with services.pool.acquire() as connection:
+            row = await _find(connection, caller.tenant_id, schedule_id)
+            ticks = _ticks_of_range(services, row, body)
+            if body.dry_run:
+                check_key(idempotency_key)  # a preview does not use it
+                ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
+                return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
+        prepared_run, template = await _prepare(services, row), row["template"]
     limit_headers: dict[str, str] = {}
     created_runs: list[CreatedRun] = []
 
     async def work(connection: Connection) -> Answer:
+        if prepared_run is None:
+            raise key_has_expired()
         # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
@@ -459,7 +470,7 @@ async def backfill(
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for created_run in created_runs:
         await publish_run_effects(services, created_run)
-        SUBMITTED.labels(row["template"]).inc()
+        SUBMITTED.labels(template).inc()
     return json_response(answer.body, answer.status_code, limit_headers)
 
 

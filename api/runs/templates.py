@@ -16,7 +16,7 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import VersionCursor, cursor_of_version, version_of_cursor
-from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, key_has_expired, once
 from leasehold.api.http.openapi import TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
@@ -84,7 +84,7 @@ async def create_template(
 
     async def work(connection: Connection) -> Answer:
         if not is_checked:  # the request was repeated, but its stored answer has just expired
-            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
+            raise key_has_expired()
         await check_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, body)
         await record(connection, caller, "template.written", f"{body.type}/{body.version}", enabled=body.enabled)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, key_has_expired, once
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
@@ -115,7 +115,7 @@ async def create_webhook(
         # `once` calls this only if no answer is stored. If one was stored before, it has expired meanwhile, and nobody
         # has checked the URL.
         if is_repeat:
-            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
+            raise key_has_expired()
         await check_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES ($1, $2, $3, $4, $5) RETURNING *",

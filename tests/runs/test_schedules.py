@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import httpx2
 import pytest
 import time_machine
 
@@ -294,6 +295,32 @@ async def test_a_past_range_is_filled_in_once(client: Client, rows: Connection) 
     problem(await client.post(f"/v1/schedules/{schedule}/backfill", **far), 422, "range_too_long")
     ahead = {"start": hour.isoformat(), "end": (hour + timedelta(days=1)).isoformat()}
     problem(await client.post(f"/v1/schedules/{schedule}/backfill", **ahead), 422, "range_not_past")
+
+
+async def test_a_repeated_act_on_a_schedule_gets_the_first_answer_whatever_has_changed(
+    client: Client, rows: Connection
+) -> None:
+    """The schedule may be gone. Without a stored answer the request is judged as it is now."""
+    schedule = (await make(client, cron="0 * * * *", enabled=False))["id"]
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    span = {"start": (hour - timedelta(hours=2)).isoformat(), "end": hour.isoformat()}
+    acts = {"run-now": None, "backfill": span}
+
+    async def act(name: str) -> httpx2.Response:
+        headers = {"Idempotency-Key": name}
+        return await client.http.post(f"/v1/schedules/{schedule}/{name}", json=acts[name], headers=headers)
+
+    first = {name: await act(name) for name in acts}
+    assert {name: answer.status_code for name, answer in first.items()} == dict.fromkeys(acts, 202)
+    assert (await client.http.delete(f"/v1/schedules/{schedule}")).status_code == 204
+    count = await rows.fetchval("SELECT count(*) FROM job")
+    for name, answer in first.items():
+        again = await act(name)
+        assert (again.status_code, again.json()) == (202, answer.json()), name
+    assert await rows.fetchval("SELECT count(*) FROM job") == count
+    await rows.execute("DELETE FROM idempotency")
+    for name in acts:
+        problem(await act(name), 404, "schedule_not_found")
 
 
 async def test_a_schedule_says_when_it_last_ran_however_that_came_about(client: Client, rows: Connection) -> None:

@@ -103,7 +103,7 @@ async def test_who_has_ended_takes_no_place_of_its_tenant_s_share(rows: Rows) ->
     shared = ConcurrencyLimit(*name, at_most=2, per_minute=60)
     async with rows.connection.transaction():
         await jobs.submit(rows.connection, [jobs.NewJob(ONE, "t", limits=[shared]) for _ in range(40)])
-    ended = []
+    ended: list[UUID] = []
     for _ in range(20):
         assert len(await concurrency.admit(rows.connection, [name], ended)) == 2
         assert await concurrency.admit(rows.connection, [name]) == []
