@@ -42,7 +42,9 @@ FOLDERS = {
 }
 #: A line that at most so many tests run is special: most of these tests are about its function.
 _FEW_TESTS = 12
+#: A name that more tests use may be that of several things.
 _MANY_TESTS = 300
+#: How many tests come early because they share words with the mutant.
 _RELATED_TESTS = 20
 #: The overhead of a test, in addition to its own seconds.
 _EACH_SECONDS = 0.1
@@ -94,28 +96,29 @@ class Choosing:
         first = self._first_file(mutant)
         first_tests = {test for test in seconds if first and test.startswith(first)}
         covering = {test for test in self._covering_tests(mutant) | first_tests if test in seconds and judges(test)}
-        tests = self._in_order(mutant, covering)
+        tests = self._in_order(mutant, covering, first or _folders(mutant.path))
         chosen: list[str] = []
         total = 0.0
         for test in tests:
-            after = total + seconds[test] + _EACH_SECONDS
+            after = total + self._cost(test)
             if chosen and self._budget and after > self._budget:
                 continue  # a shorter one may have room
             total = after
             chosen.append(test)
         return Chosen(chosen, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in chosen], len(tests))
 
-    def _in_order(self, mutant: Mutant, tests: set[str]) -> list[str]:
+    def _cost(self, test: str) -> float:
+        return self._covering.seconds[test] + _EACH_SECONDS
+
+    def _in_order(self, mutant: Mutant, tests: set[str], near: str | tuple[str, ...]) -> list[str]:
         """Order by six keys: the test that noticed the mutant last time first; then tests that run special lines of the
-        function; then those that share most words with the mutant; then tests of the file itself, or SCOPES or BOUNDS;
-        then, of a test with parameters, the first set before further sets, which mostly notice the same mutants; then
-        the fastest.
+        function; then those that share most words with the mutant; then those whose path begins with `near`; then, of a
+        test with parameters, the first set before further sets, which mostly notice the same mutants; then the fastest.
         """
-        seconds, killer = self._covering.seconds, self._killers.get(mutant.id)
-        near, special = self._first_file(mutant) or _folders(mutant.path), self._special_tests(mutant)
+        seconds, killer, special = self._covering.seconds, self._killers.get(mutant.id), self._special_tests(mutant)
         seen_sets: Counter[str] = Counter()
         text = f"{mutant.scope} {mutant.change.about}"
-        related = self._words.related(text, {test: seconds[test] for test in tests}, _RELATED_TESTS)
+        related = self._words.related(text, {test: self._cost(test) for test in tests}, _RELATED_TESTS)
         places: dict[str, tuple[bool, bool, bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
             function = test.partition("[")[0]
@@ -140,22 +143,25 @@ class Choosing:
     def _first_file(self, mutant: Mutant) -> str | None:
         if mutant.change.kind == "another scope":
             return SCOPES
-        is_loaded = mutant.path.startswith("api/") and not self._sources[mutant.path].is_in_function(mutant.lines[0])
-        return BOUNDS if is_loaded else None
+        return BOUNDS if mutant.path.startswith("api/") and not self._is_in_function(mutant) else None
+
+    def _is_in_function(self, mutant: Mutant) -> bool:
+        """False: the changed line runs when the module is loaded, whichever test does this."""
+        return mutant.lines[0] in self._sources[mutant.path].lines_in_functions
 
     def _special_tests(self, mutant: Mutant) -> set[str]:
-        if not self._sources[mutant.path].is_in_function(mutant.lines[0]):
-            return set()  # its lines run when the module is loaded, whichever test does this
+        if not self._is_in_function(mutant):
+            return set()
         tests_of_lines = [self._covering.tests_of(mutant.path, [line]) for line in self._function(mutant)]
         return {test for tests in tests_of_lines if len(tests) <= _FEW_TESTS for test in tests}
 
     def _users(self, mutant: Mutant) -> set[str]:
-        if mutant.scope == "module" or self._sources[mutant.path].is_in_function(mutant.lines[0]):
+        if mutant.scope == "module" or self._is_in_function(mutant):
             return set()
         owner, _, name = mutant.scope.rpartition(".")  # of a field, the class
         lines = (owner and self._uses.lines_using(owner.rpartition(".")[2])) or self._uses.lines_using(name)
         users = {test for path, line in lines for test in self._covering.tests_of(path, [line])}
-        # A name that so many tests use may be that of several things. But a file of constants runs in no test.
+        # Only the tests of its file, if there are any: a file of constants runs in no test.
         near = users & self._covering.tests_of_file(mutant.path) if len(users) > _MANY_TESTS else set()
         return near if len(near) > _FEW_TESTS else users
 

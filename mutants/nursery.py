@@ -28,7 +28,7 @@ for plugin in importlib.metadata.entry_points(group="pytest11"):
     plugin.load()
 for name in (
     "tests.conftest", "tests.api.conftest", "tests.storage.conftest", "tests.unit.media.conftest",
-    "leasehold.api.app", "leasehold.worker.main", "leasehold.cli.main", "_pytest.unraisableexception",
+    "leasehold.api.app", "leasehold.worker.main", "leasehold.cli.main",
 ):
     importlib.import_module(name)
 ours = ("leasehold", "tests", "mutants", "chaos", "__main__")

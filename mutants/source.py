@@ -68,10 +68,11 @@ class Source:
         """
         return list(_scopes(self.tree, ""))
 
-    def is_in_function(self, line: int) -> bool:
-        """Whether the line is in the body of a function."""
+    @cached_property
+    def lines_in_functions(self) -> frozenset[int]:
+        """The lines in the bodies of functions. All others run when the module is loaded."""
         functions = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-        return any(node.body[0].lineno <= line <= (node.end_lineno or 0) for node in functions)
+        return frozenset(n for node in functions for n in range(node.body[0].lineno, (node.end_lineno or 0) + 1))
 
     def scope(self, line: int) -> str:
         """The name of the innermost function, class or constant at the line; `module`: there is none."""

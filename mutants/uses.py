@@ -20,9 +20,8 @@ class Uses:
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._lines: dict[str, set[Line]] = defaultdict(set)  # name -> lines of functions that use it
-        self._used_by: dict[str, set[str]] = defaultdict(
-            set
-        )  # name -> the constants, classes and functions that use it
+        # Name -> the constants, classes and functions that use it.
+        self._used_by: dict[str, set[str]] = defaultdict(set)
         self._used_by_constants: set[str] = set()  # of a function: it may run only when a module is loaded
         for path in paths:
             source = Source(root, path)

@@ -15,8 +15,6 @@ from pathlib import Path
 #: `cancel`, `cancels` and `cancelling` are one word.
 _STEM = 6
 _WORD = re.compile(r"[a-z]{4,}")
-#: What a test takes besides its own seconds.
-_EACH_SECONDS = 0.2
 
 
 class Words:
@@ -29,14 +27,14 @@ class Words:
 
     def related(self, text: str, tests: Mapping[str, float], number: int) -> set[str]:
         """The `number` of `tests` that share most words with the text, of each function one. A word that few tests have
-        counts more, and so does a test that takes less time. `tests`: node id -> seconds.
+        counts more, and so does a test that costs less. `tests`: node id -> cost in seconds, above 0.
         """
         wanted = _stems(text)
         weight_of = {word: 1 / self._number_of_tests[word] for word in wanted if word in self._number_of_tests}
 
         def weight(test: str) -> float:
             shared = sum(weight_of[word] for word in self._tests[test] & weight_of.keys())
-            return shared / (tests[test] + _EACH_SECONDS)
+            return shared / tests[test]
 
         one_of_each = {test.partition("[")[0]: test for test in sorted(tests, reverse=True)}.values()
         return {test for test in nlargest(number, one_of_each, key=weight) if weight(test)}

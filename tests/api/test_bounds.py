@@ -18,12 +18,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from leasehold.api.auth import security
 from leasehold.domain.ids import new_id
 from tests.api.conftest import MakeKey, Running, client_of
+from tests.security.test_scopes import SCOPES
 
 DOCUMENT = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "openapi.json").read_text())
-SCOPES = tuple(str(value) for name, value in vars(security).items() if name.isupper() and ":" in str(value))
 AT_ONCE = 8
 
 
@@ -130,7 +129,7 @@ def test_the_contract_has_hundreds_of_bounds() -> None:
 async def test_a_value_at_a_published_bound_is_taken_and_the_next_one_is_refused(
     api: Running, make_key: MakeKey, group: str
 ) -> None:
-    key, room = await make_key(scopes=SCOPES), asyncio.Semaphore(AT_ONCE)
+    key, room = await make_key(scopes=tuple(SCOPES)), asyncio.Semaphore(AT_ONCE)
 
     async def is_right(client: httpx2.AsyncClient, probe: Probe) -> bool:
         async with room:

@@ -37,7 +37,7 @@ def test_a_constant_is_used_by_the_functions_whose_parameters_name_it(tmp_path: 
 def test_a_line_of_a_function_s_body_is_told_from_those_that_run_when_the_module_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "routes.py").write_text(ROUTES)
     source = Source(tmp_path, "routes.py")
-    assert [line for line in range(1, 15) if source.is_in_function(line)] == [9, 10, 14]
+    assert source.lines_in_functions == {9, 10, 14}
 
 
 def test_a_test_that_names_what_a_mutant_changes_is_related_to_it(tmp_path: Path) -> None:

@@ -31,16 +31,23 @@ SECONDS = 60.0
 NEVER = 3600.0
 
 
-def slot_pool_of(claim: Any, claim_due: Any, run: Any) -> SlotPool:
+def slot_pool_of(
+    claim: Any, claim_due: Any, run: Any, *, slots: int = 1, broker: Any = None, poll_seconds: float = NEVER
+) -> SlotPool:
     """Of one slot, without a broker; it looks when it is told to."""
     return SlotPool(
         ["q"],
-        1,
+        slots,
         claimer=claimer_of(claim, claim_due),
         runner=runner_of(run),
-        broker=make_broker(Settings(_env_file=None, broker="postgres")),
-        poll_seconds=NEVER,
+        broker=broker or make_broker(Settings(_env_file=None, broker="postgres")),
+        poll_seconds=poll_seconds,
     )
+
+
+def broker_with_hints(**changed: Any) -> Any:
+    """A broker that is connected, and has just delivered a hint."""
+    return SimpleNamespace(**{"delivers_hints": True, "connected": True, "last_delivery_at": monotonic()} | changed)
 
 
 def claimer_of(claim: Any, poll: Any) -> Any:
@@ -172,8 +179,9 @@ async def test_a_hint_of_the_task_that_a_poll_has_claimed_is_acknowledged_and_in
 
     held: set[UUID] = set()
     claimer: Any = SimpleNamespace(claim=claim, poll=claim_due, holds_for_certain=held.__contains__)
-    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=monotonic())
-    slot_pool = SlotPool(["q"], 1, claimer=claimer, runner=runner_of(run), broker=broker, poll_seconds=NEVER)
+    slot_pool = SlotPool(
+        ["q"], 1, claimer=claimer, runner=runner_of(run), broker=broker_with_hints(), poll_seconds=NEVER
+    )
     monkeypatch.setattr(pools, "_FAIR_SECONDS", 0.01)
     keep_turn = slot_pool._keep_slot_if_others_wait
 
@@ -379,15 +387,7 @@ async def test_a_full_pool_in_which_no_hint_waits_gives_a_newcomer_a_slot_before
         else:
             ended.set()
 
-    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=monotonic())
-    slot_pool = SlotPool(
-        ["q"],
-        1,
-        claimer=claimer_of(claim, claim_due),
-        runner=runner_of(run),
-        broker=broker,
-        poll_seconds=NEVER,
-    )
+    slot_pool = slot_pool_of(claim, claim_due, run, broker=broker_with_hints())
     monkeypatch.setattr(pools, "_FAIR_SECONDS", 0.01)
     slot_pool.start()
     slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), ack))
@@ -441,10 +441,8 @@ async def test_a_consumer_is_rebuilt_if_polls_find_new_work_and_the_silence_has_
             ran.set()
         await asyncio.sleep(NEVER)
 
-    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=at, rebuild_consumer=rebuild)
-    slot_pool = SlotPool(
-        ["q"], 2, claimer=claimer_of(claim, claim_due), runner=runner_of(run), broker=broker, poll_seconds=0.01
-    )
+    broker = broker_with_hints(last_delivery_at=at, rebuild_consumer=rebuild)
+    slot_pool = slot_pool_of(claim, claim_due, run, slots=2, broker=broker, poll_seconds=0.01)
     monkeypatch.setattr(pools, "_SILENCE_SECONDS", silence)
     if held == "a hint whose attempt runs":
         slot_pool.deliver(Delivery(Hint(new_id(), "q"), no_ack))
@@ -474,10 +472,8 @@ async def test_a_rebuilt_consumer_has_time_for_its_first_hint(monkeypatch: pytes
     async def run(_one: Claimed, _headers: object, _slot: Slot) -> None:
         return None
 
-    broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=None, rebuild_consumer=rebuild)
-    slot_pool = SlotPool(
-        ["q"], 2, claimer=claimer_of(None, claim_due), runner=runner_of(run), broker=broker, poll_seconds=0.01
-    )
+    broker = broker_with_hints(last_delivery_at=None, rebuild_consumer=rebuild)
+    slot_pool = slot_pool_of(None, claim_due, run, slots=2, broker=broker, poll_seconds=0.01)
     monkeypatch.setattr(pools, "_SILENCE_SECONDS", 0.0)
     slot_pool.start()
     try:
@@ -503,15 +499,7 @@ class Sleepers:
 
     @asynccontextmanager
     async def polling(self) -> AsyncIterator[None]:
-        broker: Any = SimpleNamespace(delivers_hints=True, connected=True, last_delivery_at=monotonic())
-        pool = SlotPool(
-            ["q"],
-            self.slots,
-            claimer=claimer_of(None, self._poll),
-            runner=runner_of(self._run),
-            broker=broker,
-            poll_seconds=NEVER,
-        )
+        pool = slot_pool_of(None, self._poll, self._run, slots=self.slots, broker=broker_with_hints())
         pool.start()
         try:
             await self.until(1)
