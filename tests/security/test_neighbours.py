@@ -86,8 +86,9 @@ class Town:
         self, tenant: str, count: int = 1, *, seconds: float = 0.0, pipeline: Pipeline = inline, priority: int = 1
     ) -> list[UUID]:
         new = [NewJob(pipeline, tenant, {"seconds": seconds}, priority=priority) for _ in range(count)]
-        announced = await jobs.submit(self.rows.connection, new)
-        await self.rows.connection.execute("TRUNCATE outbox, outbox_batch")
+        async with self.rows.connection.transaction():  # no relay sees the announcements
+            announced = await jobs.submit(self.rows.connection, new)
+            await self.rows.forget(announced)
         assert all(await self._broker.publish([one.hint for one in announced]))
         return [one.id for one in new]
 
