@@ -52,13 +52,19 @@ class Signature:
     def apply_async(
         self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult:
-        """Submit the calls. Only a single call takes the options of a task's apply_async."""
+        """Submit the calls. Only a single call takes `kwargs` and the options of a task's apply_async. A chain, group
+        or chord raises NotSupported for them.
+        """
         if "task" in self.plan:
             task = self.app.tasks[self.plan["task"]]
             result: AsyncResult = task.apply_async(*self._arguments(args or (), kwargs or {}), **options)
             return result
-        if options or kwargs:
-            raise NotSupported("leasehold.celery submits a chain, group or chord without options")
+        if options:
+            reason = "submit it in a task, and give the options to that task"
+            raise NotSupported(f"leasehold.celery has no options of a chain, group or chord: {reason}")
+        if kwargs:
+            reason = "give them to its calls, as in add.s(1, y=2)"
+            raise NotSupported(f"leasehold.celery has no keyword arguments of a chain, group or chord: {reason}")
         canvas_result: AsyncResult = self.app.submit_canvas(self.plan, list(args or ()))
         return canvas_result
 
@@ -72,20 +78,23 @@ class Signature:
 
 
 def chain(*signatures: Signature | Iterable[Signature]) -> Signature:
-    """Calls in a row. Each takes the result of the call before it as its first argument."""
+    """Calls in a row. Each takes the result of the call before it as its first argument. Raises NotSupported without
+    calls.
+    """
     members = _flattened(signatures)
     plans = [step for signature in members for step in signature.plan.get("chain", [signature.plan])]
     return Signature(members[0].app, {"chain": plans})
 
 
 def group(*signatures: Signature | Iterable[Signature]) -> Signature:
-    """Calls at the same time. The result is the list of their results."""
+    """Calls at the same time. The result is the list of their results. Raises NotSupported without calls."""
     members = _flattened(signatures)
     return Signature(members[0].app, {"group": [signature.plan for signature in members]})
 
 
 def chord(header: Any, body: Signature | None = None) -> Any:
-    """The calls of the header at the same time. Then the body takes the list of their results.
+    """The calls of the header at the same time. Then the body takes the list of their results. If the header has no
+    calls, the body takes the empty list immediately, as in Celery.
 
     Without a body, returns a function that takes the body and submits the chord, as in Celery.
     """
@@ -104,7 +113,7 @@ def _flattened(signatures: Sequence[Any]) -> list[Signature]:
     if len(signatures) == 1 and not isinstance(signatures[0], Signature):
         signatures = list(signatures[0])
     if not signatures:
-        raise NotSupported("leasehold.celery has no chain, group or chord of nothing")
+        raise NotSupported("leasehold.celery has no chain or group of nothing: make it only if there are calls")
     return list(signatures)
 
 

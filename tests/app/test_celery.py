@@ -106,6 +106,11 @@ async def fails(attempt: Current) -> AsyncIterator[None]:
         raise errors[seen[-1][0]]("it")
 
 
+@app.task
+def starts_chain():
+    return str((add.s(1, 2) | add.s(3)).delay().id)
+
+
 @shared_task
 def shared(word="x"):
     return word * 2
@@ -354,7 +359,10 @@ async def test_chains_groups_and_chords_are_workflows(serve: Serve) -> None:
         assert group(add.s(n, n) for n in range(4))().get() == [0, 2, 4, 6]
         assert chord((add.s(n, n) for n in range(4)), xsum.s())().get() == 12
         assert chord([add.s(1, 1)])(xsum.s()).get() == 2
+        # As in Celery: without calls in the header, the body runs at once.
+        assert chord([], xsum.s())().get() == chord(())(xsum.s()).get() == 0
         assert chain(add.s(1), add.s(1)).apply_async((5,)).get() == 7
+        assert AsyncResult(starts_chain.apply_async(countdown=0.1).get()).get() == 6
         assert add.s(2, 2).delay().get() == add.s(2)(2) == 4
         with pytest.raises(TaskFailed, match="TypeError"):
             chain(add.s(1, "x"), add.s(1))().get()
@@ -438,6 +446,10 @@ def test_what_the_facade_lacks_is_refused_where_the_task_is_declared(options: di
         (lambda: app.send_task("nobody.knows"), "knows no task"),
         (app.autodiscover_tasks, "packages that are named"),
         (lambda: app.submit_canvas({}, [1, 2]), "one argument"),
+        (lambda: chain(add.s(1, 2)).apply_async(countdown=3), "no options .*: submit it in a task"),
+        (lambda: chain(add.s(1)).delay(y=2), "no keyword arguments .*: give them to its calls, as in"),
+        (lambda: group([]), "^leasehold.celery has no chain or group of nothing: make it only if there are calls$"),
+        (chain, "no chain or group of nothing"),
     ],
 )
 def test_what_else_it_lacks_is_refused_with_what_to_do(refused: Callable[[], Any], words: str) -> None:
