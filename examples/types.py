@@ -5,7 +5,7 @@ from typing import assert_type
 
 from pydantic import BaseModel
 
-from leasehold import App, Batch, Retry, Run
+from leasehold import App, Batch, Context, Retry, Run
 
 app = App("types")
 
@@ -49,6 +49,30 @@ def count(words: list[str]) -> list[int]:
     return [len(word) for word in words]
 
 
+@app.workflow
+async def greet(_ctx: Context, name: str = "you") -> str:
+    return f"hello {name}"
+
+
+@app.workflow(queue="mail")
+async def remind(_ctx: Context, days: int = 7) -> int:
+    return days
+
+
+@app.workflow
+async def wait(_ctx: Context) -> None: ...
+
+
+@app.workflow(version=2)
+async def ship(_ctx: Context, order: Order, note: str = "") -> int:
+    return order.id + len(note)
+
+
+@app.workflow
+async def close(_ctx: Context, *, month: int) -> int:
+    return month
+
+
 async def checked(order: Order) -> None:
     assert_type(
         send_receipt.submit(order, key="order-17", delay=timedelta(minutes=1), tags={"customer": "7"}), Run[str]
@@ -70,9 +94,21 @@ async def checked(order: Order) -> None:
     assert_type(await index([order]), list[int])
     assert_type(count(["a"]), list[int])
     assert_type(count.local("a"), int)
+    assert_type(greet.submit().result(), str)
+    assert_type(await greet.submit("me", key="one"), str)
+    assert_type(await greet.submit(name="me"), str)
+    assert_type(remind.submit().result(), int)
+    assert_type(await remind.submit(14), int)
+    assert_type(wait.submit().result(), None)
+    assert_type(await ship.submit(order), int)
+    assert_type(await ship.submit(order, note="soon"), int)
+    assert_type(await close.submit(month=11), int)
     index.submit([order])  # type: ignore[call-overload]  # it takes one item, not a list
     send_receipt.submit(1)  # type: ignore[call-overload]  # 1 is not an Order
     send_receipt.submit(order, keys="one")  # type: ignore[call-overload]  # there is no option `keys`
     tagged.submit(name=1)  # type: ignore[call-overload]  # 1 is not a str
     add.submit(1, b="x")  # type: ignore[call-overload]  # "x" is not an int
     add.options(key="one").submit("x")  # type: ignore[arg-type]  # "x" is not an int
+    ship.submit()  # type: ignore[call-overload]  # it needs an order
+    ship.submit(1)  # type: ignore[call-overload]  # 1 is not an Order
+    close.submit(month="May")  # type: ignore[call-overload]  # "May" is not an int

@@ -124,12 +124,15 @@ class App:
 
         return declare
 
+    # `KeywordWorkflow[..., T]`: as for `task`.
+    @overload
+    def workflow(self, function: Callable[[Context], Coroutine[Any, Any, T]], /) -> KeywordWorkflow[..., T]: ...
     @overload
     def workflow(
         self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
     ) -> PositionalWorkflow[A, Q, T]: ...
     @overload
-    def workflow(
+    def workflow(  # type: ignore[overload-cannot-match]  # as above
         self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
     ) -> KeywordWorkflow[P, T]: ...
     @overload

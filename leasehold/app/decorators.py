@@ -59,11 +59,15 @@ class BatchDecorator(Protocol):
 class WorkflowDecorator(Protocol):
     """The type of the decorator that `@app.workflow(...)` with options returns."""
 
+    # The first overload is for functions that can be called with the context alone. It gives `KeywordWorkflow[..., T]`:
+    # as in TaskDecorator.
+    @overload
+    def __call__(self, function: Callable[[Context], Coroutine[Any, Any, T]], /) -> KeywordWorkflow[..., T]: ...
     @overload
     def __call__(
         self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
     ) -> PositionalWorkflow[A, Q, T]: ...
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-cannot-match]  # as above
         self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
     ) -> KeywordWorkflow[P, T]: ...
