@@ -557,7 +557,7 @@ class Settings(SettingsWithFiles):
         ge=1,
         le=4096,
         description="Inline steps (they run in the worker's own process) of one tenant at once in one worker. All "
-        "tenants together may run an eighth more.",
+        "tenants together may run a seventh more, rounded down.",
     )
     worker_reserve: int | None = Field(
         None,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 #: The tenant of limits that count the jobs of all tenants together.
 EVERYBODY = "*"
 #: Tenants share the slots of a worker, and the places of a limit. A tenant that already has places may take another
-#: only while `its places < GREED * free places`. So one busy tenant alone takes at most seven eighths.
+#: only while `its places < GREED * free places`. So by this rule a tenant alone takes seven eighths of the places,
+#: rounded up: all of seven or fewer, 7 of 8, 14 of 15, 35 of 40. Limits and workers keep further places for others.
 GREED = 7
 
 

@@ -230,7 +230,7 @@ async def end_one(connection: Connection, tenant: str) -> None:
     await jobs.request_cancel(connection, [job_id], tenant, reason="", by="")
 
 
-@pytest.mark.parametrize(("at_most", "alone"), [(1, 1), (3, 3), (4, 3), (8, 7), (40, 35)])
+@pytest.mark.parametrize(("at_most", "alone"), [(1, 1), (3, 3), (4, 3), (7, 6), (8, 7), (15, 14), (40, 35)])
 async def test_a_tenant_alone_leaves_a_place_at_a_limit_that_tenants_share(
     rows: Rows, at_most: int, alone: int
 ) -> None:
