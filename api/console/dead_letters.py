@@ -40,14 +40,14 @@ _MAX_FINGERPRINT = 64
 @router.get("/dead-letters")
 @may_read_standby
 async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Response:
-    groups = await endpoints.largest_groups(services_of(request), caller, kind or None, _MAX_SHOWN, _MAX_GROUPED)
+    groups = await endpoints.largest_groups(services_of(request), caller, kind or None, _MAX_SHOWN + 1, _MAX_GROUPED)
     address = f"{request.url.path}?{request.url.query}"
     return page(
         request,
         "dead_letters.html",
-        groups=groups,
+        groups=groups[:_MAX_SHOWN],
+        has_more=len(groups) > _MAX_SHOWN,
         kind=kind,
-        max_groups=_MAX_SHOWN,
         max_grouped=_MAX_GROUPED,
         refresh_seconds=10,
         refresh_url=address,

@@ -102,7 +102,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         ledger=_with_workers(ledger)[-_MAX_LEDGER_ENTRIES:],
         more_ledger=is_ledger_cut or len(ledger) > _MAX_LEDGER_ENTRIES,
         events=list(reversed(details.events)),
-        log_lines=details.log_lines,
+        log_lines=details.log_lines[-_MAX_LOG_LINES:],
+        more_log=len(details.log_lines) > _MAX_LOG_LINES,
         max_log_lines=_MAX_LOG_LINES,
         emitted=_emitted_texts(details.chunks),
         acts=details.acts,
@@ -141,7 +142,7 @@ async def _read_details(request: Request, connection: Connection, caller: Caller
     return _Details(
         events=events,
         tasks=await job_reads.step_links(connection, tenant_id, access.id),
-        log_lines=await log_reads.log_end(connection, tenant_id, access.id, _MAX_LOG_LINES),
+        log_lines=await log_reads.log_end(connection, tenant_id, access.id, _MAX_LOG_LINES + 1),
         chunks=await log_reads.stream_end(connection, tenant_id, access.id, _MAX_CHUNKS),
         acts=acts,
         operations=await _existing_operations(connection, caller, acts),

@@ -143,7 +143,10 @@ async def show_jobs_at_limit(
         refresh_url=f"{request.url.path}?{request.url.query}",
         tenant=tenant,
         key=key,
-        groups=[("Inside", inside_jobs[:_MAX_JOBS]), ("Waiting", waiting_jobs[:_MAX_JOBS])],
+        groups=[
+            (name, jobs[:_MAX_JOBS], len(jobs) > _MAX_JOBS)
+            for name, jobs in (("Inside", inside_jobs), ("Waiting", waiting_jobs))
+        ],
         max_jobs=_MAX_JOBS,
     )
 

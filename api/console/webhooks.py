@@ -44,7 +44,8 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
     webhook = next((webhook for webhook in webhooks if webhook["id"] == str(webhook_id)), None)
     if webhook is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
-    deliveries = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _MAX_DELIVERIES))["deliveries"]
+    answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _MAX_DELIVERIES + 1))
+    deliveries = answer["deliveries"]
     # Each message that a person sends is the newest delivery then. So it changes the forms' idempotency key, and the
     # person can send another within the same minute.
     newest = deliveries[0]["id"] if deliveries else ""
@@ -54,7 +55,9 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
         refresh_seconds=5,
         refresh_url=request.url.path,
         webhook=webhook,
-        deliveries=deliveries,
+        deliveries=deliveries[:_MAX_DELIVERIES],
+        has_more=len(deliveries) > _MAX_DELIVERIES,
+        max_deliveries=_MAX_DELIVERIES,
         once=form_idempotency_key(request, "send", str(webhook_id), newest),
     )
 

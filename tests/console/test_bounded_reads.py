@@ -9,13 +9,17 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.api.console import findings, overview
+from leasehold.api.console import dead_letters, findings, job, overview, queues, webhooks
 from leasehold.db import job_reads, overview_reads, run_reads, unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
+from leasehold.pipelines.webhooks.pipeline import webhooks as delivery_pipeline
+from leasehold.transitions import concurrency
+from leasehold.transitions.jobs import NewJob, submit
 from tests.api.conftest import Running
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
+from tests.jobs.test_job_logs import write
 
 _TASK = (
     "INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, max_attempts, lease_owner,"
@@ -252,3 +256,54 @@ async def test_dead_letters_of_the_last_hour_alone_are_read(person: MakePerson, 
     )
     page = await (await person()).see("/")
     assert "1 step has failed for good in the last hour, mostly with new_code." in page
+
+
+async def test_a_page_says_that_its_list_is_cut_only_when_it_is(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that is exactly as long as the page allows is whole."""
+    for module, name in ((queues, "_MAX_JOBS"), (webhooks, "_MAX_DELIVERIES"), (job, "_MAX_LOG_LINES")):
+        monkeypatch.setattr(module, name, 2)
+    monkeypatch.setattr(dead_letters, "_MAX_SHOWN", 2)
+    somebody = await person()
+    await maker.make("run")  # before the limit: it writes the template
+    await somebody.do("/limits/set", tenant="acme", key="template:outside", at_most="2")
+    runs = [await maker.make("run", scope="user", scope_id=str(number)) for number in range(4)]  # 2 of them wait
+    claimed = await maker.claim(runs[0])
+    await write(rows, claimed, 1, "line 1", "line 2")
+    webhook = (await maker.client.post("/v1/webhooks", json={"url": "http://127.0.0.1/hook"})).json()["id"]
+
+    async def deliver() -> None:
+        event = {"type": "run.failed", "data": {"id": str(new_id())}}
+        await submit(rows, [NewJob(delivery_pipeline, "acme", params={"webhook_id": webhook, "event": event})])
+
+    async def fail(code: str) -> None:
+        await maker.fail(await maker.make("media"), code)
+
+    for number in range(2):
+        await deliver()
+        await fail(f"code_{number}")
+    pages = {
+        "/limits/jobs?tenant=acme&key=template:outside": ("the first 2<", "<tr data-href"),
+        f"/webhooks/{webhook}": ("the latest 2<", '<td class="w">run.failed'),
+        f"/jobs/{runs[0]}": ("the last 2 lines", '<span class="info">'),
+        "/dead-letters": ("The largest groups", "<tr data-href"),
+    }
+    for path, (words, row) in pages.items():
+        page = await somebody.see(path)
+        assert (words in page, page.count(row)) == (False, 4 if "limits" in path else 2), path
+    await deliver()
+    await fail("code_2")
+    await write(rows, claimed, 3, "line 3")
+    await maker.make("run", scope="user", scope_id="4")
+    for path, (words, row) in pages.items():
+        page = await somebody.see(path)
+        assert (page.count(words), page.count(row)) == (1, 4 if "limits" in path else 2), path
+    page = await somebody.see(f"/jobs/{runs[0]}")
+    assert ("line 1" in page, "line 3" in page) == (False, True)
+    limit = next(iter(pages))
+    assert "Waiting <small>the first 2<" in await somebody.see(limit)
+    await somebody.do("/limits/set", tenant="acme", key="template:outside", at_most="5")
+    await concurrency.admit(rows, [("acme", "template:outside")])
+    page = await somebody.see(limit)
+    assert ("Inside <small>the first 2<" in page, page.count("the first 2<"), page.count("None.")) == (True, 1, 1)
