@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 from fastapi import Header
 
@@ -16,6 +16,7 @@ from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, hold, is_answered, release, reserve, store
 from leasehold.domain.errors import Conflict
 
+T = TypeVar("T")
 IdempotencyKey: TypeAlias = Annotated[
     str | None,
     Header(
@@ -125,6 +126,15 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
         return False
     async with pool.acquire() as connection:
         return await is_answered(connection, tenant_id, key)
+
+
+async def unless_repeated(
+    pool: ConnectionSource, tenant_id: str, key: str | None, read: Callable[[], Awaitable[T]]
+) -> T | None:
+    """What `read` returns: the rows that the work needs. None if an answer is stored for the key (`is_repeated`); if
+    the work begins all the same, it raises `key_has_expired`.
+    """
+    return None if await is_repeated(pool, tenant_id, key) else await read()
 
 
 def key_has_expired() -> Conflict:

@@ -14,7 +14,7 @@ from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import identity_of
-from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, key_has_expired, once, unless_repeated
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import json_response, publish_run_effects
 from leasehold.api.jobs.retrying import retry
@@ -70,11 +70,16 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
 )  # fmt: skip
 async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
-    run = await find_run(services, caller, run_id)
-    created_runs: list[CreatedRun] = []  # stays empty if the answer to an earlier request is repeated
+    run = await unless_repeated(
+        services.pool, caller.tenant_id, idempotency_key, lambda: find_run(services, caller, run_id)
+    )
+    # The new run and its template. Stays empty if the answer to an earlier request is repeated.
+    created_runs: list[tuple[CreatedRun, str]] = []
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
+        if run is None:
+            raise key_has_expired()
         template_version = await services.templates.find_for_rerun(
             connection, caller.tenant_id, run["template"], run["version"]
         )
@@ -95,7 +100,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         queues = queues_of(caller.tenant_id, template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             created_run = await runs.create(connection, new_run)
-            created_runs.append(created_run)
+            created_runs.append((created_run, run["template"]))
             await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new_run.id)
         limit_headers.update(charge.fields)
         status = runs.first_state(new_run, is_limited=bool(created_run.limits))
@@ -103,7 +108,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
 
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    for created_run in created_runs:
+    for created_run, template in created_runs:
         await publish_run_effects(services, created_run)
-        SUBMITTED.labels(run["template"]).inc()
+        SUBMITTED.labels(template).inc()
     return accepted_response(answer, limit_headers)

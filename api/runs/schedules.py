@@ -23,7 +23,7 @@ from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.callback_urls import REFUSED_URL, CallbackUrl, check_callback_url
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
-from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, key_has_expired, once
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, key_has_expired, once, unless_repeated
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.responses import encoded, json_response, publish_run_effects
@@ -370,18 +370,20 @@ async def run_now(
 ) -> Response:
     services = services_of(request)
     keep_seconds = services.settings.retention_days * 86_400
-    prepared_run: schedules.Prepared | None = None  # None: the answer is stored already
-    template = ""
-    if not await is_repeated(services.pool, caller.tenant_id, idempotency_key):
+
+    async def prepare() -> tuple[schedules.Prepared, str]:
         async with services.pool.acquire() as connection:
             row = await _find(connection, caller.tenant_id, schedule_id)
-        prepared_run, template = await _prepare(services, row), row["template"]
+        return await _prepare(services, row), row["template"]
+
+    prepared = await unless_repeated(services.pool, caller.tenant_id, idempotency_key, prepare)
     limit_headers: dict[str, str] = {}
-    created_runs: list[CreatedRun] = []
+    created_runs: list[tuple[CreatedRun, str]] = []  # the new run and its template
 
     async def work(connection: Connection) -> Answer:
-        if prepared_run is None:
+        if prepared is None:
             raise key_has_expired()
+        prepared_run, template = prepared
         # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         # {}: the queues are known only when the run is written. Then `add_queues_of` adds them.
@@ -393,7 +395,7 @@ async def run_now(
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
             await services.admission.add_queues_of(connection, charge, created_run.id)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=created_run.id)
-        created_runs.append(created_run)
+        created_runs.append((created_run, template))
         limit_headers.update(charge.fields)
         return Answer(HTTPStatus.ACCEPTED, encoded({"id": created_run.id}))
 
@@ -401,7 +403,7 @@ async def run_now(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     if answer.status_code == HTTPStatus.CONFLICT:
         raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
-    for created_run in created_runs:
+    for created_run, template in created_runs:
         await publish_run_effects(services, created_run)
         SUBMITTED.labels(template).inc()
     return json_response(answer.body, answer.status_code, limit_headers)
@@ -427,24 +429,27 @@ async def backfill(
 ) -> Response:
     services = services_of(request)
     keep_seconds = services.settings.retention_days * 86_400
-    prepared_run: schedules.Prepared | None = None  # None: the answer is stored already
-    template = ""
-    ticks: list[datetime] = []
-    if body.dry_run or not await is_repeated(services.pool, caller.tenant_id, idempotency_key):
+    if body.dry_run:
+        async with services.pool.acquire() as connection:
+            ticks = _ticks_of_range(services, await _find(connection, caller.tenant_id, schedule_id), body)
+            check_key(idempotency_key)  # a preview does not use it
+            ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
+        return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
+
+    async def prepare() -> tuple[schedules.Prepared, str, list[datetime]]:
         async with services.pool.acquire() as connection:
             row = await _find(connection, caller.tenant_id, schedule_id)
-            ticks = _ticks_of_range(services, row, body)
-            if body.dry_run:
-                check_key(idempotency_key)  # a preview does not use it
-                ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
-                return json_response({"ticks": len(ticks), "without_run": ticks_without_run})
-        prepared_run, template = await _prepare(services, row), row["template"]
+        ticks = _ticks_of_range(services, row, body)
+        return await _prepare(services, row), row["template"], ticks
+
+    prepared = await unless_repeated(services.pool, caller.tenant_id, idempotency_key, prepare)
     limit_headers: dict[str, str] = {}
-    created_runs: list[CreatedRun] = []
+    created_runs: list[tuple[CreatedRun, str]] = []  # the new runs, each with its template
 
     async def work(connection: Connection) -> Answer:
-        if prepared_run is None:
+        if prepared is None:
             raise key_has_expired()
+        prepared_run, template, ticks = prepared
         # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         ticks_without_run = await schedules.without_run(connection, schedule_id, ticks)
@@ -456,19 +461,19 @@ async def backfill(
             for tick in ticks_to_submit:
                 created_run = await schedules.submit_now(connection, prepared_run, row, tick, keep_seconds)
                 if created_run is not None:
-                    created_runs.append(created_run)
+                    created_runs.append((created_run, template))
                     await services.admission.add_queues_of(connection, charge, created_run.id)
             await services.admission.refund(connection, caller.payer, charged_runs - len(created_runs))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}
         await record(connection, caller, "schedule.backfilled", schedule_id, **span, runs=len(created_runs))
-        ids = [created_run.id for created_run in created_runs]
+        ids = [created_run.id for created_run, _ in created_runs]
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 
     request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, json_of_request(body))
     async with services.bulk.turn(caller.tenant_id):
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
-    for created_run in created_runs:
+    for created_run, template in created_runs:
         await publish_run_effects(services, created_run)
         SUBMITTED.labels(template).inc()
     return json_response(answer.body, answer.status_code, limit_headers)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, key_has_expired, once, unless_repeated
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
@@ -69,13 +69,18 @@ async def signal_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     services = services_of(request)
-    await find_listed_run(services, caller, run_id)  # only to raise NotFound, if the caller may not see the run
+    # Read only to raise NotFound, if the caller may not see the run.
+    run = await unless_repeated(
+        services.pool, caller.tenant_id, idempotency_key, lambda: find_listed_run(services, caller, run_id)
+    )
     payload = None if body is None else body.payload
     payload_json = encoded_payload({"payload": payload})  # raises Invalid if the payload is too large
     # Hints (messages that tell workers of due tasks). Stays empty if the request repeats an earlier one.
     hints: list[Announcement] = []
 
     async def work(connection: Connection) -> Answer:
+        if run is None:
+            raise key_has_expired()
         at_most = services.settings.run_signals
         hints.extend(await signals.send(connection, run_id, caller.tenant_id, name, payload, at_most=at_most))
         await record(connection, caller, "job.signalled", run_id, kind="run", name=name)

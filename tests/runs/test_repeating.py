@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID, uuid4
 
+import httpx2
 import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
+from leasehold.api.http import idempotent
 from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of
 from tests.api.media_api import problem
@@ -94,6 +97,51 @@ async def test_an_answer_stands_whatever_has_changed_since(client: Client) -> No
     )
     assert (again.status_code, again.json()) == (201, made.json())
     problem(await client.post("/v1/templates", type="new", steps=STEPS), 409, "template_exists")
+
+
+async def test_a_repeated_act_on_a_run_gets_the_first_answer_although_the_run_is_gone(
+    client: Client, rows: Any
+) -> None:
+    """Without a stored answer the request is judged as it is now."""
+    run = (await world(client))["run"]
+    acts = {"rerun": None, "signals/go": {"payload": 1}}
+
+    async def act(name: str, run: str = run) -> httpx2.Response:
+        return await client.http.post(f"/v1/runs/{run}/{name}", json=acts[name], headers={"Idempotency-Key": name})
+
+    first = {name: await act(name) for name in acts}
+    assert {name: answer.status_code for name, answer in first.items()} == dict.fromkeys(acts, 202)
+    await rows.execute("DELETE FROM job WHERE id = $1", UUID(run))
+    count = await rows.fetchval("SELECT count(*) FROM job")
+    for name, answer in first.items():
+        again = await act(name)
+        assert (again.status_code, again.json()) == (202, answer.json()), name
+        problem(await act(name, str(uuid4())), 422, "idempotency_key_reused")
+    assert await rows.fetchval("SELECT count(*) FROM job") == count
+    await rows.execute("DELETE FROM idempotency")
+    for name in acts:
+        problem(await act(name), 404, "run_not_found")
+
+
+@pytest.mark.parametrize(
+    "operation", ["rerunRun", "signalRun", "runScheduleNow", "backfillSchedule", "createWebhook", "createSchedule"]
+)
+async def test_a_key_that_expires_between_two_looks_is_to_be_sent_again(
+    client: Client, rows: Any, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """The answer was stored when the API asked, and is not any more when the work would begin: nothing was checked."""
+    path, body, _ = (CREATES | {"signalRun": ("/v1/runs/{run}/signals/go", {}, None)})[operation]
+    at = path.format(**await world(client))
+
+    async def is_answered(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(idempotent, "is_answered", is_answered)
+    count = await rows.fetchval("SELECT count(*) FROM job")
+    problem(await client.http.post(at, json=body, headers={"Idempotency-Key": "k"}), 409, "idempotency_key_in_flight")
+    assert await rows.fetchval("SELECT count(*) FROM job") == count
+    monkeypatch.undo()
+    assert (await client.http.post(at, json=body, headers={"Idempotency-Key": "k"})).is_success
 
 
 async def test_a_webhooks_secret_is_not_among_the_kept_answers(client: Client, rows: Any) -> None:
