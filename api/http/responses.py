@@ -12,6 +12,7 @@ import orjson
 from fastapi import Response
 
 from leasehold.api.process.best_effort import best_effort
+from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services
 from leasehold.broker.outbox import Announcement
 from leasehold.exporter.jobs import count_ended_jobs
@@ -55,3 +56,9 @@ async def publish_run_effects(services: Services, effects: CreatedRun) -> None:
     """
     count_ended_jobs(effects.ended)
     await publish_and_admit(services, effects.hints, effects.limits, effects.departed)
+
+
+async def publish_submitted_run(services: Services, created_run: CreatedRun, template: str) -> None:
+    """As `publish_run_effects`, for a new run that a client has submitted: `jobs_submitted_total` counts it, too."""
+    await publish_run_effects(services, created_run)
+    SUBMITTED.labels(template).inc()

@@ -26,7 +26,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
 from leasehold.api.http.quick import QuickRoute
-from leasehold.api.http.responses import encoded, json_response, publish_run_effects
+from leasehold.api.http.responses import encoded, json_response, publish_submitted_run
 from leasehold.api.http.tags import json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
@@ -96,7 +96,8 @@ async def create_run(
             and new_run.template_version.independent  # its runs neither exclude nor replace each other
             and await services.submissions.create(new_run)  # False: a concurrency limit applies, nothing is written
         ):
-            _record_submission(new_run)
+            SUBMITTED.labels(new_run.template_version.template.type).inc()
+            _name_in_log(new_run)
             return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new_run, runs.first_state(new_run))))
     return await _create_alone(services, caller, body, idempotency_key, new_run)
 
@@ -128,8 +129,8 @@ async def _create_alone(
     request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
     for run, effects in written_runs:
-        await publish_run_effects(services, effects)
-        _record_submission(run)
+        await publish_submitted_run(services, effects, run.template_version.template.type)
+        _name_in_log(run)
     return accepted_response(answer, limit_headers)
 
 
@@ -222,6 +223,6 @@ def accepted_response(answer: Answer, limit_headers: dict[str, str] | None = Non
     return json_response(answer.body, answer.status_code, headers)
 
 
-def _record_submission(new_run: NewRun) -> None:
-    SUBMITTED.labels(new_run.template_version.template.type).inc()
-    structlog.contextvars.bind_contextvars(job_id=str(new_run.id))  # for the request's own log line
+def _name_in_log(new_run: NewRun) -> None:
+    """Add the run's id to the request's own log line."""
+    structlog.contextvars.bind_contextvars(job_id=str(new_run.id))

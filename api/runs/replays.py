@@ -16,11 +16,10 @@ from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, key_has_expired, once, unless_repeated
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
-from leasehold.api.http.responses import json_response, publish_run_effects
+from leasehold.api.http.responses import json_response, publish_submitted_run
 from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.keyring import Caller
-from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.creating import accepted_body, accepted_response
 from leasehold.api.runs.runs import find_run, run_access
@@ -109,6 +108,5 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     request_hash = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for created_run, template in created_runs:
-        await publish_run_effects(services, created_run)
-        SUBMITTED.labels(template).inc()
+        await publish_submitted_run(services, created_run, template)
     return accepted_response(answer, limit_headers)

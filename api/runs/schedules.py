@@ -26,10 +26,9 @@ from leasehold.api.http.cursors import IdCursor, cursor_of, id_of_cursor
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, key_has_expired, once, unless_repeated
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, TOO_MANY_CHECKS, problems
-from leasehold.api.http.responses import encoded, json_response, publish_run_effects
+from leasehold.api.http.responses import encoded, json_response, publish_submitted_run
 from leasehold.api.http.tags import Tags, json_of_request
 from leasehold.api.process.keyring import Caller
-from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
 from leasehold.broker.base import BANDS
@@ -404,8 +403,7 @@ async def run_now(
     if answer.status_code == HTTPStatus.CONFLICT:
         raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
     for created_run, template in created_runs:
-        await publish_run_effects(services, created_run)
-        SUBMITTED.labels(template).inc()
+        await publish_submitted_run(services, created_run, template)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
@@ -474,8 +472,7 @@ async def backfill(
     async with services.bulk.turn(caller.tenant_id):
         answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     for created_run, template in created_runs:
-        await publish_run_effects(services, created_run)
-        SUBMITTED.labels(template).inc()
+        await publish_submitted_run(services, created_run, template)
     return json_response(answer.body, answer.status_code, limit_headers)
 
 
