@@ -29,7 +29,7 @@ def invalid_state(status: JobState | str) -> Conflict:
 
 async def cancel(services: Services, access: JobAccess, reason: str) -> JobState:
     """Request the cancel, and return the job's status. Raises Conflict `resource_invalid_state` if the job has ended,
-    and Conflict `cancel_not_supported`.
+    and Conflict `cancel_not_supported` if its template does not allow cancels.
     """
     async with services.pool.acquire() as connection:
         limit_names = await concurrency.limits_of(connection, [access.id])

@@ -76,8 +76,8 @@ class App:
     def __repr__(self) -> str:
         return f"<app {self.name}: {', '.join(self.tasks) or 'no tasks'}>"
 
-    # `KeywordTask[..., T]`, not `[[], T]`: a function whose parameters all have defaults matches `Callable[[], T]`,
-    # too, and takes arguments.
+    # A function whose parameters all have defaults matches `Callable[[], T]`, too. Its task takes arguments, so the
+    # type is `KeywordTask[..., T]` and not `KeywordTask[[], T]`.
     @overload
     def task(
         self, function: Callable[[], Coroutine[Any, Any, T]], /
@@ -109,11 +109,11 @@ class App:
         function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: submissions with the same key (of `unique`, or `key=`) become one run. The run starts this long
-        after the last submission, with that submission's arguments. `batch`: the function takes a list of items and
-        returns a list of results; each item is a run. `on_failure`: a task that runs when a run has failed for good or
-        has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a cancelled run may take
-        to stop, in whole seconds, at most an hour; then the worker stops the attempt.
+        run. `debounce`: a time. Submissions with the same key (of `unique`, or `key=`) become one run. The run starts
+        when this time has passed since the last of them, with that submission's arguments. `batch`: the function takes
+        a list of items and returns a list of results; each item is a run. `on_failure`: a task that runs when a run has
+        failed for good or has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a
+        cancelled run may take to stop, in whole seconds, at most an hour; then the worker stops the attempt.
         """
         terms = TaskTerms(**options)
         if function:
@@ -283,7 +283,9 @@ class App:
                 )
 
     def add(self, *kinds: Pipeline | Kind) -> None:
-        """Serve further pipelines and kinds with the app, for jobs with several steps or with files."""
+        """Serve further pipelines with the app, for jobs with several steps or with files; and further kinds: pipelines
+        with endpoints, rows, retention and metrics of their own.
+        """
         self._added_kinds += kinds
 
     def use(self, settings: Settings) -> None:

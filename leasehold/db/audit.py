@@ -184,8 +184,8 @@ async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) 
 
 
 async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
-    """A check from the row on that the chain begins with now, if retention has deleted the next row of `chain`. None:
-    it has not, so the row is missing.
+    """If retention has deleted the row after `chain`: a Chain that goes on at the oldest row that is left. None:
+    retention has not deleted this row, so it is missing.
 
     Only `forget_audit` and the owner of the schema write where a chain begins. `forget_audit` deletes no row of the
     last 30 days.
@@ -197,8 +197,8 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> None:
-    """Delete rows that are older than `days`, in the chains that have the oldest `at_most` of these rows. Each of these
-    chains loses its oldest rows, at most `at_most`.
+    """Delete rows that are older than `days`. The oldest `at_most` of them say in which chains. Each of these chains
+    then loses at most `at_most` rows, so all chains together may lose more.
     """
     await connection.execute("SELECT forget_audit($1, $2)", days, at_most)
 

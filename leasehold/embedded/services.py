@@ -22,8 +22,9 @@ STOP_SECONDS = 10.0
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/services",
-        description="Run private PostgreSQL, RabbitMQ and S3 servers on free loopback ports, and print the variables "
-        "that lead to them. They run until Ctrl-C, or as long as the command runs.",
+        description="Run private PostgreSQL, RabbitMQ and S3 servers on free loopback ports. Without a command, print "
+        "the environment variables with their addresses, and run until Ctrl-C. With a command, run it with these "
+        "variables, and stop the servers when it ends.",
     )
     parser.add_argument("--no-postgres", action="store_true")
     parser.add_argument("--no-rabbitmq", action="store_true")
@@ -71,9 +72,12 @@ def event_of_stop_signals() -> asyncio.Event:
 
 async def run_command(command: list[str], environment: dict[str, str], stop_event: asyncio.Event) -> int:
     """Run a command to its end. Returns its exit code, or 128 + N if signal N ended it. After `stop_event` the command
-    gets SIGTERM, and SIGKILL if it still runs after STOP_SECONDS.
+    gets SIGTERM, and SIGKILL if it still runs after STOP_SECONDS. Raises EmbeddedError if it cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
+    try:
+        process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
+    except OSError as error:
+        raise EmbeddedError(f"{command[0]} cannot be started: {error.strerror}") from error
     exit_task = asyncio.create_task(process.wait())
     stop_task = asyncio.create_task(stop_event.wait())
     await asyncio.wait({exit_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +101,7 @@ def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) ->
 def main() -> int:
     try:
         return asyncio.run(serve(parse(sys.argv[1:])))
-    except (EmbeddedError, FileNotFoundError) as error:  # a server failed, or the command does not exist
+    except EmbeddedError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
 

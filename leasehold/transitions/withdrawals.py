@@ -1,5 +1,5 @@
-"""Keeps what a withdrawal needs when the job of its order is deleted. A withdrawal is a job of a pipeline of its own:
-it cancels an order that another job has made at another system.
+"""A withdrawal is a job that cancels an order which another job has made at another system. Before that other job is
+deleted, this module copies the order into the withdrawal.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from leasehold.db.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class Withdrawals:
-    """`pipeline`: of the jobs that order. `step`: the step that orders; its result has the order's id as `ref`.
-    `withdrawal`: the pipeline of the withdrawals. `content`: parameters that a withdrawal does without: they are the
-    client's content, and go with the deleted job.
+    """How a kind of work withdraws its orders.
+
+    `pipeline`: the pipeline of the jobs that make orders. `step`: the step that makes the order; its result has the
+    order's id as `ref`. `withdrawal`: the pipeline of the withdrawals. `content`: parameters that a withdrawal does
+    without: they are the client's content, and go with the deleted job.
     """
 
     pipeline: str
@@ -24,7 +26,8 @@ class Withdrawals:
     content: Sequence[str]
 
 
-# A withdrawal has the id of the job that ordered as `exclusive_key`, so a unique index finds it.
+# The `exclusive_key` of a withdrawal is the id of the job that made the order: a unique index finds it. Only jobs that
+# may be deleted now (`expires_at` has passed) lose their order.
 KEEP_ORDERS = """
 -- keep_orders
 UPDATE job w

@@ -74,11 +74,14 @@ async def test_what_it_prints_leads_to_servers_that_answer(start: Start) -> None
     assert b"export LEASEHOLD_DATABASE_URL=" in output
 
 
-async def test_a_command_that_is_not_there_is_said_in_one_line(start: Start) -> None:
-    process = await start("--no-rabbitmq", "--no-postgres", "--", "no-such-command")
+@pytest.mark.parametrize(
+    ("command", "reason"), [("no-such-command", "No such file or directory"), (__file__, "Permission denied")]
+)
+async def test_a_command_that_cannot_be_started_is_said_in_one_line(start: Start, command: str, reason: str) -> None:
+    process = await start("--no-rabbitmq", "--no-postgres", "--", command)
     _, errors = await process.communicate()
     assert process.returncode == 1
-    assert errors.decode().splitlines() == ["[Errno 2] No such file or directory: 'no-such-command'"]
+    assert errors.decode().splitlines() == [f"{command} cannot be started: {reason}"]
 
 
 async def test_nothing_outlives_a_killed_owner(start: Start) -> None:

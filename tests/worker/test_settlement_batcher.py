@@ -123,6 +123,22 @@ async def test_whatever_ends_together_is_settled_as_it_ended(
     await assert_histories(rows.connection)
 
 
+@pytest.mark.parametrize("lost_is_first", [True, False])
+async def test_an_attempt_that_lost_its_task_and_the_same_workers_next_attempt_each_get_their_own_answer(
+    opened: Open, rows: Rows, lost_is_first: bool
+) -> None:
+    """The worker claims the task again while the settlement of its lost attempt still waits for PostgreSQL."""
+    lease = await leased(rows)
+    lost, won = Completion(stale(lease, epoch=lease.epoch - 1), claim_next=True), Completion(lease, claim_next=True)
+    async with opened() as batcher:
+        answers = await settled(batcher, *([lost, won] if lost_is_first else [won, lost]))
+    lost_answer, won_answer = answers if lost_is_first else reversed(answers)
+    assert (lost_answer.verdict, lost_answer.state, lost_answer.next) == (Verdict.LOST, None, None)
+    assert (won_answer.verdict, won_answer.state) == (Verdict.SETTLED, "succeeded")
+    assert won_answer.next is not None
+    await assert_histories(rows.connection)
+
+
 @pytest.mark.parametrize("kind", [Completion, Release, CancelAcknowledged])
 async def test_an_attempt_that_ended_in_a_job_that_is_being_cancelled_stops_it_however_it_ended(
     opened: Open, rows: Rows, ended: list[tuple[str, str]], kind: Callable[[Lease], Settlement]

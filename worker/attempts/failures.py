@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 #: such exception in a row fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
-#: Characters of an error's code, as in a child's answer: an index of the jobs has the code, and refuses a long one.
+#: The most characters of an error's code. An index of the jobs has the code, and PostgreSQL refuses a long entry.
 _MAX_CODE = 200
 #: The folder of the worker's own code. In a traceback its frames stand above the handler's, and explain nothing.
 _WORKER_FOLDER = __file__.removesuffix("attempts/failures.py")

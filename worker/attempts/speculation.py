@@ -3,7 +3,8 @@
 So the next step does not wait for the uploads of the step before. This is safe: an isolated step is a function of its
 files and parameters, and changes nothing outside its directory. So a worker may run the step before it has the step's
 lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else the worker
-discards it. If further children are idle, later steps that need no new input run at the same time.
+discards it. If more of the worker's child processes are idle, steps after the next one run, too, if they read nothing
+that a step in between writes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from leasehold.worker.attempts.inputs import Source
 
 
 def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
-    """The steps after `step`, in order, that may start speculatively: each needs only the step before it, and reads
-    only what `step` read or wrote.
+    """The steps after `step`, in order, that may start speculatively: each needs the step before it and no other, and
+    reads only files that `step` read or wrote.
     """
     readable = {step.name, *step.reads}
     following: list[Step] = []
@@ -52,9 +53,8 @@ def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
 class Speculation:
     """One speculative execution.
 
-    `bound_to`: the task whose attempt discards the speculation when that attempt ends. At first this is the task that
-    started the speculation. If this worker goes on with the job's next step, it becomes that step's task. After `take`
-    it is the task that took the speculation.
+    `bound_to`: the task at whose end the speculation is discarded. First this is the task that started it, then the
+    task of each next step with which this worker goes on, and last the task that took it.
     `owner_task`: the task that took the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
     `sha256`: the digests of the inputs; they are complete once the attempt that writes the last input has published it.
@@ -73,9 +73,8 @@ class Speculation:
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
         """Whether this speculation does exactly the work of the attempt: the same parameters and inputs."""
         # A speculation begins before the first claim of the step (epoch 1). It runs the code of the pipeline itself (no
-        # `handler`), with the time limit of the declared step (no `timeout_seconds`). An input of the job has no digest
-        # that it must have. The speculation has the bytes that the step before has read, which are as good as those in
-        # the store now.
+        # `handler`), with the time limit of the declared step (no `timeout_seconds`). For a file that the client has
+        # uploaded, `source.sha256` is None, so the digest of the bytes that the step before has read stands in for it.
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None

@@ -11,9 +11,9 @@ from leasehold.broker.base import Delivery, Hint
 from leasehold.broker.outbox import Announcement
 from leasehold.worker.claiming.slot_pool import SlotPool
 
-#: The most hints of one tenant that wait in a slot pool, beyond which the worker's own commits add none. The broker
-#: bounds the hints that it delivers, but nothing bounds the steps that a tenant's workflows start: all their hints
-#: would stay in memory. A dropped hint comes through the broker, or a poll finds its task.
+#: When so many hints of one tenant wait in a slot pool, the pool gets no more of this tenant's hints from the worker's
+#: own commits. The broker bounds the hints that it delivers, but nothing bounds the steps that a tenant's workflows
+#: start: all their hints would stay in memory. A hint left out comes through the broker, or a poll finds its task.
 _MAX_WAITING = 1000
 
 

@@ -30,8 +30,8 @@ class Polls:
     ) -> Polled:
         """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does. `overdue`: the poll
         leaves out a `pending` task until it has been due for this many seconds, because its message (hint) may still
-        come. `rooms`: how many more tasks each tenant may get, and the `overdue` of tenants that are not in
-        `rooms.by_tenant`.
+        come. `rooms`: how many more tasks each tenant may get. For tenants that run nothing here,
+        `rooms.others_overdue` may be a shorter time than `overdue`.
         """
         started_at, seconds_back = monotonic(), self._window.seconds_back()
         polled = await claims.poll(

@@ -105,7 +105,12 @@ class SettlementBatcher:
     ) -> list[Answer]:
         """The answers, in the order of the batch. `repeated`: an earlier try's answer was lost, so PostgreSQL may
         already have accepted the settlements.
+
+        The worker may have lost a task and claimed it again while the first settlement waited. PostgreSQL answers by
+        task, so such a batch is settled one by one: each attempt needs the answer for its own lease.
         """
+        if len({settlement.lease.task_id for settlement in batch}) < len(batch):
+            return [answer for one in batch for answer in await self._settle(connection, [one], repeated)]
         answers = await self._carry_out(connection, batch)
         refused = _refused(batch, answers)
         if refused:

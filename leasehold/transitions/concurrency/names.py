@@ -9,7 +9,7 @@ from typing import TypeAlias
 #: (tenant, key)
 ConcurrencyLimitName: TypeAlias = tuple[str, str]
 
-#: The end of a limit's key that names a value of the payload: `=`, and a digest of the value.
+#: The end of the key of a limit that counts each value of the payload by itself: `=`, and a digest of the value.
 _VALUE = re.compile(r"=[0-9a-f]{40}\Z")
 
 #: The names of two duties in the table `quarantine`. The units of JOBS are jobs whose admission failed, and the units

@@ -32,7 +32,8 @@ async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> 
 
 
 # $1 jobs, $2 their tenant. The statement changes only jobs that have ended: from now on no reader finds them, and
-# retention may delete their objects and rows. `unindexed`: PostgreSQL finds the rows by their ids.
+# retention may delete their objects and rows. `unindexed` keeps the planner from an index for this condition: the ids
+# alone find the rows.
 DELETE = f"""
 -- job_delete
 WITH deleted AS (
@@ -50,7 +51,7 @@ SELECT id, output_prefix FROM deleted
 
 async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
     """Hide an ended job from readers: they find a tombstone instead. After the commit, the caller must delete the job's
-    objects, and then call `forget` for its rows. If either fails, retention does it later.
+    objects, and then call `sweeps.forget_jobs` for its rows. If either fails, retention does it later.
 
     Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.
     """
@@ -63,8 +64,8 @@ async def delete_together(connection: Connection, job_ids: Sequence[UUID], tenan
     return [row["id"] for row in await connection.fetch(DELETE, list(job_ids), tenant_id)]
 
 
-#: SQL: no run must be cancelled yet because the workflow `job` did not succeed. The duty that cancels such runs
-#: (workflows/children.py) finds them by the workflow's journal.
+#: SQL: `job` is no workflow whose runs a duty has yet to cancel. When a workflow does not succeed, the duty
+#: (workflows/children.py) cancels the runs that it started. It finds them by the workflow's journal.
 LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
           SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
           WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'

@@ -68,9 +68,9 @@ def _held(job_condition: str) -> str:
 #: Here `held` leaves out the tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel`, and
 #: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
-#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
-#: Such a workflow may release its lease and go on later: then another attempt sees the cancel. Until the workflow has
-#: ended, the job counts it as leased.
+#: The same CTEs. Of a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
+#: Such a workflow may release its lease and go on later: then another attempt sees the cancel. `leased` counts this
+#: workflow until it has ended, also while it has no lease.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
 #: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
@@ -82,7 +82,8 @@ def lease_columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list
 
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
-    """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task. `hints`: some rows,
+    """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task, so a settlement must
+    not have two leases of one task. `hints`: some rows,
     those with an `outbox_id`, have a hint instead (a message that tells workers of a due task). `ends`: the rows also
     name the jobs that have ended.
     """

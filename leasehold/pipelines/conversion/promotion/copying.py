@@ -172,7 +172,7 @@ class Promoter:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
 
     async def _release_foreign(self, call: PromoteCall) -> None:
-        """Delete the record that this call may have changed the foreign keys."""
+        """Delete the rows which say that this call may have written to the foreign keys."""
         async with self._connections() as connection:
             for key in self._foreign_keys:
                 await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
