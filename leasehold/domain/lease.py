@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -19,3 +20,9 @@ class Lease:
     epoch: int
     attempt: int
     trusted_until: float
+
+
+def differ_in_a_task(leases: Iterable[Lease]) -> bool:
+    """Whether two of these are different leases of one task: a worker can lose a task and claim it again."""
+    different = {(lease.task_id, lease.owner, lease.epoch) for lease in leases}
+    return len({task_id for task_id, _, _ in different}) < len(different)

@@ -10,6 +10,7 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.batcher import Batcher
 from leasehold.db.database import Connection, connect
+from leasehold.domain.lease import differ_in_a_task
 from leasehold.settings import Settings
 from leasehold.transitions.workflows import reading, recording
 from leasehold.transitions.workflows.reading import Journal, Reading
@@ -52,6 +53,8 @@ class Journals:
         batch: Sequence[Recording | Reading],
         _repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Recorded | Journal | None]:
+        if differ_in_a_task(item.lease for item in batch):  # as in SettlementBatcher
+            return [answer for one in batch for answer in await self._carry_out(connection, [one], _repeated)]
         recordings = [item for item in batch if isinstance(item, Recording)]
         readings = [item for item in batch if isinstance(item, Reading)]
         recorded: dict[UUID, Recorded] = {}

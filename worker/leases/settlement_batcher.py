@@ -16,7 +16,7 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.batcher import Batcher
 from leasehold.db.database import Connection, connect
-from leasehold.domain.lease import Lease
+from leasehold.domain.lease import Lease, differ_in_a_task
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
@@ -109,7 +109,7 @@ class SettlementBatcher:
         The worker may have lost a task and claimed it again while the first settlement waited. PostgreSQL answers by
         task, so such a batch is settled one by one: each attempt needs the answer for its own lease.
         """
-        if len({settlement.lease.task_id for settlement in batch}) < len(batch):
+        if differ_in_a_task(settlement.lease for settlement in batch):
             return [answer for one in batch for answer in await self._settle(connection, [one], repeated)]
         answers = await self._carry_out(connection, batch)
         refused = _refused(batch, answers)
