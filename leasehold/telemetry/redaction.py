@@ -17,6 +17,8 @@ from leasehold.file_secrets import FileSecret, FileSecretOfMapping
 from leasehold.settings import Settings
 
 REDACTED = "[redacted]"
+#: A shorter beginning of a secret tells nothing, and innocent text ends like it.
+_MIN_HALF = 4
 #: Shorter secrets are not replaced, because innocent text would contain them.
 _MIN_CHARACTERS = 8
 
@@ -64,6 +66,20 @@ def redact(text: str) -> str:
         return text
     # The named group of a form is the text before the secret, which stays.
     return _secret_form.sub(lambda match: f"{match[match.lastgroup or 0]}{REDACTED}", text)
+
+
+def redact_start(text: str, at_most: int) -> str:
+    """As `redact`, for at most the first `at_most` characters: a longer text would take too much time. The last word
+    before the cut is left out, and so is the beginning of a secret of several words: nothing recognises half a secret.
+    """
+    if len(text) <= at_most:
+        return redact(text)
+    words = text[:at_most].rsplit(maxsplit=1)
+    start = words[0] if len(words) > 1 else text[:at_most]
+    for secret in _secrets:
+        halves = (secret[:length] for length in range(len(secret) - 1, _MIN_HALF - 1, -1))
+        start = start.removesuffix(next(filter(start.endswith, halves), ""))
+    return redact(start)
 
 
 def _secrets_of(settings: Settings) -> set[str]:

@@ -84,3 +84,30 @@ def test_a_password_among_the_parameters_of_a_url_is_a_secret(parameter: str) ->
     for form in ("pass%2Fword+db", "pass/word+db", "pass/word db"):
         assert redaction.redact(f"refused: {form}") == "refused: [redacted]"
     assert redaction.redact("some-application") == "some-application"
+
+
+@pytest.mark.parametrize(
+    ("secret", "recognisable"),
+    [
+        ("its-secret-part", "its-sec"),
+        ("postgresql://stranger:hunter22@db.example/x", "hunter"),
+        ("a pass phrase", "a pass"),
+        ("?X-Amz-Signature=0123456789abcdef", "0123"),
+    ],
+)
+def test_a_secret_is_not_left_in_half_at_the_end_of_a_long_text(secret: str, recognisable: str) -> None:
+    redaction.learn(
+        Settings(
+            _env_file=None, s3_secret_key=SecretStr("a pass phrase"), sealing_keys=SecretStr("an-id:its-secret-part")
+        )
+    )
+    for length in range(len(secret) + 1):
+        start = redaction.redact_start("The key is " + secret + " and more" * 9, len("The key is ") + length)
+        assert start.startswith("The key")
+        assert recognisable not in start
+
+
+def test_a_long_text_keeps_all_but_the_word_that_the_cut_divides() -> None:
+    assert redaction.redact_start("one two three", 13) == "one two three"
+    assert redaction.redact_start("one two three", 9) == "one two"
+    assert redaction.redact_start("onetwothree", 9) == "onetwothr"

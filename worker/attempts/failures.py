@@ -29,7 +29,7 @@ from leasehold.domain.errors import (
 from leasehold.domain.pipeline import Step
 from leasehold.domain.storable import storable_text
 from leasehold.runtime.foreign_errors import text_of
-from leasehold.telemetry.redaction import redact
+from leasehold.telemetry.redaction import redact_start
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Failure
 
@@ -120,6 +120,5 @@ def failure_of(claimed: Claimed, step: Step, error: StepError, ladder: Sequence[
 
 def _storable(text: str, limit: int) -> str:
     """The text without secrets, in a form that PostgreSQL can store, and cut to `limit` characters."""
-    # Redact before the cut to `limit`: the search does not recognise half of a secret. The first cut only bounds the
-    # time of the search.
-    return storable_text(redact(text[: 4 * _MAX_MESSAGE])[:limit])
+    # Redact before the cut to `limit`: the search does not recognise half of a secret.
+    return storable_text(redact_start(text, 4 * _MAX_MESSAGE)[:limit])
