@@ -105,6 +105,7 @@ def test_a_secret_is_not_left_in_half_at_the_end_of_a_long_text(secret: str, rec
         start = redaction.redact_start("The key is " + secret + " and more" * 9, len("The key is ") + length)
         assert start.startswith("The key")
         assert recognisable not in start
+    assert redaction.redact_start("its-secret-part " * 9, 40) == f"{redaction.REDACTED} {redaction.REDACTED}"
 
 
 def test_a_long_text_keeps_all_but_the_word_that_the_cut_divides() -> None:
