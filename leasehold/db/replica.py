@@ -2,6 +2,7 @@
 
 A standby replays the log (WAL) of the primary. Every second the process makes a note: the length of the primary's WAL,
 and the time. When the standby has replayed that length, its reads have everything that was committed before the note.
+The length includes records that the primary has not written to its disk yet. It usually writes them within a second.
 So a read is at most as old as the newest note that the standby has reached. The process needs no other clock than its
 own for this bound. The bound also holds while the primary is idle, and while replication stands still.
 
@@ -47,12 +48,23 @@ REQUESTS, EXPORTER = "requests", "exporter"
 
 # The end of the primary's WAL (`position`, in bytes), and its timeline, which each promotion raises. Both are NULL if
 # this server is a standby. The system identifier is the same on a primary and on its standbys.
+#
+# The position is where the next record goes, not the end of what the primary has written: a commit with
+# synchronous_commit = off is visible before its record is written. If the next record goes behind the head of a page
+# (24 bytes; 40 at the begin of a segment), the last record ended before the head, and a standby that has replayed that
+# record is there. So the position is then the begin of the page: no standby gets further before the next record.
 _PRIMARY_POSITION = """
 -- replica_primary_place
-SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_lsn() - '0/0')::bigint END AS position, system_identifier,
+WITH wal AS MATERIALIZED (
+    SELECT CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_insert_lsn() - '0/0')::bigint END AS next_record,
+           current_setting('wal_block_size')::bigint AS page,
+           pg_size_bytes(current_setting('wal_segment_size')) AS segment
+)
+SELECT next_record - CASE WHEN next_record % segment = 40 THEN 40 WHEN next_record % page = 24 THEN 24 ELSE 0 END
+    AS position, system_identifier,
   CASE WHEN NOT pg_is_in_recovery()
     THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer END AS timeline
-FROM pg_control_system()
+FROM wal CROSS JOIN pg_control_system()
 """
 
 # How much of the WAL the standby has replayed (`position`, in bytes; NULL: this server is not a standby), and the

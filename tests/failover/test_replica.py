@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -205,6 +206,100 @@ async def test_the_shown_age_is_never_less_than_the_true_one_and_beyond_the_limi
         assert REGISTRY.get_sample_value("leasehold_replica_serves", {"part": REQUESTS}) == 1
 
 
+async def test_a_commit_that_does_not_wait_for_the_disk_is_never_missing_from_a_younger_answer(
+    cluster: Cluster, rows: Connection
+) -> None:
+    """Such a commit is visible on the primary before its log is written. Bulk operations and the outbox commit so."""
+    primary = await pool_of(cluster)
+    async with open_replica(settings_of(cluster), "test", 1, primary) as replica, log_written_late(rows):
+        assert replica is not None
+        await job(rows)
+        await cluster.replicated()
+        await replica.note()
+        async with asyncio.timeout(SECONDS):
+            while True:
+                new, since = await job_of_asynchronous_commit(rows), monotonic()
+                if await rows.fetchval("SELECT pg_current_wal_insert_lsn() > pg_current_wal_lsn()"):
+                    break
+                await asyncio.sleep(0.1)
+        await replica.note()
+        await cluster.replicated()
+        async with replica.pool.acquire() as connection:
+            as_of = await replica.check(connection)
+            assert as_of < since or await connection.fetchval("SELECT true FROM job WHERE id = $1::text::uuid", new)
+    primary.terminate()
+
+
+@asynccontextmanager
+async def log_written_late(primary: Connection) -> AsyncIterator[None]:
+    """For a block, the primary writes its log only when a commit waits for it."""
+    await primary.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    await primary.execute("SELECT pg_reload_conf()")
+    try:
+        yield
+    finally:
+        await primary.execute("ALTER SYSTEM RESET wal_writer_delay")
+        await primary.execute("SELECT pg_reload_conf()")
+
+
+async def job_of_asynchronous_commit(rows: Connection) -> str:
+    async with rows.transaction():
+        await rows.execute("SET LOCAL synchronous_commit TO off")
+        return await job(rows)
+
+
+@pytest.mark.parametrize("where", ["page", "segment", "within"])
+async def test_a_primary_whose_log_rests_at_the_head_of_a_page_makes_no_standby_old(
+    cluster: Cluster, rows: Connection, where: str
+) -> None:
+    """The next record goes behind the head. No standby gets there before that record comes, unless an earlier record
+    goes on behind the head (`within`).
+    """
+    primary = await pool_of(cluster)
+    settings = settings_of(cluster, database_host_timeout=5.0)
+    async with open_replica(settings, "test", 1, primary) as replica, asyncio.timeout(SECONDS):
+        assert replica is not None
+        while True:
+            place = await until_next_record_goes(rows, where)
+            await until_replayed(cluster.standby, place if where == "within" else place - place % WAL_PAGE)
+            since = monotonic()
+            await replica.note()
+            async with replica.caught_up(rows) as connection:
+                is_young = replica.serves and await replica.check(connection) >= since
+            if await next_record(rows) == place:  # nothing else was written meanwhile
+                break
+        assert is_young
+    primary.terminate()
+
+
+WAL_PAGE = 8192
+
+
+async def next_record(primary: Connection) -> int:
+    """Where the next record of the primary's log goes."""
+    place: int = await primary.fetchval("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
+    return place
+
+
+async def until_next_record_goes(primary: Connection, where: str) -> int:
+    """Write records until the next one goes behind the head of a page; or of a segment, a file of the log; or `within`
+    a page, as far from its begin as behind the head of a segment.
+    """
+    emit = "SELECT pg_logical_emit_message(false, '', repeat('x', $1))"
+    while True:
+        before = await next_record(primary)
+        await primary.execute(emit, 400)  # long enough that its frame is as large as that of the next
+        after = await next_record(primary)
+        frame, room = after - before - 400, WAL_PAGE - after % WAL_PAGE
+        if where == "segment":
+            await primary.execute("SELECT pg_switch_wal()")
+        elif room > 1000 and 0 < frame < 100:
+            await primary.execute(emit, room - frame + (16 if where == "within" else 0))
+        place = await next_record(primary)
+        if place % WAL_PAGE == (24 if where == "page" else 40):
+            return place
+
+
 async def test_an_idle_primary_makes_no_standby_old(cluster: Cluster, rows: Connection) -> None:
 
     async def stays_young(limit: float) -> bool:
@@ -370,6 +465,10 @@ async def until_equal(primary: Postgres, standby: Postgres) -> None:
     connection = await asyncpg.connect(primary.url)
     length = await connection.fetchval("SELECT pg_current_wal_lsn() - '0/0'")
     await connection.close()
+    await until_replayed(standby, length)
+
+
+async def until_replayed(standby: Postgres, length: int) -> None:
     async with asyncio.timeout(SECONDS):
         while await replayed(standby) < length:
             await asyncio.sleep(0.02)
