@@ -172,7 +172,7 @@ class Replica:
     async def caught_up(self, primary: Connection) -> AsyncIterator[Connection]:
         """Wait until the standby has replayed what `primary` has now, and lend a connection to the standby. The
         exporter uses this instead of notes, because it reads seldom. Raises an error of STANDBY_FAILED, at the latest
-        after `database_host_timeout`.
+        after twice `database_host_timeout`: once to connect to the standby, and once to wait for it.
         """
         target = await _ask(primary, _PRIMARY_POSITION)
         async with self._pool.acquire(timeout=self._host_timeout) as connection:
