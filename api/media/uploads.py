@@ -114,8 +114,8 @@ async def _register_upload(services: Services, connection: Connection, caller: C
         counted_bytes=upload.content_length or at_most,
         at_most=at_most,
         seconds=services.settings.upload_url_seconds,
-        exact=upload.content_length is not None,  # the URL admits exactly `counted_bytes`
         room=services.admission.upload_room,
+        exact=upload.content_length is not None,  # the URL admits exactly `counted_bytes`
     )
     await transitions.register(
         connection,

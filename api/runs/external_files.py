@@ -81,7 +81,8 @@ async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller
     async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
         if is_in_time:
             await services.admission.check_stored_bytes(connection, caller.tenant_id, sum(file.size for file in files))
-            object_keys = await announce(connection, settings, caller.tenant_id, lease, files)
+            room = services.admission.upload_room
+            object_keys = await announce(connection, settings, room, caller.tenant_id, lease, files)
     if object_keys is None:
         raise lease_lost()
     return FileTickets(

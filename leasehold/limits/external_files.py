@@ -19,6 +19,7 @@ from leasehold.domain.errors import Invalid, ObjectMissing, ObjectTooLarge
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
 from leasehold.limits import uploads
+from leasehold.limits.upload_room import UploadRoom
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import settlements
@@ -95,7 +96,12 @@ async def _take(connection: Connection, tenant_id: str, lease: Lease, keys: Sequ
 
 
 async def announce(
-    connection: Connection, settings: Settings, tenant_id: str, lease: Lease, files: Sequence[AnnouncedFile]
+    connection: Connection,
+    settings: Settings,
+    room: UploadRoom,
+    tenant_id: str,
+    lease: Lease,
+    files: Sequence[AnnouncedFile],
 ) -> list[str] | None:
     """The keys to which the worker may upload the files for `upload_url_seconds`, in the order of `files`. None: the
     lease is lost. Call this in a transaction that has locked the job (as `external.is_late` does), because two calls at
@@ -122,6 +128,7 @@ async def announce(
             counted_bytes=file.size,
             at_most=file.size,
             seconds=settings.upload_url_seconds,
+            room=room,
             exact=True,  # the URL admits exactly `counted_bytes`
             attempt=(lease.task_id, lease.epoch),
         )

@@ -18,7 +18,8 @@ LEAST_COUNTED = 1024 * 1024
 #: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
 #: A tenant is far from its bound while it uses at most this share of the bound. A process with a fresh count does not
-#: see what other processes admit, so each process may admit this share: three processes together stay below the bound.
+#: see what other processes admit. So within FRESH_SECONDS each process beside the first may admit this share beyond the
+#: bound.
 _FAR_SHARE = 0.25
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
@@ -42,7 +43,9 @@ class _Count:
 
 
 class UploadRoom:
-    """The remembered counts of all tenants. `bound`: the bytes of unfinished uploads that a tenant may have."""
+    """The remembered counts of all tenants, with what this process has admitted since. `bound`: the bytes of unfinished
+    uploads that a tenant may have.
+    """
 
     def __init__(self, bound: int) -> None:
         self._far_bytes = _FAR_SHARE * bound
@@ -50,21 +53,35 @@ class UploadRoom:
 
     async def reserve(self, connection: Connection, tenant_id: str, size: int) -> bool:
         """Add `size` bytes to the remembered count if the tenant stays far from its bound, and return True. Else add
-        nothing and return False: then the caller counts exactly.
+        nothing and return False: then the caller counts exactly, and calls `add_exactly`.
         """
         cached = self._fresh_count(tenant_id)
         if cached is None:
             used_bytes = await count(connection, tenant_id)
             cached = self._fresh_count(tenant_id)  # meanwhile, another upload of the tenant may have stored its count
         if cached is None:
-            cached = self._counts[tenant_id] = _Count(used_bytes, monotonic() + FRESH_SECONDS)
-            self._counts.move_to_end(tenant_id)
-            if len(self._counts) > _MAX_TENANTS:
-                self._counts.popitem(last=False)
+            cached = self._remember(tenant_id, used_bytes)
         if cached.used_bytes + size > self._far_bytes:
             return False
         cached.used_bytes += size
         return True
+
+    def add_exactly(self, tenant_id: str, used_bytes: int, size: int) -> None:
+        """Add an upload of `size` bytes that was admitted by an exact count of `used_bytes`. Otherwise `reserve` would
+        not know of it, and admit others in its room.
+        """
+        cached = self._fresh_count(tenant_id)
+        if cached is None:
+            self._remember(tenant_id, used_bytes + size)
+        else:  # either count may be less than the other: the exact one lacks what is not committed yet
+            cached.used_bytes = max(cached.used_bytes, used_bytes) + size
+
+    def _remember(self, tenant_id: str, used_bytes: int) -> _Count:
+        counted = self._counts[tenant_id] = _Count(used_bytes, monotonic() + FRESH_SECONDS)
+        self._counts.move_to_end(tenant_id)
+        if len(self._counts) > _MAX_TENANTS:
+            self._counts.popitem(last=False)
+        return counted
 
     def _fresh_count(self, tenant_id: str) -> _Count | None:
         cached = self._counts.get(tenant_id)

@@ -117,31 +117,35 @@ async def open_upload(
     counted_bytes: int,
     at_most: int,
     seconds: float,
+    room: UploadRoom,
     exact: bool = False,
     attempt: tuple[UUID, int] | tuple[None, None] = _NO_ATTEMPT,
-    room: UploadRoom | None = None,
 ) -> None:
     """Write the row of an upload to `key`, before the client gets a URL. A `/` at the end makes `key` a prefix.
 
     Call this in a transaction. `counted_bytes`: how many bytes the upload counts until the first inspection. `at_most`:
-    housekeeping deletes an object with more bytes. `seconds`: for how long the client may begin to send. `exact`: the
-    store accepts exactly `counted_bytes`. `attempt`: the task and epoch with whose end the upload ends
-    (external_files.py). `room`: the counts that this process remembers; with them, a tenant that is far from its bound
-    needs no lock. Raises TooMany `upload_quota_exceeded`.
+    housekeeping deletes an object with more bytes. `seconds`: for how long the client may begin to send. `room`: the
+    counts that this process remembers; with them, a tenant that is far from its bound needs no lock. `exact`: the store
+    accepts exactly `counted_bytes`. `attempt`: the task and epoch with whose end the upload ends (external_files.py).
+    Raises TooMany `upload_quota_exceeded`.
     """
     size = max(counted_bytes, LEAST_COUNTED)
-    if room is None or not await room.reserve(connection, tenant_id, size):
-        await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
+    if not await room.reserve(connection, tenant_id, size):
+        used_bytes = await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
+        room.add_exactly(tenant_id, used_bytes, size)
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
         _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST_TRANSFER, exact, *attempt
     )
 
 
-async def _check_room(connection: Connection, tenant_id: str, size: int, bound: int) -> None:
-    """Check the exact count under a lock of the tenant. The caller's transaction holds the lock until its commit."""
+async def _check_room(connection: Connection, tenant_id: str, size: int, bound: int) -> int:
+    """Check the exact count under a lock of the tenant. The caller's transaction holds the lock until its commit.
+    Returns the count.
+    """
     await lock_name(connection, f"uploads:{tenant_id}")
-    if await count(connection, tenant_id) + size > bound:
+    used_bytes = await count(connection, tenant_id)
+    if used_bytes + size > bound:
         raise TooMany(
             "upload_quota_exceeded",
             f"A tenant has at most {bound} bytes of unfinished uploads: complete some, declare content_length, or wait"
@@ -150,6 +154,7 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
             at_most=bound,
             retry_after=_RETRY_SECONDS,
         )
+    return used_bytes
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:

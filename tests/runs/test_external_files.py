@@ -19,7 +19,7 @@ from leasehold.api.auth.security import EXTERNAL_WORK
 from leasehold.client.external import ExternalWorker, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent
-from leasehold.limits import external_files
+from leasehold.limits import external_files, upload_room
 from leasehold.pipelines import SHIPPED
 from leasehold.runtime import pacing
 from leasehold.runtime.gather import cancel_and_wait
@@ -190,6 +190,18 @@ async def test_files_whose_urls_have_ended_count_for_the_bound_of_the_attempt(
     assert (await announce(client, task, {"name": "a", **big})).status_code == 200
     await after_the_url(running, rows)
     problem(await announce(client, task, {"name": "b", **big}), 422, "files_too_large")
+    assert run
+
+
+async def test_announced_files_are_in_the_room_that_the_process_remembers(
+    client: Client, running: Running, rows: Connection, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_room, "FRESH_SECONDS", 3600.0)
+    room, tenant = running.services.admission.upload_room, await rows.fetchval("SELECT tenant_id FROM job")
+    assert await room.reserve(rows, tenant, 0)
+    files = [{"name": name, "size": 1, "content_type": "text/csv"} for name in ("a", "b")]
+    assert (await announce(client, await claim(client), *files)).status_code == 200
+    assert not await room.reserve(rows, tenant, 0)  # each counts a MiB, and a quarter of 4 MiB needs no exact count
     assert run
 
 

@@ -259,6 +259,21 @@ async def test_what_another_process_has_let_in_is_known_a_second_later(
         problem(await MediaApi(one).ask(content_length=2 * MIB), 429, "upload_quota_exceeded")
 
 
+async def test_what_a_process_has_counted_exactly_stays_counted(
+    settings: Settings, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large upload is counted exactly. The small ones after it, which are not, do not exceed the bound with it."""
+    monkeypatch.setattr(upload_room, "FRESH_SECONDS", 3600.0)
+    large = settings.model_copy(update={"picture_max_bytes": 36 * MIB, "upload_unfinished_bytes": 40 * MIB})
+    async with serving(large) as running, client_of(running.url, (await make_key()).text) as client:
+        media_api = MediaApi(client)
+        await media_api.ticket(content_length=2 * MIB)
+        await media_api.ticket(content_length=32 * MIB)
+        for _ in range(3):
+            await media_api.ticket(content_length=2 * MIB)
+        problem(await media_api.ask(content_length=2 * MIB), 429, "upload_quota_exceeded")
+
+
 async def test_an_installation_may_want_every_length_declared(settings: Settings, make_key: MakeKey) -> None:
     strict = settings.model_copy(update={"upload_require_length": True})
     async with serving(strict) as running, client_of(running.url, (await make_key()).text) as client:
@@ -269,6 +284,17 @@ async def test_an_installation_may_want_every_length_declared(settings: Settings
 
 
 # --- forms
+
+
+async def test_a_form_of_a_conversion_is_in_the_room_that_the_process_remembers(
+    client: httpx2.AsyncClient, api: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_room, "FRESH_SECONDS", 3600.0)
+    room = api.services.admission.upload_room
+    assert await room.reserve(rows, "acme", 0)
+    for _ in range(2):  # each counts a MiB, and a quarter of 6 MiB needs no exact count
+        await client.post("/api/v1/jobs", data=FORM, files={"model": ("m.onnx", b"x")})
+    assert not await room.reserve(rows, "acme", 0)
 
 
 async def test_a_conversion_whose_api_died_while_it_received_leaves_nothing(
@@ -284,6 +310,7 @@ async def test_a_conversion_whose_api_died_while_it_received_leaves_nothing(
             counted_bytes=MIB,
             at_most=MIB,
             seconds=3000,
+            room=api.services.admission.upload_room,
         )
     await api.services.store.put(f"jobs/{job_id}/input/model", b"x", content_type="a/b", metadata={})
     async with s3.client() as raw:

@@ -13,6 +13,7 @@ import pytest
 
 from leasehold.db.database import Connection, Pool, connect, make_pool
 from leasehold.domain.errors import Invalid, TooMany
+from leasehold.limits import upload_room
 from leasehold.limits import usage as usages
 from leasehold.limits.upload_room import UploadRoom
 from leasehold.limits.usage import Usage
@@ -127,3 +128,29 @@ async def test_uploads_that_begin_together_share_the_room_that_one_of_them_count
             return await room.reserve(connection, "acme", mebibyte * 3 // 2)
 
     assert sorted(await asyncio.gather(reserve(), reserve())) == [False, True]
+
+
+async def test_an_exact_count_is_remembered_where_no_count_is(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for the lock may be longer than a count is fresh. A count meanwhile does not see what is not committed."""
+    monkeypatch.setattr(upload_room, "FRESH_SECONDS", 3600.0)
+    mebibyte = 1024 * 1024
+    room = UploadRoom(8 * mebibyte)
+    async with pool.acquire() as connection:
+        room.add_exactly("acme", mebibyte, mebibyte // 2)
+        assert await room.reserve(connection, "acme", mebibyte // 2)
+        assert not await room.reserve(connection, "acme", 1)
+
+
+@pytest.mark.parametrize(("remembered", "exactly"), [(3, 0), (0, 3)])
+async def test_of_a_remembered_and_an_exact_count_the_larger_one_counts_on(
+    pool: Pool, remembered: int, exactly: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remembered one lacks what other processes have admitted, and the exact one what is not committed yet."""
+    monkeypatch.setattr(upload_room, "FRESH_SECONDS", 3600.0)
+    half = 512 * 1024
+    room = UploadRoom(16 * half)
+    async with pool.acquire() as connection:
+        assert await room.reserve(connection, "acme", remembered * half)
+        room.add_exactly("acme", exactly * half, half)
+        assert await room.reserve(connection, "acme", 0)
+        assert not await room.reserve(connection, "acme", 1)
