@@ -56,6 +56,7 @@ from leasehold.domain.errors import Conflict, Invalid, NotFound, StoreError
 from leasehold.domain.ids import new_id
 from leasehold.domain.sentences import counted
 from leasehold.limits.uploads import remove_below
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.security.cells import parse
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings, as_variables
@@ -443,9 +444,8 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
 
     copied_objects = 0
     for prefix in await object_prefixes(cells.source, move.tenant, cells.tables):
-        async with asyncio.TaskGroup() as group:
-            copies = [group.create_task(copy(stored.key)) async for stored in cells.source_store.list(prefix)]
-        copied_objects += sum(task.result() for task in copies)
+        keys = [stored.key async for stored in cells.source_store.list(prefix)]
+        copied_objects += sum(await gather_or_cancel(copy(key) for key in keys))
     return copied_objects
 
 
