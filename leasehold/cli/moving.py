@@ -77,6 +77,7 @@ INSERT INTO tenant_move (tenant_id, from_cell, to_cell, direction, stage) VALUES
 ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = $4, stage = $5,
     started_at = clock_timestamp()
 """
+_FORGET_SWITCH = "DELETE FROM tenant_move WHERE tenant_id = $1 AND from_cell = $2 AND direction = 'in'"
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
 """
@@ -303,6 +304,8 @@ async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Se
         raise Conflict("target_has_tenant", f"Cell {move.to} has rows of {move.tenant} already, in the table {name}.")
     await _check_seals(cells.source, other_settings, settings, move)
     await drop_copies(cells.target, move.tenant)
+    if await _is_live(cells, move):  # a `clean` that was killed has left the row of an earlier move
+        await cells.target.execute(_FORGET_SWITCH, move.tenant, cells.source_name)
     async with cells.source.transaction():
         await cells.source.execute(_WRITE_MOVE, move.tenant, cells.source_name, move.to, "out", "drain")
         await _record(cells.source, "tenant.move_started", move.tenant, cells.source_name, move.to)
@@ -375,24 +378,35 @@ async def abort(settings: Settings, other_settings: Settings, move: Move) -> dic
 
 
 async def clean(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
-    """Delete this cell's rows and objects of a tenant that has moved. Raises NotFound without a move, and Conflict
-    before its end or while clients may still upload to this cell.
+    """Delete this cell's rows and objects of a tenant that has moved, or go on with that after an interruption. Raises
+    NotFound without a move, and Conflict before its end or while clients may still upload to this cell.
     """
     async with _open_cells(settings, other_settings, move) as cells:
-        row = await _present_move(cells, move)
-        if row["stage"] != "moved" or not await _is_live(cells, move):
-            raise Conflict("not_moved", f"{move.tenant} has not moved yet: its stage is {row['stage']}.")
-        await _refuse_open_uploads(cells, move)
-        objects = await _copy_late_uploads(cells, move)
-        if not cells.shares_store:
-            await _delete_objects(cells, cells.source_store, move)
-        async with cells.source.transaction():
-            await delete_rows(cells.source, move.tenant, cells.tables)
-            await release(cells.source, move.tenant)
-            await cells.source.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
-            await _record(cells.source, "tenant.move_cleaned", move.tenant, cells.source_name, move.to)
-        await cells.target.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
+        objects = 0
+        # Without a row here, a clean that was killed has deleted all here, and only the new cell's row is left.
+        if await _move_row(cells.source, move.tenant) is not None or not await _is_live(cells, move):
+            objects = await _clean_source(cells, move)
+        await cells.target.execute(_FORGET_SWITCH, move.tenant, cells.source_name)
         return {"tenant": move.tenant, "from": cells.source_name, "to": move.to, "stage": "cleaned", "objects": objects}
+
+
+async def _clean_source(cells: _Cells, move: Move) -> int:
+    """Delete the old cell's rows and objects of the tenant. Returns the number of late uploads that were copied before.
+    Raises as `clean`.
+    """
+    row = await _present_move(cells, move)
+    if row["stage"] != "moved" or not await _is_live(cells, move):
+        raise Conflict("not_moved", f"{move.tenant} has not moved yet: its stage is {row['stage']}.")
+    await _refuse_open_uploads(cells, move)
+    objects = await _copy_late_uploads(cells, move)
+    if not cells.shares_store:
+        await _delete_objects(cells, cells.source_store, move)
+    async with cells.source.transaction():
+        await delete_rows(cells.source, move.tenant, cells.tables)
+        await release(cells.source, move.tenant)
+        await cells.source.execute("DELETE FROM tenant_move WHERE tenant_id = $1", move.tenant)
+        await _record(cells.source, "tenant.move_cleaned", move.tenant, cells.source_name, move.to)
+    return objects
 
 
 async def state_of_move(settings: Settings, tenant: str) -> dict[str, Any]:

@@ -293,6 +293,48 @@ async def test_a_move_that_is_killed_after_any_commit_goes_on(two: Two, tmp_path
         await ended(two.b, waiting)
 
 
+async def test_a_clean_that_is_killed_between_its_commits_goes_on(two: Two, tmp_path: Path) -> None:
+    await submit(two.a.running.url, await two.a.key())
+    await moved(two)
+    target = tmp_path / "b.env"
+    target.write_text("\n".join(variables(two.b)))
+    arguments = ["cells", "move", "acme", "--to", "b", "--target-env", str(target), "--clean"]
+    environment = os.environ | dict(line.split("=", 1) for line in variables(two.a))
+    command = [sys.executable, "-c", _KILLED.format(commits=1), *arguments]
+    killed = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert await rows_of_moves(two) == [None, "live"]
+    with pytest.raises(NotFound, match="does not move"):  # there was no move in the other direction
+        await clean(settings_of(two.b), settings_of(two.a), Move("acme", "a"))
+    answer = await clean(settings_of(two.a), settings_of(two.b), MOVE)
+    assert (answer["stage"], answer["objects"]) == ("cleaned", 0)
+    assert await rows_of_moves(two) == [None, None]
+    with pytest.raises(NotFound, match="does not move"):
+        await clean(settings_of(two.a), settings_of(two.b), MOVE)
+
+
+async def rows_of_moves(two: Two) -> list[str | None]:
+    """The stage of the tenant's move, as each cell has it."""
+    stages = []
+    for cell in (two.a, two.b):
+        async with rows_of(cell) as rows:
+            stages.append(await rows.fetchval("SELECT stage FROM tenant_move WHERE tenant_id = 'acme'"))
+    return stages
+
+
+async def test_what_a_killed_clean_left_does_not_look_like_the_switch_of_the_next_move(two: Two) -> None:
+    key = await two.a.key()
+    await submit(two.a.running.url, key)
+    async with rows_of(two.b) as rows:
+        await rows.execute(
+            "INSERT INTO tenant_move (tenant_id, from_cell, to_cell, direction, stage)"
+            " VALUES ('acme', 'a', 'b', 'in', 'live')"
+        )
+    before = await numbers(two.a)
+    await moved(two)
+    assert await numbers(two.b) == before
+
+
 _KILLED = """
 from leasehold.runtime import failpoints
 from leasehold.cli.main import app
