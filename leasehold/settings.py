@@ -685,7 +685,7 @@ class Settings(SettingsWithFiles):
             raise ValueError("an issuer is an https URL without query; http only on this machine")
         return text
 
-    @field_validator("trusted_proxies", "console_oidc_networks")
+    @field_validator("trusted_proxies", "console_oidc_networks", "egress_allow")
     @classmethod
     def _are_networks(cls, text: str) -> str:
         for part in text.split(","):

@@ -33,3 +33,14 @@ def test_the_fewest_workers_of_a_pool_are_not_more_than_the_most() -> None:
     assert WorkerPool(least=7, most=7).least == 7
     with pytest.raises(ValidationError, match="least is 8, which is more than most, 7"):
         WorkerPool(least=8, most=7)
+
+
+@pytest.mark.parametrize("name", ["egress_allow", "trusted_proxies", "console_oidc_networks"])
+def test_networks_are_checked_when_a_process_starts(name: str) -> None:
+    networks = " 10.0.0.0/8, fd00::/8 ,127.0.0.1,"
+    assert getattr(Settings(_env_file=None, **{name: networks}), name) == networks  # type: ignore[arg-type]  # of any fields
+    for wrong in ("10.0.0.0/33", "10.0.0.1/8", "10.0.0.0/8 fd00::/8", "intranet"):
+        with pytest.raises(ValidationError) as refused:
+            Settings(_env_file=None, **{name: f"127.0.0.1, {wrong}"})  # type: ignore[arg-type]  # of any fields
+        assert refused.value.errors()[0]["loc"] == (name,)
+        assert wrong in str(refused.value)
