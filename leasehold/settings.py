@@ -6,6 +6,7 @@ Times are in seconds and sizes in bytes, unless the name has another unit.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping
 from importlib.util import find_spec
 from ipaddress import ip_network
@@ -18,6 +19,7 @@ from pydantic_settings import SettingsConfigDict
 from leasehold.file_secrets import SettingsWithFiles
 
 MIB = 1024 * 1024
+_SIGNING_KEY_BYTES = 32  # of Ed25519
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -684,6 +686,17 @@ class Settings(SettingsWithFiles):
         if text is not None and not (is_safe and parts.hostname and not parts.query and not parts.fragment):
             raise ValueError("an issuer is an https URL without query; http only on this machine")
         return text
+
+    @field_validator("conversion_signing_key")
+    @classmethod
+    def _is_signing_key(cls, key: SecretStr) -> SecretStr:
+        try:
+            size = len(b64decode(key.get_secret_value(), validate=True))
+        except ValueError:
+            size = -1
+        if size not in (0, _SIGNING_KEY_BYTES):
+            raise ValueError("a signing key is 32 bytes in base64: `leasehold signing-key` makes one")
+        return key
 
     @field_validator("trusted_proxies", "console_oidc_networks", "egress_allow")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,16 @@ def replace(path: Path, text: str) -> None:
 )
 def test_every_secret_may_lie_in_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / name
-    path.write_text('{"ark": "from-a-file"}\n')
+    secret = b64encode(bytes(32)).decode()  # also a signing key, which is checked
+    text = secret if name == "conversion_signing_key" else f'{{"ark": "{secret}"}}'
+    path.write_text(f"{text}\n")
     monkeypatch.setenv(f"LEASEHOLD_{name.upper()}_FILE", str(path))
     value = getattr(Settings(_env_file=None), name)
     if isinstance(value, SecretStr):
-        assert value.get_secret_value() == '{"ark": "from-a-file"}'
+        assert value.get_secret_value() == text
     else:
-        assert {key: secret.get_secret_value() for key, secret in value.items()} == {"ark": "from-a-file"}
-    assert "from-a-file" not in repr(value)
+        assert {key: each.get_secret_value() for key, each in value.items()} == {"ark": secret}
+    assert secret not in repr(value)
 
 
 def test_a_setting_that_is_no_secret_is_not_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

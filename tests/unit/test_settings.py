@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from leasehold.settings import Settings, WorkerPool
 
@@ -44,3 +46,15 @@ def test_networks_are_checked_when_a_process_starts(name: str) -> None:
             Settings(_env_file=None, **{name: f"127.0.0.1, {wrong}"})  # type: ignore[arg-type]  # of any fields
         assert refused.value.errors()[0]["loc"] == (name,)
         assert wrong in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["no base64!", b64encode(b"short").decode(), b64encode(bytes(33)).decode()])
+def test_a_signing_key_is_checked_when_a_process_starts(text: str) -> None:
+    """Otherwise a conversion fails after all its work, when its package is signed."""
+    with pytest.raises(ValidationError, match="32 bytes in base64") as refused:
+        Settings(_env_file=None, conversion_signing_key=SecretStr(text))
+    assert refused.value.errors()[0]["loc"] == ("conversion_signing_key",)
+    assert text not in str(refused.value)
+    for good in ("", b64encode(bytes(32)).decode()):
+        kept = Settings(_env_file=None, conversion_signing_key=SecretStr(good)).conversion_signing_key
+        assert kept.get_secret_value() == good
