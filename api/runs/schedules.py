@@ -418,7 +418,7 @@ async def run_now(
     " `ticks`, and those that are `without_run`.",
     status_code=202,
     responses=problems(_MISSING | {
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`range_reversed`, `range_not_past`, `range_too_long`, `batch_too_large`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {TOO_MANY_CHECKS}",
     }) | {200: {"description": "What a `dry_run` found."}},
 )  # fmt: skip
@@ -477,7 +477,9 @@ async def backfill(
 
 
 def _ticks_of_range(services: Services, row: Row, body: Backfill) -> list[datetime]:
-    """The ticks of the range. Raises Invalid `range_not_past` or `range_too_long`."""
+    """The ticks of the range. Raises Invalid `range_reversed`, `range_not_past` or `range_too_long`."""
+    if body.start > body.end:
+        raise Invalid("range_reversed", "The range ends before it starts.")
     if body.end > row["now"]:
         raise Invalid("range_not_past", "The range must lie in the past: later ticks start their runs themselves.")
     if body.start < row["now"] - timedelta(days=services.settings.backfill_max_days):

@@ -297,6 +297,16 @@ async def test_a_past_range_is_filled_in_once(client: Client, rows: Connection) 
     problem(await client.post(f"/v1/schedules/{schedule}/backfill", **ahead), 422, "range_not_past")
 
 
+async def test_a_range_that_ends_before_it_starts_is_refused_and_an_empty_one_is_not(client: Client) -> None:
+    schedule = (await make(client, cron="0 * * * *"))["id"]
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
+    span = {"start": hour.isoformat(), "end": (hour - timedelta(microseconds=1)).isoformat()}
+    for more in ({}, {"dry_run": True}):
+        problem(await client.post(f"/v1/schedules/{schedule}/backfill", **span, **more), 422, "range_reversed")
+    empty = await client.post(f"/v1/schedules/{schedule}/backfill", start=hour.isoformat(), end=hour.isoformat())
+    assert (empty.status_code, empty.json()) == (202, {"ticks": 0, "runs": []})
+
+
 async def test_a_repeated_act_on_a_schedule_gets_the_first_answer_whatever_has_changed(
     client: Client, rows: Connection
 ) -> None:
