@@ -6,14 +6,18 @@ import asyncio
 import gzip
 import ipaddress
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused, is_public
+from leasehold.security import egress as egress_module
+from leasehold.security.egress import Answer, AnswerTooLarge, Egress, EgressFailed, EgressRefused, is_public
+from leasehold.settings import Settings
 from tests.support.not_here import not_here
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -46,6 +50,10 @@ def test_what_is_the_internets_is_public(address: str) -> None:
         ("http://1.1.1.1:22/", "port_refused"),
         ("ftp://1.1.1.1/", "url_malformed"),
         ("file:///etc/passwd", "url_malformed"),
+        ("ttp://1.1.1.1/", "url_malformed"),
+        ("//1.1.1.1/", "url_malformed"),
+        ("http://x:ab/", "url_malformed"),
+        ("http://[::1/", "url_malformed"),
         ("http://user:secret@1.1.1.1/", "url_malformed"),
         ("http://", "url_malformed"),
         ("http://no-such-host.invalid/", "host_unknown"),
@@ -56,6 +64,68 @@ async def test_an_address_that_must_not_be_asked_is_refused(url: str, code: str)
         with pytest.raises(EgressRefused) as refused:
             await egress.check(url)
     assert refused.value.code == code
+    assert str(refused.value).endswith(".")  # a sentence, which people read
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed", "code"),
+    [
+        ("http://1.1.1.1/", False, None),
+        ("http://1.1.1.1:80/", False, None),
+        ("https://1.1.1.1/", False, None),
+        ("https://hook.example:80/", False, None),
+        ("http://hook.example:443/", False, None),
+        *[(f"https://hook.example:{port}/", False, "port_refused") for port in (0, 22, 79, 81, 442, 444, 8443)],
+        ("https://1.1.1.1:81/", False, "port_refused"),
+        ("https://10.0.0.1/", False, "address_private"),
+        ("https://127.0.0.1:8443/", True, None),
+        ("https://hook.example:8443/", True, None),  # the name may lead to a network in which every port is allowed
+        ("https://1.1.1.1:8443/", True, "port_refused"),
+        ("https://10.0.0.1/", True, "address_private"),
+        ("https://10.0.0.1:8443/", True, "address_private"),
+    ],
+)
+def test_an_address_is_refused_when_it_is_named_as_far_as_no_name_server_is_needed(
+    url: str, allowed: bool, code: str | None
+) -> None:
+    egress = Egress(LOOPBACK if allowed else ())
+    if code is None:
+        egress.check_form(url)
+    else:
+        with pytest.raises(EgressRefused) as refused:
+            egress.check_form(url)
+        assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses", "refused"),
+    [
+        ("http://hook.example/", ["1.1.1.1"], False),
+        ("https://hook.example/", ["1.1.1.1", "127.0.0.1"], False),
+        ("https://hook.example:8443/", ["127.0.0.1", "127.0.0.2"], False),
+        ("https://hook.example:8443/", ["1.1.1.1"], True),
+        ("https://hook.example:8443/", ["127.0.0.1", "1.1.1.1"], True),
+    ],
+)
+async def test_only_a_name_that_leads_to_allowed_networks_alone_may_have_any_port(
+    monkeypatch: pytest.MonkeyPatch, url: str, addresses: list[str], refused: bool
+) -> None:
+    resolving(monkeypatch, addresses)
+    async with Egress(LOOPBACK) as egress:
+        if refused:
+            with pytest.raises(EgressRefused) as error:
+                await egress.check(url)
+            assert error.value.code == "port_refused"
+        else:
+            assert (await egress.check(url)).address == addresses[0]
+
+
+async def test_an_address_with_a_zone_is_judged_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, ["fe80::1%eth0"])
+    async with Egress() as egress:
+        with pytest.raises(EgressRefused) as refused:
+            await egress.check("https://hook.example/")
+    assert refused.value.code == "address_private"
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
@@ -133,10 +203,19 @@ async def test_a_download_lies_in_its_file_and_is_not_larger_than_allowed(tmp_pa
             await egress.download(f"http://127.0.0.1:{port}/b", tmp_path / "b", max_bytes=699_999)
 
 
+async def test_a_download_shows_who_asks(tmp_path: Path) -> None:
+    said = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    async with answering(lambda _said: said) as (port, heard), Egress(LOOPBACK) as egress:
+        headers = {"authorization": "Bearer secret"}
+        await egress.download(f"http://127.0.0.1:{port}/", tmp_path / "a", max_bytes=2, headers=headers)
+    assert "authorization: Bearer secret\r\n" in heard[0]
+
+
 async def test_a_download_that_is_no_200_writes_nothing(tmp_path: Path) -> None:
     gone = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno"
     async with answering(lambda _said: gone) as (port, _heard), Egress(LOOPBACK) as egress:
-        assert (await egress.download(f"http://127.0.0.1:{port}/", tmp_path / "a", max_bytes=10)).status == 403
+        got = await egress.download(f"http://127.0.0.1:{port}/", tmp_path / "a", max_bytes=10)
+    assert (got.status, got.size, got.head) == (403, 0, b"")
     assert not (tmp_path / "a").exists()
 
 
@@ -293,3 +372,162 @@ async def test_a_header_that_http_does_not_allow_is_refused_before_anybody_is_as
             await egress.request("POST", "http://no-such-host.invalid/", headers={name: value})
     assert refused.value.code == "header_malformed"
     assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_each_kind_of_redirect_is_followed_by_a_get_without_the_body_and_by_a_head_as_head(status: int) -> None:
+    def handle(said: str) -> bytes:
+        if " /a " in said:
+            return f"HTTP/1.1 {status} Moved\r\nlocation: /b\r\ncontent-length: 0\r\n\r\n".encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+    async with answering(handle) as (port, heard), Egress(LOOPBACK) as egress:
+        for method in ("POST", "HEAD"):
+            answer = await egress.request(
+                method, f"http://127.0.0.1:{port}/a", headers={"x-key": "1"}, content=b"order", redirects=1
+            )
+            assert answer.status == 200
+    assert [said.partition(" HTTP")[0] for said in heard] == ["POST /a", "GET /b", "HEAD /a", "HEAD /b"]
+    assert all("x-key: 1" in said for said in heard)  # the same server may know who asks
+    assert "content-length: 5" not in heard[1].lower()
+
+
+@pytest.mark.parametrize("status", [300, 304])
+async def test_an_answer_that_leads_nowhere_is_returned_as_it_is(status: int) -> None:
+    said = f"HTTP/1.1 {status} No\r\nlocation: /b\r\ncontent-length: 0\r\n\r\n".encode()
+    async with answering(lambda _said: said) as (port, heard), Egress(LOOPBACK) as egress:
+        assert (await egress.request("GET", f"http://127.0.0.1:{port}/", redirects=1)).status == status
+    assert len(heard) == 1
+
+
+async def test_a_redirect_more_than_the_caller_allows_is_refused(tmp_path: Path) -> None:
+    moved = b"HTTP/1.1 302 Found\r\nlocation: /on\r\ncontent-length: 0\r\n\r\n"
+    async with answering(lambda _said: moved) as (port, heard), Egress(LOOPBACK) as egress:
+        for redirects in (1, 2):
+            heard.clear()
+            with pytest.raises(EgressRefused) as refused:
+                await egress.request("GET", f"http://127.0.0.1:{port}/", redirects=redirects)
+            assert refused.value.code == "too_many_redirects"
+            assert len(heard) == redirects + 1
+        assert (await egress.download(f"http://127.0.0.1:{port}/", tmp_path / "a", max_bytes=10)).status == 302
+
+
+async def test_an_answer_may_have_64_kib_when_the_caller_names_no_other_limit() -> None:
+    def handle(said: str) -> bytes:
+        size = int(said.partition("/")[2].partition(" ")[0])
+        return f"HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n".encode() + b"x" * size
+
+    async with answering(handle) as (port, _heard), Egress(LOOPBACK) as egress:
+        assert len((await egress.request("GET", f"http://127.0.0.1:{port}/65536")).body) == 65536
+        with pytest.raises(AnswerTooLarge):
+            await egress.request("GET", f"http://127.0.0.1:{port}/65537")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("0", 0), ("7", 7), ("86400", 86_400), ("86401", 86_400), ("9" * 400, 86_400), ("-1", None), ("1.5", None),
+     ("soon", None), ("", None), (None, None)],
+)  # fmt: skip
+def test_a_server_may_ask_for_a_pause_of_up_to_a_day(header: str | None, seconds: float | None) -> None:
+    assert Answer(429, {} if header is None else {"retry-after": header}, b"").retry_after() == seconds
+
+
+def test_a_server_may_name_the_time_until_which_it_wants_to_rest() -> None:
+    def pause(seconds: float) -> float | None:
+        return Answer(429, {"retry-after": formatdate(time.time() + seconds, usegmt=True)}, b"").retry_after()
+
+    later = pause(3600)
+    assert later is not None
+    assert 3000 < later <= 3600
+    assert pause(-3600) == 0
+    assert pause(10 * 86_400) == 86_400
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [(b'{"a": 1}', {"a": 1}), (b"[1]", {}), (b"null", {}), (b'"a"', {}), (b"{", {}), (b"", {}), (b"\xff", {})],
+)
+def test_an_answer_that_is_no_object_is_read_as_an_empty_one(body: bytes, read: dict[str, Any]) -> None:
+    assert Answer(200, {}, body).json_object() == read
+
+
+@asynccontextmanager
+async def counting_connections() -> AsyncIterator[tuple[int, list[list[str]], asyncio.Event]]:
+    """A server that keeps connections: its port, the hosts that each connection was asked for, and whether a client
+    has closed one. To /open it sends only the beginning of an answer.
+    """
+    connections: list[list[str]] = []
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hosts: list[str] = []
+        connections.append(hosts)
+        try:
+            while said := (await reader.readuntil(b"\r\n\r\n")).decode():
+                hosts.append(said.lower().partition("host: ")[2].partition(":")[0])
+                size, body = (9, "a") if " /open " in said else (0, "")
+                writer.write(f"HTTP/1.1 404 No\r\ncontent-length: {size}\r\n\r\n{body}".encode())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            closed.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], connections, closed
+    finally:
+        server.close()
+
+
+async def test_without_keepalive_each_request_has_a_connection_of_its_own() -> None:
+    settings = Settings(_env_file=None, egress_allow=" 10.0.0.0/8, 127.0.0.0/8,")
+    async with counting_connections() as (port, connections, _closed):
+        for egress in (Egress(LOOPBACK), Egress.from_settings(settings)):
+            async with egress:
+                for _ in range(2):
+                    await egress.request("GET", f"http://127.0.0.1:{port}/")
+    assert connections == [["127.0.0.1"]] * 4
+
+
+async def test_connections_to_a_limited_number_of_hosts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants name the hosts: kept without a limit, the connections would use up the process's file descriptors."""
+    monkeypatch.setattr(egress_module, "_MAX_HOSTS", 1)
+    resolving(monkeypatch, *[["127.0.0.1"]] * 6)
+    async with counting_connections() as (port, connections, _closed), Egress(LOOPBACK, keepalive=10) as egress:
+        for host in ("a.example", "b.example", "c.example") * 2:
+            await egress.request("GET", f"http://{host}:{port}/")
+    assert sorted(connections) == [["a.example"] * 2, ["b.example"], ["b.example"], ["c.example"], ["c.example"]]
+
+
+async def test_at_the_end_no_connection_stays_open() -> None:
+    async with counting_connections() as (port, _connections, closed):
+        async with Egress(LOOPBACK, keepalive=10) as egress:
+            await egress.request("GET", f"http://127.0.0.1:{port}/")
+            assert not closed.is_set()
+        async with asyncio.timeout(5):
+            await closed.wait()
+
+
+@pytest.mark.parametrize("keepalive", [0, 10])
+async def test_an_answer_that_nobody_reads_to_its_end_holds_no_connection(tmp_path: Path, keepalive: int) -> None:
+    async with (
+        counting_connections() as (port, _connections, closed),
+        Egress(LOOPBACK, keepalive=keepalive) as egress,
+        asyncio.timeout(5),
+    ):
+        await egress.download(f"http://127.0.0.1:{port}/open", tmp_path / "a", max_bytes=10)
+        await closed.wait()
+
+
+async def test_a_proxy_that_the_environment_names_sees_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would connect to whatever address it finds for the name."""
+    async with (
+        answering(lambda _said: b"HTTP/1.1 204 No Content\r\n\r\n") as (port, heard),
+        answering(lambda _said: b"HTTP/1.1 502 Bad Gateway\r\n\r\n") as (proxy, seen),
+    ):
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        async with Egress(LOOPBACK) as egress:
+            assert (await egress.request("GET", f"http://127.0.0.1:{port}/")).status == 204
+    assert (len(heard), seen) == (1, [])
