@@ -41,6 +41,11 @@ def test_an_installation_without_a_name_is_no_cell() -> None:
         {"cells": {"A": "https://a.example"}},
         {"cells": {"twelveletter": "https://a.example"}},
         {"cells": {"a": "a.example"}},
+        {"cells": {"a": "ftp://a.example"}},
+        {"cells": {"a": "https://a.example/ x"}},
+        {"cells": {"a": "https://a.example", "b": 1}},
+        {"tenants": {"acme": "a"}},
+        "{",
         {"cells": {"a": "https://user:password@a.example"}},
         {"cells": {"a": "https://a.example/?x=1"}},
         {"cells": {"a": "https://a.example"}, "tenants": {"acme": "b"}},
@@ -49,7 +54,13 @@ def test_an_installation_without_a_name_is_no_cell() -> None:
 )
 def test_a_map_that_makes_no_sense_is_refused(document: object) -> None:
     with pytest.raises(ValueError, match=r"map of cells|cell|URL"):
-        parse(orjson.dumps(document).decode())
+        parse(document if isinstance(document, str) else orjson.dumps(document).decode())
+
+
+def test_a_map_may_place_no_tenant() -> None:
+    read = parse('{"cells": {"a": "http://a.example", "elevencells": "https://b.example/"}}')
+    assert read.addresses == {"a": "http://a.example", "elevencells": "https://b.example"}
+    assert (read.tenants, read.homes) == ({}, frozenset())
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", orjson.dumps({"cells": {"b": "https://b.example"}})])
@@ -57,7 +68,7 @@ def test_a_cell_does_not_start_without_a_map_that_names_it(tmp_path: Path, conte
     path = tmp_path / "cells.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BadSetting, match="LEASEHOLD_CELLS_FILE"):
+    with pytest.raises(BadSetting, match=r"LEASEHOLD_CELLS_FILE.*(No such file|it is empty|map of cells)"):
         cells_of(path)
     with pytest.raises(BadSetting, match="LEASEHOLD_CELLS_FILE"):
         Cells.of(Settings(_env_file=None, cell="a"))
@@ -78,6 +89,19 @@ def test_a_key_of_a_cell_that_the_map_does_not_name_is_only_a_wrong_key(tmp_path
         cells.refuse_before_key_is_read(own_or_unknown)
     with pytest.raises(WrongCell):
         cells.refuse_before_key_is_read("b")
+
+
+def test_before_its_key_is_read_a_tenant_is_sent_away_only_from_a_cell_that_has_taken_none_over(tmp_path: Path) -> None:
+    """One that has moved here still uses the key that its old cell made."""
+    cells = cells_of(written(tmp_path / "cells.json", TWO), own="b")
+    cells.refuse_before_key_is_read("a")
+    cells.refuse_elsewhere("acme", "a")  # the map decides
+    for tenant in (None, "another"):
+        with pytest.raises(WrongCell) as refused:
+            cells.refuse_elsewhere(tenant, "a")
+        assert (refused.value.cell, refused.value.address) == ("a", "https://a.example")
+        cells.refuse_elsewhere(tenant, "unknown")
+        cells.refuse_elsewhere(tenant, "b")
 
 
 def test_a_changed_map_holds_at_once_and_a_broken_one_never(tmp_path: Path) -> None:

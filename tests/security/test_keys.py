@@ -6,12 +6,28 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from leasehold.db.database import Connection, connect
-from leasehold.domain.errors import NotFound, TooMany
+from leasehold.domain.errors import Invalid, NotFound, TooMany
+from leasehold.domain.ids import new_id
 from leasehold.limits.downloads import RATES
-from leasehold.security.credentials import rotate_key
+from leasehold.security.credentials import (
+    NewKey,
+    PresentedKey,
+    StoredKey,
+    create_key,
+    expire_key,
+    find_key,
+    find_key_of,
+    list_keys,
+    mark_used,
+    matches,
+    parse_key,
+    revoke_key,
+    rotate_key,
+)
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.media_api import problem
@@ -125,3 +141,171 @@ async def test_a_successor_is_refused_once_its_predecessors_end_has_come(
         assert (await client.post("/upload-url", json=BODY)).status_code == 201
         await rows.execute("UPDATE api_key SET expires_at = expires_at - interval '1 hour'")
         problem(await client.post("/upload-url", json=BODY), 401, "invalid_api_key")
+
+
+def test_a_key_is_taken_apart_and_nothing_prints_its_secret() -> None:
+    prefix, secret = "abcdefghij01", "S" * 42 + "-"
+    plain, of_cell = parse_key(f"lh_{prefix}_{secret}"), parse_key(f"lh_eu1_{prefix}_{secret}")
+    assert plain == PresentedKey(prefix, secret)
+    assert of_cell == PresentedKey(prefix, secret, "eu1")
+    end = datetime.now(UTC)
+    stored = StoredKey(new_id(), prefix, prefix, "acme", "tests", frozenset(), True, False, b"S" * 32)
+    for shown in (plain, of_cell, NewKey(new_id(), prefix, f"lh_{prefix}_{secret}", end), stored):
+        assert prefix in repr(shown)
+        assert "SSSS" not in repr(shown)
+    text = f"lh_{prefix}_{secret}"
+    for malformed in ("", text[:15], f"{text}x", text[:-1], f" {text}", f"{text}\n", f"lh_EU_{prefix}_{secret}"):
+        assert parse_key(malformed) is None
+
+
+async def test_only_the_keys_own_secret_opens_it(rows: Connection, make_key: MakeKey) -> None:
+    key, other = await make_key(), await make_key(cell="eu1")
+    assert key.text.startswith(f"lh_{key.prefix}_")
+    assert other.text.startswith(f"lh_eu1_{other.prefix}_")
+    presented, of_other = parse_key(key.text), parse_key(other.text)
+    assert presented is not None
+    assert of_other is not None
+    stored = await find_key(rows, key.prefix)
+    assert stored is not None
+    assert (stored.id, stored.prefix) == (key.id, key.prefix)
+    assert matches(presented, stored)
+    assert not matches(of_other, stored)
+    assert await find_key(rows, "nobodyhasit0") is None
+    assert not matches(presented, None)
+    nobodys = "no key has this prefix"  # the text whose hash stands in for a missing row
+    assert not matches(PresentedKey(key.prefix, nobodys), None)
+
+
+async def test_a_key_can_be_used_until_it_ends_or_is_revoked(rows: Connection, make_key: MakeKey) -> None:
+    now = datetime.now(UTC)
+    endless, ending = await make_key(), await make_key(expires_at=now + HOUR)
+    ended, revoked = await make_key(expires_at=now - HOUR), await make_key(expires_at=now + HOUR)
+    await revoke_key(rows, revoked.prefix)
+    keys = {"endless": endless, "ending": ending, "ended": ended, "revoked": revoked}
+    found = {name: await find_key(rows, key.prefix) for name, key in keys.items()}
+    assert {name for name, key in found.items() if key is not None and key.usable} == {"endless", "ending"}
+    for key in (ended, revoked):  # neither comes back to life
+        with pytest.raises(NotFound):
+            await rotate_key(rows, key.prefix, overlap=HOUR)
+        with pytest.raises(NotFound):
+            await expire_key(rows, key.prefix, HOUR)
+    with pytest.raises(NotFound):
+        await revoke_key(rows, "nobodyhasit0")
+    revoked_at = (await row_of(rows, revoked.prefix))["revoked_at"]
+    await revoke_key(rows, revoked.prefix)
+    assert (await row_of(rows, revoked.prefix))["revoked_at"] == revoked_at
+    untouched = [await row_of(rows, key.prefix) for key in (endless, ending)]
+    assert [row["revoked_at"] for row in untouched] == [None, None]
+
+
+async def test_a_key_gets_an_earlier_end_and_never_a_later_one(rows: Connection, make_key: MakeKey) -> None:
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    endless, ending, other = await make_key(), await make_key(expires_at=soon), await make_key()
+    end = await expire_key(rows, endless.prefix, HOUR)
+    assert soon < end <= datetime.now(UTC) + HOUR
+    assert (await row_of(rows, endless.prefix))["expires_at"] == end
+    assert await expire_key(rows, ending.prefix, HOUR) == soon
+    await rotate_key(rows, ending.prefix, overlap=HOUR)
+    assert (await row_of(rows, other.prefix))["expires_at"] is None
+
+
+async def test_the_last_use_of_a_key_is_written_once_a_minute(rows: Connection, make_key: MakeKey) -> None:
+    key, other = await make_key(), await make_key()
+    used: list[datetime] = []
+
+    async def use(seconds_ago: int | None) -> bool:
+        """Whether the key counts as used lately, after its last use so long ago; then it is used."""
+        if seconds_ago is not None:
+            await rows.execute(
+                "UPDATE api_key SET last_used_at = clock_timestamp() - $2::interval WHERE id = $1",
+                key.id, timedelta(seconds=seconds_ago),
+            )  # fmt: skip
+        found = await find_key(rows, key.prefix)
+        before = (await row_of(rows, key.prefix))["last_used_at"]
+        await mark_used(rows, key.id)
+        used.append((await row_of(rows, key.prefix))["last_used_at"])
+        assert found is not None
+        assert (used[-1] == before) is found.used_lately
+        return found.used_lately
+
+    assert [await use(seconds) for seconds in (None, 0, 30, 90)] == [False, True, True, False]
+    assert (await row_of(rows, other.prefix))["last_used_at"] is None
+
+
+async def test_a_seed_makes_one_key_that_is_shown_again_only_while_it_is_new_and_usable(
+    rows: Connection, make_key: MakeKey
+) -> None:
+    seeds = [bytes([number]) * 32 for number in range(4)]
+    plain, of_cell, ending = (
+        await make_key(seed=seeds[0]),
+        await make_key(seed=seeds[1], cell="eu1"),
+        await make_key(seed=seeds[2], expires_at=datetime.now(UTC) + HOUR),
+    )
+    assert len({plain.text, of_cell.text, ending.text}) == 3
+    assert (await make_key()).text != (await make_key()).text
+
+    async def again(number: int, cell: str = "", within: timedelta = HOUR) -> NewKey | None:
+        found = await find_key_of(rows, seeds[number], within, cell)
+        assert found is not None
+        assert found.tenant_id == "acme"
+        return found.key
+
+    assert await again(0) == plain
+    assert await again(1, "eu1") == of_cell
+    assert await again(2) == ending
+    assert await again(0, within=timedelta(0)) is None
+    assert await find_key_of(rows, seeds[3], HOUR) is None
+    await rows.execute("UPDATE api_key SET created_at = created_at - interval '2 hours' WHERE id = $1", plain.id)
+    assert await again(0) is None
+    await revoke_key(rows, of_cell.prefix)
+    assert await again(1, "eu1") is None
+    await expire_key(rows, ending.prefix, timedelta(0))
+    assert await again(2) is None
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await make_key(seed=seeds[0])
+
+
+async def test_keys_are_listed_a_page_at_a_time_each_once_and_ended_ones_when_asked_for(
+    rows: Connection, make_key: MakeKey
+) -> None:
+    now = datetime.now(UTC)
+    made = [await make_key(tenant) for tenant in ("acme", "acme", "bolt", "bolt")]
+    ended, revoked = await make_key(expires_at=now - HOUR), await make_key(expires_at=now - HOUR)
+    await revoke_key(rows, revoked.prefix)
+
+    def prefixes(keys: list[dict[str, Any]]) -> list[str]:
+        return [key["prefix"] for key in keys]
+
+    everyone = [key.prefix for key in made]
+    assert prefixes(await list_keys(rows)) == everyone
+    assert prefixes(await list_keys(rows, "bolt")) == everyone[2:]
+    paged: list[str] = []
+    after = None
+    for _ in range(5):
+        page = await list_keys(rows, at_most=1, after=after)
+        paged += prefixes(page)
+        after = page[0]["id"] if page else after
+    assert paged == everyone
+    states = {key["prefix"]: key["state"] for key in await list_keys(rows, "acme", ended=True)}
+    assert states == {**dict.fromkeys(everyone[:2], "active"), ended.prefix: "expired", revoked.prefix: "revoked"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"tenant_id": ""}, "key_owner_missing"),
+        ({"client_id": ""}, "key_owner_missing"),
+        ({"scopes": ["runs:read", "runs"]}, "scope_malformed"),
+        ({"scopes": ["runs:read\n"]}, "scope_malformed"),
+    ],
+)
+async def test_a_key_without_an_owner_or_with_a_right_that_nobody_understands_is_not_made(
+    rows: Connection, wrong: dict[str, Any], code: str
+) -> None:
+    owner: dict[str, Any] = {"tenant_id": "acme", "client_id": "tests", "scopes": ["runs:read"]}
+    with pytest.raises(Invalid) as refused:
+        await create_key(rows, **owner | wrong)
+    assert refused.value.code == code
+    assert await rows.fetchval("SELECT count(*) FROM api_key") == 0
+    made = await create_key(rows, **owner)
+    assert (await row_of(rows, made.prefix))["tenant_id"] == "acme"
