@@ -214,7 +214,7 @@ def _scopes_of(membership: Membership) -> list[str]:
 
 def _identity_of(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> Identity:
     subject = claims["sub"]
-    if not isinstance(subject, str) or not _printable_text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
+    if not _printable_text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
         raise _sign_in_refused("the ID token has no usable subject")
     # The login is only shown, so an email counts unless the provider calls it unverified.
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None

@@ -10,6 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from leasehold.api.auth.audit import record
+from leasehold.api.process.keyring import Caller
 from leasehold.db import audit
 from leasehold.db.audit import AuditFilter, Target
 from leasehold.db.database import Connection, connect
@@ -43,6 +45,16 @@ async def test_each_row_has_the_hash_of_the_row_before(rows: Connection) -> None
     assert (second["previous"], third["previous"]) == (first["hash"], second["hash"])
     assert (await audit.heads(rows, "acme"))[0]["hash"] == third["hash"]
     assert await verified(rows) is None
+
+
+async def test_an_act_of_the_api_stands_in_the_chain_of_the_tenant_whose_object_it_changed(rows: Connection) -> None:
+    caller = Caller("ops", "anna", "abcdefghijkl", "abcdefghijkl", frozenset())
+    await record(rows, caller, "key.create", "k1", scopes=["runs:read"])
+    await record(rows, caller, "limit.set.again", "l1", tenant_id="acme")
+    (own,), (others,) = await whole(rows, "ops"), await whole(rows, "acme")
+    assert (own["action"], own["target_kind"], own["target"], own["actor"]) == ("key.create", "key", "k1", "anna")
+    assert json.loads(own["details"]) == {"scopes": ["runs:read"]}
+    assert (others["action"], others["target_kind"], others["target"]) == ("limit.set.again", "limit", "l1")
 
 
 @pytest.mark.parametrize("text", ["", "é", "🦊 fox", "1:a,", "-,", 'a"b\\c\n\t', "\u202eright to left", "x" * 3000])

@@ -242,6 +242,7 @@ async def test_a_seed_makes_one_key_that_is_shown_again_only_while_it_is_new_and
         await make_key(seed=seeds[2], expires_at=datetime.now(UTC) + HOUR),
     )
     assert len({plain.text, of_cell.text, ending.text}) == 3
+    assert all(parse_key(key.text) is not None for key in (plain, of_cell, ending))
     assert (await make_key()).text != (await make_key()).text
 
     async def again(number: int, cell: str = "", within: timedelta = HOUR) -> NewKey | None:

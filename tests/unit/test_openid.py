@@ -108,8 +108,9 @@ def test_a_token_for_several_must_name_its_client_and_one_for_the_client_alone_m
 
 @pytest.mark.parametrize("claim", ["iss", "aud", "sub", "exp", "iat", "nonce"])
 def test_a_token_that_leaves_out_what_binds_it_to_this_sign_in_is_refused(claim: str) -> None:
+    left_out: dict[str, Any] = {claim: None}
     with pytest.raises(TokenRefused):
-        claims(id_token(**{claim: None}))
+        claims(id_token(**left_out))
 
 
 @pytest.mark.parametrize("token", [None, 7, "", "a.b.c", ["a"]])
@@ -197,7 +198,12 @@ async def test_the_browser_must_come_back_from_its_own_sign_in_at_this_issuer() 
         ("/jwks", 200, {"keys": {"a": PUBLIC[0]}}, BadGateway),
         ("/jwks", 200, {}, BadGateway),
         ("/.well-known/openid-configuration", 500, ..., BadGateway),
-        ("/.well-known/openid-configuration", 200, {"issuer": "https://evil.example"}, BadGateway),
+        (
+            "/.well-known/openid-configuration",
+            200,
+            {"issuer": "https://evil.example", "token_endpoint": f"{ISSUER}/token", "jwks_uri": f"{ISSUER}/jwks"},
+            BadGateway,
+        ),
         ("/.well-known/openid-configuration", 200, {"issuer": ISSUER}, BadGateway),
     ],
 )
@@ -218,7 +224,7 @@ async def test_userinfo_is_asked_for_groups_that_the_token_lacks_and_must_be_of_
     assert "/userinfo" not in provider.paths
     provider.bodies["/token"]["id_token"] = id_token()
     found = await identified(provider)
-    assert (found.groups, found.name) == ({"admins"}, "Vera")
+    assert (found.groups, found.name) == (frozenset({"admins"}), "Vera")
     assert provider.sent["/userinfo"]["Authorization"] == "Bearer a"
     provider.statuses["/userinfo"] = 500
     with pytest.raises(Unauthenticated):
