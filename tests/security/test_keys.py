@@ -226,7 +226,7 @@ async def test_the_last_use_of_a_key_is_written_once_a_minute(rows: Connection, 
         used.append((await row_of(rows, key.prefix))["last_used_at"])
         assert found is not None
         assert (used[-1] == before) is found.used_lately
-        return found.used_lately
+        return bool(found.used_lately)
 
     assert [await use(seconds) for seconds in (None, 0, 30, 90)] == [False, True, True, False]
     assert (await row_of(rows, other.prefix))["last_used_at"] is None
