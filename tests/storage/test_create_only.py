@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,6 +113,17 @@ async def test_what_was_created_where_a_leftover_had_been_is_not_overwritten(
     with pytest.raises(ObjectExists):
         await refusing.put("k", b"mine", **TEXT, may_replace=lambda there: there.size == len(b"leftover"))
     assert await refusing.read_head("k", 10) == b"theirs"
+
+
+async def test_while_others_keep_replacing_an_object_nothing_is_said_to_be_stored(
+    refusing: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await refusing.put("k", b"leftover", **TEXT)
+    theirs = [b"theirs %d" % number for number in range(store_module._MAX_PUTS)]
+    interrupt(monkeypatch, refusing, *(partial(refusing._put_once, "k", data, "text/plain", {}) for data in theirs))
+    with pytest.raises(StoreUnavailable):
+        await refusing.put("k", b"mine", **TEXT, may_replace=lambda _there: True)
+    assert await refusing.read_head("k", 10) == theirs[-1]
 
 
 async def test_what_replaces_a_leftover_in_parts_names_the_object_that_it_replaces(

@@ -218,7 +218,10 @@ async def test_a_signed_url_for_something_new_overwrites_nothing_where_the_store
 async def test_whether_a_store_can_refuse_is_asked_once(store_settings: Settings, store: ObjectStore) -> None:
     fresh = ObjectStore(store_settings)
     await fresh.open()
+    puts: list[str] = []
+    fresh._client.meta.events.register("before-send.s3.PutObject", lambda request, **_: puts.append(request.url))
     assert {await fresh.probe_once() for _ in range(3)} == {store.conditional}
+    assert len(set(puts)) == 1  # each probe has a key of its own
     await fresh.close()
     for said in ("yes", "no"):
         told = ObjectStore(

@@ -68,3 +68,27 @@ def test_a_slot_is_given_up_for_who_has_two_less() -> None:
     shares.take("a")
     assert hints.lighter_tenant_waits("a")
     assert not hints.lighter_tenant_waits("b")
+
+
+def test_hints_that_are_unwanted_are_given_back_once_and_the_others_keep_their_turn() -> None:
+    hints = Hints(Shares(100))
+    put(hints, "a", "b", "a")
+    first = hints.take()
+    assert first is not None
+    gone = {first.hint.task_id}
+    hints.add(first)
+    put(hints, "c")
+    assert [delivery.hint.task_id for delivery in hints.remove(gone.__contains__)] == [first.hint.task_id]
+    assert hints.remove(gone.__contains__) == []
+    assert [hints.count(tenant) for tenant in "abc"] == [1, 1, 1]
+    assert [delivery.hint.tenant for delivery in hints.remove(lambda _task_id: True)] == ["b", "a", "c"]
+    assert not hints
+    assert hints.take() is None
+
+
+def test_a_pool_that_forgets_its_hints_has_none() -> None:
+    hints = Hints(Shares(100))
+    put(hints, "a", "b")
+    hints.clear()
+    assert not hints
+    assert hints.take() is None
