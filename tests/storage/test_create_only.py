@@ -248,3 +248,21 @@ async def test_a_leftover_that_goes_while_its_bytes_are_compared_is_no_error(
     await refusing.put("k", b"mine", **TEXT)
     monkeypatch.undo()
     assert await refusing.read_head("k", 10) == b"mine"
+
+
+async def test_where_the_store_keeps_no_metadata_the_bytes_tell_whether_they_are_the_same(
+    refusing: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two attempts may store the same result; of another one nothing is overwritten, though it has the same length."""
+    await refusing.put("k", b"mine", **TEXT)
+    head = refusing.head
+
+    async def bare_head(key: str) -> Stored | None:
+        found = await head(key)
+        return None if found is None else dataclasses.replace(found, sha256="", metadata={})
+
+    monkeypatch.setattr(refusing, "head", bare_head)
+    assert (await refusing.put("k", b"mine", **TEXT)).size == 4
+    with pytest.raises(ObjectExists):
+        await refusing.put("k", b"them", **TEXT)
+    assert await refusing.read_head("k", 10) == b"mine"
