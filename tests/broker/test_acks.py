@@ -58,6 +58,7 @@ class Line:
 async def running(acks: Acks) -> AsyncIterator[None]:
     task = asyncio.create_task(acks.run())
     yield
+    assert not task.done()
     task.cancel()
     await asyncio.wait([task])
 

@@ -166,11 +166,16 @@ async def test_bytes_that_are_not_the_ones_stored_are_refused_and_not_left_on_di
     await store.put("k", b"what is there", **TEXT)
     with pytest.raises(ObjectCorrupt):
         await store.fetch_file("k", tmp_path / "x", sha256=sha256(b"what was stored"))
-    with pytest.raises(ObjectTooLarge):
-        await store.fetch_file("k", tmp_path / "x", max_bytes=5)
-    with pytest.raises(ObjectTooLarge):
-        await store.fetch_bytes("k", max_bytes=5)
     assert not (tmp_path / "x").exists()
+    with pytest.raises(ObjectCorrupt):
+        await store.fetch_bytes("k", sha256=sha256(b"what was stored"), max_bytes=100)
+    with pytest.raises(ObjectTooLarge):
+        await store.fetch_file("k", tmp_path / "x", max_bytes=12)
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ObjectTooLarge):
+        await store.fetch_bytes("k", max_bytes=12)
+    assert (await store.fetch_file("k", tmp_path / "x", max_bytes=13)).size == 13
+    assert await store.fetch_bytes("k", sha256=sha256(b"what is there"), max_bytes=13) == b"what is there"
 
 
 async def test_objects_are_listed_by_prefix_and_deleted(store: ObjectStore) -> None:
@@ -256,12 +261,14 @@ async def test_the_probe_finds_out_what_the_store_honours(store: ObjectStore, re
 
 
 @asynccontextmanager
-async def server(answer: bytes | None) -> AsyncIterator[str]:
-    """Accepts, and says `answer` to every request, or nothing."""
+async def server(*answers: bytes | None) -> AsyncIterator[str]:
+    """Accepts, and says one of `answers` to each request, or nothing: the last one to all further requests."""
+    left = list(answers)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline() not in (b"\r\n", b""):
             pass
+        answer = left.pop(0) if len(left) > 1 else left[0]
         if answer is not None:
             writer.write(answer)
         else:
@@ -293,6 +300,22 @@ async def test_a_server_that_misbehaves_is_unavailable_and_leaves_no_file(kind: 
         await store.close()
     assert "canary" not in str(told.value)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3])
+async def test_a_download_that_is_cut_twice_comes_whole_the_third_time(cuts: int, tmp_path: Path) -> None:
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole"
+    async with server(*[CUT] * cuts, whole) as endpoint:
+        store = ObjectStore(settings_of(endpoint, "access", "secret", "bucket"))
+        await store.open()
+        if cuts < 3:
+            assert (await store.fetch_file("k", tmp_path / "x")).size == 5
+            assert (tmp_path / "x").read_bytes() == b"whole"
+        else:
+            with pytest.raises(StoreUnavailable):
+                await store.fetch_file("k", tmp_path / "x")
+            assert not (tmp_path / "x").exists()
+        await store.close()
 
 
 async def test_the_time_of_a_slow_reader_does_not_count_as_the_stores(monkeypatch: pytest.MonkeyPatch) -> None:
