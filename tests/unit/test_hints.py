@@ -32,6 +32,12 @@ def test_tenants_take_turns() -> None:
     assert not hints
 
 
+def test_two_tenants_take_turns_also_if_each_step_ends_before_the_next_begins() -> None:
+    hints = Hints(Shares(100))
+    put(hints, "a", "a", "b", "b")
+    assert [delivery.hint.tenant for _ in range(4) if (delivery := hints.take())] == ["a", "b", "a", "b"]
+
+
 def test_whoever_runs_least_is_first() -> None:
     shares = Shares(3)
     for _ in range(2):
