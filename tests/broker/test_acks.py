@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from aiormq.abc import ChannelFrame
+from aiormq.abc import AbstractChannel, ChannelFrame
 from pamqp import commands as spec
 from pamqp.frame import unmarshal
 
@@ -25,8 +25,8 @@ class Line:
     def __init__(self, *tags: int) -> None:
         self.queue = asyncio.Queue[ChannelFrame]()
         connection = SimpleNamespace(write_queue=self.queue)
-        self.channel: Any = SimpleNamespace(number=7, is_closed=False, connection=connection)
-        self.acks = Acks(self.channel)
+        channel: Any = SimpleNamespace(number=7, is_closed=False, connection=connection)
+        self.channel, self.acks = channel, Acks(cast("AbstractChannel", channel))
         for tag in tags:
             self.acks.delivered(tag)
 
