@@ -12,7 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.api.jobs.schemas import JobAnswer
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, connect
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.kinds.job_kinds import reported_jobs_of
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
@@ -31,6 +32,10 @@ HOOK = "http://127.0.0.1/hook?token=sesame"
 async def dispatched(running: Running, rows: Connection) -> list[dict[str, Any]]:
     """The parameters of all deliveries, once a worker has dispatched."""
     await webhooks.dispatch(rows, deliveries, 60, reported_jobs_of(running.services.kinds))
+    return await dispatched_before(rows)
+
+
+async def dispatched_before(rows: Connection) -> list[dict[str, Any]]:
     found = await rows.fetch("SELECT params FROM job WHERE pipeline = 'webhook' ORDER BY id")
     return [row["params"] for row in found]
 
@@ -67,6 +72,76 @@ async def test_each_end_of_a_job_of_every_kind_is_sent_to_its_url(
     assert (shown["status"], last["parent"]["id"]) == ("queued", str(job_id))
     assert (last["parameters"]["event"]["type"], last["redacted"]) == ("job.cancelled", ["url"])
     assert len(await dispatched(running, rows)) == 2, "each end is sent once"
+
+
+async def test_jobs_that_end_together_are_each_sent_to_their_own_url(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    urls = {await maker.make("run", callback_url=url): url for url in (HOOK, f"{HOOK}/2", f"{HOOK}/3")}
+    unheard = await maker.make("run")
+    for job_id in (*urls, unheard):
+        await client.post(f"/v1/jobs/{job_id}/cancel")
+    sent = await dispatched(running, rows)
+    assert {UUID(params["event"]["data"]["id"]): params["url"] for params in sent} == urls
+    for job_id in urls:
+        shown = (await job_of(client, job_id))["callback"]["delivery"]
+        assert (await job_of(client, UUID(shown["id"])))["parent"]["id"] == str(job_id)
+
+
+async def test_a_job_is_sent_when_it_has_ended_and_not_before(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    job_id = await maker.make("run", callback_url=HOOK)
+    assert await dispatched(running, rows) == []
+    assert await rows.fetchval("SELECT count(*) FROM quarantine") == 0
+    await client.post(f"/v1/jobs/{job_id}/cancel")
+    assert [params["event"]["type"] for params in await dispatched(running, rows)] == ["job.cancelled"]
+
+
+async def test_a_job_that_a_transaction_holds_delays_no_other_one(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, settings: Settings
+) -> None:
+    held, free, retried = [await maker.make("run", callback_url=HOOK) for _ in range(3)]
+    for job_id in (held, free, retried):
+        await maker.fail(job_id)
+    holder = await connect(settings, "tests")
+    try:
+        async with holder.transaction():
+            await holder.execute("SELECT 1 FROM job WHERE id = $1 FOR UPDATE", held)
+            await rows.execute("SET lock_timeout = '2s'")  # who waits for the held row fails
+            await webhooks.dispatch(rows, deliveries, 60, reported_jobs_of(running.services.kinds), job_id=retried)
+            sent = await dispatched(running, rows)
+            assert [params["event"]["data"]["id"] for params in sent] == [str(retried), str(free)]
+    finally:
+        await holder.close()
+    assert [params["event"]["data"]["id"] for params in await dispatched(running, rows)][2:] == [str(held)]
+
+
+async def test_a_failed_run_of_an_app_is_left_to_a_process_that_knows_what_follows(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """A process with other code would tell of the end, and the `on_failure` run would never follow."""
+    report, pay, other = [
+        Pipeline(name, steps=[Step("only", queue="q")], module="tests")
+        for name in ("shop.report", "shop.pay", "bank.pay")
+    ]
+    pay.on_failure = report
+    failed, succeeded = await maker.make("run", callback_url=HOOK), await maker.make("run", callback_url=HOOK)
+    of_platform = await maker.make("run", callback_url=HOOK)
+    await maker.fail(failed)
+    await maker.succeed(succeeded)
+    await maker.fail(of_platform)
+    await rows.execute("UPDATE job SET pipeline = 'shop.pay' WHERE id = ANY($1::uuid[])", [failed, succeeded])
+
+    async def told(pipeline: Pipeline) -> set[str]:
+        kinds = reported_jobs_of(running.services.kinds)
+        await webhooks.dispatch(rows, deliveries, 60, kinds, pipelines=[pipeline])
+        return {params["event"]["data"]["id"] for params in await dispatched_before(rows)}
+
+    assert await told(other) == {str(succeeded), str(of_platform)}
+    assert await told(pay) == {str(succeeded), str(of_platform), str(failed)}
+    followers = await rows.fetch("SELECT params FROM job WHERE pipeline = 'shop.report'")
+    assert [row["params"]["run_id"] for row in followers] == [str(failed)]
 
 
 async def test_a_webhook_hears_of_the_job_too(

@@ -35,7 +35,10 @@ async def told(running: Running, rows: Connection) -> list[dict[str, Any]]:
 async def test_every_kind_s_end_is_told(
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
 ) -> None:
-    """Also of jobs that were there before the webhook, and of each end of a job that is retried."""
+    """Also of jobs that were there before the webhook, and of each end of a job that is retried. Not of jobs that had
+    ended before.
+    """
+    await maker.fail(await maker.make("run"))
     before = [await maker.make(kind, tags={"n": "1"}) for kind in KINDS if kind != "webhook"]
     await subscribe(client)
     after = [await maker.make(kind) for kind in KINDS if kind != "webhook"]

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import time
+from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from cryptography.fernet import Fernet
@@ -23,8 +24,14 @@ from pydantic import SecretStr
 from leasehold.api.process.metrics import IN_FLIGHT
 from leasehold.api.process.tenant_pool import TenantPool
 from leasehold.db.database import Connection, connect
-from leasehold.pipelines.webhooks.pipeline import webhooks
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.verdicts import Snooze
+from leasehold.pipelines.webhooks.context import DeliveryContext
+from leasehold.pipelines.webhooks.limits import DeliveryLimits
+from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
+from leasehold.pipelines.webhooks.steps import deliver
 from leasehold.security.credentials import create_key
+from leasehold.security.egress import Answer, EgressRefused
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
 from leasehold.transitions.webhooks import disable, dispatch
@@ -274,6 +281,73 @@ async def test_a_delivery_that_was_written_before_its_webhook_ended_is_not_sent(
         while (await rows.fetchval("SELECT status FROM job WHERE pipeline = 'webhook'")) != "succeeded":
             await asyncio.sleep(0.02)
     assert receiver.heard == []
+
+
+@dataclass
+class Attempt:
+    """The fourth attempt at a delivery, whose receiver answers as `says`."""
+
+    rows: Connection
+    sealing: Sealing
+    says: Answer | EgressRefused
+    params: Delivery
+    errors: int = 3
+    tenant_id: str = "acme"
+    job_id: UUID = field(default_factory=uuid4)
+    limits: DeliveryLimits = field(default_factory=lambda: DeliveryLimits(per_tenant=2, per_host=1))
+    most_bytes: int = 0
+
+    @property
+    def opened(self) -> DeliveryContext:
+        egress: Any = SimpleNamespace(request=self._request)
+        return DeliveryContext(egress, self.sealing, self.limits, 50.0)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        yield self.rows
+
+    async def note(self) -> dict[str, Any]:
+        return {}
+
+    async def _request(self, *_: Any, max_bytes: int, **__: Any) -> Answer:
+        self.most_bytes = max_bytes
+        if isinstance(self.says, EgressRefused):
+            raise self.says
+        return self.says
+
+    async def deliver(self) -> Any:
+        attempt: Any = self
+        return await deliver(attempt)
+
+
+async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings: Settings) -> None:
+    """Delivered after 2xx; tried again after any other answer, and while DNS does not know the host."""
+    to = Delivery(url="http://hook.example/", event={"type": "run.failed"})
+    said: Answer | EgressRefused = Answer(299, {}, b"")
+    attempt = Attempt(rows, Sealing(runs_settings), said, to)
+    assert await attempt.deliver() == {"delivered": True, "status": 299}
+    assert attempt.most_bytes == 64 * 1024, "a receiver's answer cannot fill the worker's memory"
+    with attempt.limits.try_acquire(tenant="rival", host="hook.example"):
+        assert isinstance(await attempt.deliver(), Snooze), "another delivery to this host is on its way"
+    with attempt.limits.try_acquire(tenant="rival", host="other.example"):
+        assert await attempt.deliver() == {"delivered": True, "status": 299}
+
+    attempt.says = Answer(300, {}, b"")
+    with pytest.raises(Retryable, match="answered 300") as refused:
+        await attempt.deliver()
+    assert refused.value.after is not None
+    assert 3600 <= refused.value.after.total_seconds() <= 7200, "the fourth delay of the ladder"
+
+    attempt.says = EgressRefused("host_unknown", "no such host")
+    with pytest.raises(Retryable, match="no such host"):
+        await attempt.deliver()
+    attempt.says = EgressRefused("address_private", "a private address")
+    with pytest.raises(Permanent, match="a private address"):
+        await attempt.deliver()
+
+    attempt.params = Delivery(webhook_id=uuid4(), event={})
+    gone = {"delivered": False, "because": "the webhook is deleted or disabled"}
+    assert await attempt.deliver() == gone
 
 
 async def test_a_tenants_webhook_hears_of_its_own_runs_and_of_the_ends_that_it_asked_for(
