@@ -139,7 +139,10 @@ async def test_a_failed_run_of_an_app_is_left_to_a_process_that_knows_what_follo
         return {params["event"]["data"]["id"] for params in await dispatched_before(rows)}
 
     assert await told(other) == {str(succeeded), str(of_platform)}
-    assert await told(pay) == {str(succeeded), str(of_platform), str(failed)}
+    paid = await maker.make("run", callback_url=HOOK)
+    await maker.succeed(paid)
+    await rows.execute("UPDATE job SET pipeline = 'shop.pay' WHERE id = $1", paid)
+    assert await told(pay) == {str(succeeded), str(of_platform), str(failed), str(paid)}
     followers = await rows.fetch("SELECT params FROM job WHERE pipeline = 'shop.report'")
     assert [row["params"]["run_id"] for row in followers] == [str(failed)]
 
