@@ -31,11 +31,12 @@ _ENDS = {
     "taken_over": ("lost", "lost with its worker"),
     "released": ("off", "released"),
     "parked": ("ok", "snoozed"),
+    "suspended": ("ok", "suspended"),
     "cancelled": ("off", "cancelled"),
-    "expired": ("no", "expired"),
 }
-#: The kinds of entries in a ledger that the worker with the lease writes.
-WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled", "expired"}
+#: The kinds of ledger entries by which a worker ends its own attempt. It does not write the other kinds of _ENDS, or
+#: not it alone: `cancelled` may also come from the API or from another worker.
+WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
