@@ -151,7 +151,7 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     platform or of another kind.
     """
     consoles = [] if settings.console_path is None else [console_router(settings.console_path)]
-    monitoring = [metrics.router] if settings.metrics_public else []
+    monitoring = [metrics.router] if settings.metrics and settings.metrics_public else []
     if settings.console_only:
         return [health.router, *monitoring, *consoles]
     shipped_routers = [load(name) for kind in kinds if kind in SHIPPED for name in kind.routers]

@@ -668,7 +668,11 @@ class Settings(SettingsWithFiles):
     )
     metrics: bool = Field(True, description="Collect metrics; off: nothing is counted and /metrics is not served.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port for a separate /metrics listener; 0: a free port; unset: no listener."
+        None,
+        ge=0,
+        le=65535,
+        description="Port for a separate listener: /metrics, and a worker's /livez and /readyz, also while metrics are "
+        "off; 0: a free port; unset: no listener.",
     )
     metrics_host: str = Field(
         "127.0.0.1",
@@ -676,7 +680,9 @@ class Settings(SettingsWithFiles):
         "Prometheus should reach it.",
     )
     traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables name their destination.")
-    metrics_public: bool = Field(False, description="Also serve /metrics on the API's public port, without a key.")
+    metrics_public: bool = Field(
+        False, description="Also serve /metrics on the API's public port, without a key, unless metrics are off."
+    )
 
     @field_validator("console_oidc_issuer")
     @classmethod

@@ -1,4 +1,5 @@
-"""The HTTP listener of one process on LEASEHOLD_METRICS_PORT: `/metrics`, and in a worker `/livez` and `/readyz`.
+"""The HTTP listener of one process on LEASEHOLD_METRICS_PORT: `/metrics` unless metrics are off, and in a worker
+`/livez` and `/readyz`.
 
 It runs in its own threads, so it also answers while the main loop is blocked. Only Prometheus and the kubelet should
 reach it.
@@ -65,9 +66,16 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-def listen(host: str, port: int, health: Health | None) -> int:
-    """Serve in threads that end with the process. Returns the port. Raises OSError when the address is not free."""
-    metrics = make_wsgi_app()
+def _not_found(_environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+    start("404 Not Found", [("Content-Type", "text/plain")])
+    return [b"not found\n"]
+
+
+def listen(host: str, port: int, health: Health | None, *, has_metrics: bool = True) -> int:
+    """Serve the metrics if `has_metrics`, and the probes of `health`. The threads end with the process. Returns the
+    port. Raises OSError when the address is not free.
+    """
+    other_pages = make_wsgi_app() if has_metrics else _not_found
     probes: dict[str, Callable[[], bool]] = {}
     if health is not None:
         probes = {"/livez": health.is_alive, "/readyz": lambda: health.is_ready}
@@ -75,7 +83,7 @@ def listen(host: str, port: int, health: Health | None) -> int:
     def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         probe = probes.get(environ["PATH_INFO"])
         if probe is None:
-            page: Iterable[bytes] = metrics(environ, start)
+            page: Iterable[bytes] = other_pages(environ, start)
             return page
         is_ok = probe()
         start("200 OK" if is_ok else "503 Service Unavailable", [("Content-Type", "text/plain")])

@@ -71,7 +71,7 @@ def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: S
 def fast_counter(name: str, meaning: str, labels: Sequence[str]) -> FastCounter:
     """Make a counter for the hot path. It costs less per increment than prometheus_client's (see fast_metrics.py)."""
     _describe(name, "counter", labels, meaning)
-    metric = FastCounter(name, meaning, labels)
+    metric = FastCounter(name, meaning, labels)  # the short name: a FastCounter adds `leasehold_` itself
     _metrics.append(metric)
     return metric
 
@@ -109,14 +109,19 @@ _BUILD = gauge(
 
 
 def expose(settings: Settings, role: str, health: Health | None = None) -> int | None:
-    """Record the build, and serve /metrics on its own port if one is set. A process's main calls it once.
+    """Record the build, and serve /metrics and the probes on the port `metrics_port` if it is set. With metrics off,
+    only the probes are served. A process's main calls it once.
 
-    `health`: what the probes of a worker read. Returns the port. None: no port is set. Raises OSError when the address
-    is not free.
+    `health`: what the probes of a worker read. Returns the port. None: no port is set, or there is nothing to serve.
+    Raises OSError when the address is not free.
     """
     if not settings.metrics:
         switch_off()
-        return None
+        if health is None or settings.metrics_port is None:
+            return None
+        port = listen(settings.metrics_host, settings.metrics_port, health, has_metrics=False)
+        log.info("probes are served", address=f"http://{settings.metrics_host}:{port}/readyz")
+        return port
     disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` samples are a third of all lines, and nothing reads them
     _BUILD.labels(role, version("leasehold"), sys.version.split()[0]).set(1)
     if settings.metrics_port is None:

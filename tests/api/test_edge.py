@@ -150,3 +150,6 @@ async def test_metrics_are_not_on_the_public_port_unless_somebody_says_so(
         client_of(running.url) as anybody,
     ):
         assert "leasehold_http_requests_in_flight" in (await anybody.get("/metrics")).text
+    off = settings.model_copy(update={"metrics_public": True, "metrics": False})
+    async with serving(off) as running, client_of(running.url) as anybody:
+        problem(await anybody.get("/metrics"), 404, "not_found")

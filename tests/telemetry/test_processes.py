@@ -57,12 +57,27 @@ async def test_a_picture_that_nothing_can_help_is_a_rejected_job_and_a_dead_lett
     assert page["leasehold_dead_letters_total", {"pipeline": "media", "step": "resize"}] == 1
 
 
-@pytest.mark.parametrize("module", ["api", "worker"])
-async def test_with_metrics_off_nothing_listens(fleet: Fleet, module: str) -> None:
+async def test_with_metrics_off_nothing_of_the_api_listens(fleet: Fleet) -> None:
     port = free_port()
-    started = await (fleet.api if module == "api" else fleet.worker)(metrics_port=port, metrics="false")
+    api = await fleet.api(metrics_port=port, metrics="false")
     async with httpx2.AsyncClient(timeout=40) as client:
         with pytest.raises(httpx2.ConnectError):
             await client.get(f"http://127.0.0.1:{port}/metrics")
-    started.signal(signal.SIGTERM)
-    assert await started.wait() == 0
+    api.signal(signal.SIGTERM)
+    assert await api.wait() == 0
+
+
+async def test_with_metrics_off_a_worker_still_answers_its_probes(fleet: Fleet) -> None:
+    """Or the kubelet would restart it for ever."""
+    port = free_port()
+    worker = await fleet.worker(metrics_port=port, metrics="false")
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=40) as client:
+
+        async def is_ready() -> bool:
+            return (await client.get("/readyz")).status_code == 200
+
+        await fleet.until(is_ready, worker)
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/metrics")).status_code == 404
+    worker.signal(signal.SIGTERM)
+    assert await worker.wait() == 0

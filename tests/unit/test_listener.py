@@ -7,7 +7,8 @@ import socket
 import httpx2
 import pytest
 
-from leasehold.telemetry import listener
+from leasehold.settings import Settings
+from leasehold.telemetry import listener, meters
 from leasehold.telemetry.listener import Health, listen, listening_at
 
 
@@ -25,6 +26,25 @@ def test_a_worker_is_ready_when_it_serves_and_alive_while_its_loop_turns(monkeyp
     monkeypatch.setattr(listener, "DEAD_SECONDS", 0.0)
     assert (status(port, "/livez"), status(port, "/readyz")) == (503, 200)
     assert "leasehold_" in httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text
+
+
+def test_without_metrics_the_probes_answer_and_nothing_else_does() -> None:
+    health = Health()
+    health.is_ready = True
+    port = listen("127.0.0.1", 0, health, has_metrics=False)
+    assert [status(port, path) for path in ("/livez", "/readyz", "/metrics", "/")] == [200, 200, 404, 404]
+    health.is_ready = False
+    assert status(port, "/readyz") == 503
+
+
+def test_with_metrics_off_a_process_serves_what_it_has_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meters, "switch_off", lambda: None)  # the metrics of this process go on
+    off = Settings(_env_file=None, metrics=False, metrics_port=0)
+    assert meters.expose(off, "api") is None
+    assert meters.expose(off.model_copy(update={"metrics_port": None}), "worker", Health()) is None
+    port = meters.expose(off, "worker", Health())
+    assert port is not None
+    assert (status(port, "/livez"), status(port, "/metrics")) == (200, 404)
 
 
 def test_all_addresses_are_those_of_both_versions_and_a_kernel_without_ipv6_has_one(
