@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Templates
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.transitions import claims, jobs
+from leasehold.transitions import claims, concurrency, jobs
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
@@ -296,9 +297,22 @@ async def test_what_nobody_let_in_is_let_in_and_announced(duties: Duties, heard:
     await turn_of(duties, "admissions")
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id]
     await ended(rows, first)
-    for _ in range(2):  # a turn that found no further limit begins anew
-        await turn_of(duties, "admissions")
+    await turn_of(duties, "admissions")  # finds no further limit, and begins anew
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id, second.id]
+
+
+async def test_each_turn_goes_on_after_the_limits_of_the_turn_before(
+    duties: Duties, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concurrency, "with_waiting_jobs", partial(concurrency.with_waiting_jobs, page_size=1))
+    first, second, _ = await limited(rows, 3, "t")
+    of_next_limit, *_ = await limited(rows, 3, "u")
+    await turn_of(duties, "takeover")
+    for _ in range(2):
+        await turn_of(duties, "admissions")
+    await ended(rows, first)
+    await turn_of(duties, "admissions")
+    assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id, of_next_limit.id, second.id]
 
 
 async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Duties, heard: Heard, rows: Rows) -> None:

@@ -1,8 +1,9 @@
 """The duties of a worker: the maintenance that it repeats beside its attempts.
 
-Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. Some duties
-run only in the leader, one worker at a time. The takeover of dead workers' tasks uses one connection of the worker's
-pool (leasehold/db/pool_sizes.py), the other frequent duties share two, and all housekeeping duties share one.
+Each duty runs in a loop of its own (Periodic), so no duty's error ends another. Some duties run only in the leader, one
+worker at a time. The takeover of dead workers' tasks has a connection of the worker's pool (leasehold/db/pool_sizes.py)
+for itself. The other frequent duties share two connections, and all housekeeping duties share one: a duty waits for
+others only until a connection is free.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
-#: Seconds between two searches for tasks that a worker without their code has put off, and whose code this worker has.
+#: Some tasks wait because a worker without their code has put them off. A worker that has the code searches for them
+#: each time that so many seconds have passed.
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
@@ -52,6 +54,8 @@ _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
 _HOUSEKEEPING_SECONDS = 60.0
 #: How many connections the frequent duties share, and how many the housekeeping duties share.
 _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
+#: A name that sorts before the names of all concurrency limits.
+_BEFORE_ALL: ConcurrencyLimitName = ("", "")
 
 
 class Duties:
@@ -82,7 +86,7 @@ class Duties:
         self._deliveries = deliveries
         self._reported_jobs = reported_jobs_of(kinds)
         self._keep_seconds = settings.retention_days * 86_400
-        self._last_limit: ConcurrencyLimitName = ("", "")  # `_admit` goes on after this limit; at first: with the first
+        self._last_limit = _BEFORE_ALL  # the last limit that the latest turn of `_admit` served
         self._registration = registration
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
@@ -204,11 +208,14 @@ class Duties:
 
     async def _admit(self) -> None:
         """Admit the waiting jobs that the admitter (admitter.py) does not see, because they do not wait for the end of
-        another job: for example, they wait until a rate has room again. Each turn serves some of the limits.
+        another job: for example, they wait until a rate has room again. Each turn serves some of the limits: those
+        after the limits of the turn before, or the first ones if none come after these.
         """
         async with self._frequent_connection() as connection:
             limits = await concurrency.with_waiting_jobs(connection, self._last_limit)
-            self._last_limit = limits[-1] if limits else ("", "")
+            if not limits and self._last_limit != _BEFORE_ALL:
+                limits = await concurrency.with_waiting_jobs(connection, _BEFORE_ALL)
+            self._last_limit = limits[-1] if limits else _BEFORE_ALL
             self._announcer.announce(await concurrency.admit_each(connection, limits))
 
     async def _fire_schedules(self) -> None:
