@@ -317,8 +317,12 @@ def number(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def pretty(value: Any) -> str:
-    """JSON for people. A large value is cut, and the text says how many characters are missing."""
+def pretty(value: Any, path: str = "") -> str:
+    """JSON for people. A large value is cut, and the text says how many characters are missing. `path`: of the endpoint
+    of the API that has the whole value; the text names it.
+    """
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
     left_out = len(text) - _MAX_JSON
-    return text if left_out <= 0 else f"{text[:_MAX_JSON]}\n... {left_out:,} more characters: GET /v1/jobs/ID has all"
+    if left_out <= 0:
+        return text
+    return f"{text[:_MAX_JSON]}\n... {left_out:,} more characters" + (f": GET {path} has all" if path else "")

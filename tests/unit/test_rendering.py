@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from leasehold.api.console.rendering import lasting, span
+from leasehold.api.console import rendering
+from leasehold.api.console.rendering import lasting, pretty, span
+
+TEMPLATES = Path(rendering.__file__).with_name("templates")
+#: A JSON value on a page of its own.
+_SHOWN = re.compile(r"<pre[^>]*>\{\{ (\S+) \| json(.*?) \}\}</pre>")
 
 
 @pytest.mark.parametrize(
@@ -24,3 +32,21 @@ def test_a_length_of_time_has_its_two_largest_units_from_an_hour_on(seconds: flo
 )
 def test_a_short_length_of_time_has_milliseconds_or_tenths_of_seconds(seconds: float | None, words: str) -> None:
     assert lasting(seconds) == words
+
+
+def test_a_large_value_is_cut_and_says_where_it_is_whole() -> None:
+    large = {"text": "x" * 20_000}
+    assert pretty({"a": 1}, "/v1/jobs/7") == '{\n  "a": 1\n}'
+    whole = len('{\n  "text": ""\n}') + 20_000
+    assert pretty(large, "/v1/jobs/7").endswith(f"x\n... {whole - 12_000:,} more characters: GET /v1/jobs/7 has all")
+    assert pretty(large).endswith(f"x\n... {whole - 12_000:,} more characters")
+
+
+def test_each_page_names_its_own_object_as_the_place_of_the_whole_value() -> None:
+    shown = {(page.name, *found) for page in TEMPLATES.glob("*.html") for found in _SHOWN.findall(page.read_text())}
+    assert shown == {
+        ("job.html", "job.parameters", "('/v1/jobs/' ~ job.id)"),
+        ("job.html", "job.result", "('/v1/jobs/' ~ job.id)"),
+        ("schedule.html", "schedule.payload_template", "('/v1/schedules/' ~ schedule.id)"),
+        ("template.html", "template.payload_schema", "('/v1/templates/' ~ template.type ~ '/' ~ template.version)"),
+    }
