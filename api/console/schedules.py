@@ -120,7 +120,7 @@ async def preview_backfill(
         ticks=[(tick, tick.astimezone(own_zone).strftime(_IN_ZONE)) for tick in ticks],
         start=body.start.isoformat(),
         end=body.end.isoformat(),
-        once=form_idempotency_key(request, "backfill", str(schedule_id), start, end),
+        once=form_idempotency_key(request, "backfill", str(schedule_id), body.start.isoformat(), body.end.isoformat()),
     )
 
 

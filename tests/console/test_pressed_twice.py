@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.console.conftest import ROLES, MakePerson, Person
 from tests.jobs.conftest import Maker
 
 _ONCE = re.compile(r'name="once" value="([^"]+)"')
+_HIDDEN = re.compile(r'name="(once|start|end)" value="([^"]+)"')
 _FLASH = re.compile(r'<p class="flash (good|bad)" role="status">([^<]*)</p>')
 _KEY = re.compile(r"lh_[a-z0-9]{12}_[A-Za-z0-9_-]{43}")
 
@@ -105,6 +106,24 @@ async def test_a_dead_letter_is_retried_once(person: MakePerson, maker: Maker, r
     await maker.fail(job_id)
     assert await press(somebody, path, once=once) == first
     assert await audited(rows, "job.retried") == 1
+
+
+async def test_each_preview_of_a_backfill_acts_for_its_own_range(person: MakePerson, maker: Maker) -> None:
+    """Without an end, each preview has another one. With the key of the first, the second form would be refused."""
+    somebody = await person()
+    await maker.make("run")
+    now = datetime.now(UTC)
+    body = {"template": "outside", "cron": f"0 {(now.hour + 12) % 24} * * *", "overlap": "allow_all"}
+    path = f"/schedules/{(await maker.client.post('/v1/schedules', json=body)).json()['id']}/backfill"
+    days = [f"{now - timedelta(days=past):%Y-%m-%d}" for past in (9, 8, 4)]
+    pages = [await somebody.see(f"{path}?start={days[2]}") for _ in range(2)]
+    forms = [dict(_HIDDEN.findall(page)) for page in pages]
+    first = await press(somebody, path, **forms[0])
+    assert first[1][0] == "good"
+    assert await press(somebody, path, **forms[0]) == first
+    assert (await press(somebody, path, **forms[1]))[1] == ("bad", "No run has started.")
+    keys = {await form_on(somebody, f"{path}?start={start}&end={days[2]}") for start in days[:2]}
+    assert len(keys) == 2
 
 
 async def test_an_order_is_settled_once(person: MakePerson, maker: Maker, rows: Connection) -> None:
