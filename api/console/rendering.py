@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
@@ -120,7 +120,7 @@ def page(
     # Relative times do not count for the mark, because the browser's script updates them itself.
     mark = hashlib.blake2b(_AS_OF.sub("", _RELATIVE_TIME.sub(r"\1", html)).encode(), digest_size=12).hexdigest()
     if made_of and viewer is not None:
-        _last_pages(request)[viewer.session.nonce, str(request.url)] = mark, made_of
+        _remember(request, (viewer.session.nonce, str(request.url)), (mark, made_of))
     if request.headers.get(MARK) == mark:
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
     response = Response(body, status, HEADERS | {MARK: mark}, media_type="text/html; charset=utf-8")
@@ -138,20 +138,26 @@ def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:
         return None
-    last_page = _last_pages(request).get((viewer.session.nonce, str(request.url)))
+    key = viewer.session.nonce, str(request.url)
+    last_pages = state_of(request).last_pages
+    last_page = last_pages.get(key)
     # This comparison is fast: Python takes two members of tuples for equal if they are the same object, and requests
     # share most objects (shared.py).
     if last_page is None or last_page != (request.headers.get(MARK), made_of):
         return None
+    last_pages.move_to_end(key)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers=HEADERS)
 
 
-def _last_pages(request: Request) -> MutableMapping[PageKey, LastPage]:
-    """The process's last pages. The oldest beyond _MAX_LAST_PAGES are removed."""
+def _remember(request: Request, key: PageKey, last_page: LastPage) -> None:
+    """Remember the last page. Beyond _MAX_LAST_PAGES the process forgets those pages that browsers have not refreshed
+    for the longest time.
+    """
     last_pages = state_of(request).last_pages
+    last_pages[key] = last_page
+    last_pages.move_to_end(key)
     while len(last_pages) > _MAX_LAST_PAGES:
         last_pages.popitem(last=False)
-    return last_pages
 
 
 def _url(path: str, query: Mapping[str, Any]) -> str:
@@ -201,8 +207,8 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. None for a refresh: another open page may send the refresh just before the browser
-    opens the page that follows the form. That page must show the sentence.
+    """The sentence for this page. None for a refresh. Showing the sentence deletes its cookie, and a refresh of another
+    open page may come first: then the page after the form would show nothing.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from leasehold.api.console import rendering
+from leasehold.api.console import rendering, session
 from leasehold.api.console.rendering import lasting, pretty, span
 
 TEMPLATES = Path(rendering.__file__).with_name("templates")
@@ -50,3 +53,30 @@ def test_each_page_names_its_own_object_as_the_place_of_the_whole_value() -> Non
         ("schedule.html", "schedule.payload_template", "('/v1/schedules/' ~ schedule.id)"),
         ("template.html", "template.payload_schema", "('/v1/templates/' ~ template.type ~ '/' ~ template.version)"),
     }
+
+
+@pytest.mark.parametrize("is_rendered", [True, False])
+def test_an_open_page_is_remembered_longer_than_an_abandoned_one(
+    monkeypatch: pytest.MonkeyPatch, is_rendered: bool
+) -> None:
+    monkeypatch.setattr(rendering, "_MAX_LAST_PAGES", 2)
+    viewer = SimpleNamespace(session=SimpleNamespace(nonce="n"))
+    monkeypatch.setattr(session, "viewer_or_none", lambda _: viewer)
+    app = SimpleNamespace(state=SimpleNamespace(console=SimpleNamespace(last_pages=OrderedDict())))
+
+    def refresh_of(url: str) -> Any:
+        return SimpleNamespace(app=app, url=url, headers={"hx-request": "true", rendering.MARK: url}, cookies={})
+
+    def render(url: str) -> None:
+        rendering._remember(refresh_of(url), ("n", url), (url, ("made of",)))
+
+    def is_unchanged(url: str) -> bool:
+        return rendering.unchanged(refresh_of(url), ("made of",)) is not None
+
+    for url in ("/open", "/abandoned", "/open", "/next"):
+        if is_rendered or ("n", url) not in app.state.console.last_pages:
+            render(url)
+        else:
+            assert is_unchanged(url)
+    assert (is_unchanged("/abandoned"), is_unchanged("/open"), is_unchanged("/next")) == (False, True, True)
+    assert len(app.state.console.last_pages) == 2
