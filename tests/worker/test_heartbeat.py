@@ -75,6 +75,19 @@ async def heartbeat(
     await asyncio.to_thread(heartbeat.close)
 
 
+async def test_a_worker_is_present_until_its_heartbeat_closes(heartbeat: Heartbeat, rows: Rows) -> None:
+    """Others take its tasks at once when it has ended, and not before."""
+    await heartbeat.wait_for_presence(SECONDS)
+    assert await rows.connection.fetchval("SELECT present FROM worker WHERE id = $1", rows.terms.owner)
+    assert await workers.dead(rows.connection) == []
+    assert heartbeat._thread.daemon  # a thread that hangs keeps no worker from its end
+    await asyncio.to_thread(heartbeat.close)
+    assert not heartbeat._thread.is_alive()
+    async with asyncio.timeout(SECONDS):
+        while await workers.dead(rows.connection) != [rows.terms.owner]:
+            await asyncio.sleep(0.02)
+
+
 async def held_and_renewed(heartbeat: Heartbeat, rows: Rows) -> tuple[Lease, asyncio.Event]:
     """A lease that the heartbeat has renewed and knows to be so, and the event of its attempt being stopped."""
     lease = (await rows.leased()).lease

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from leasehold.db.database import connect
+from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
+from leasehold.telemetry import database
+from leasehold.transitions import jobs, workers
 from leasehold.worker.leases import heartbeat as heartbeat_module
 from leasehold.worker.leases import held_lease
 from leasehold.worker.leases.heartbeat import Heartbeat
@@ -36,6 +41,10 @@ class SlowConnection:
 
     rows: Rows
     clock: Clock
+    terminated: bool = False
+
+    def terminate(self) -> None:
+        self.terminated = True
 
     async def fetch(self, *statement: Any) -> Any:
         self.clock.now += ROUND_TRIP
@@ -51,7 +60,7 @@ class SlowConnection:
         return await self.rows.connection.execute(*statement)
 
     def is_closed(self) -> bool:
-        return False
+        return self.terminated
 
 
 @pytest.fixture
@@ -119,6 +128,23 @@ async def test_an_attempt_is_stopped_at_the_end_of_the_trust_and_not_before(
     assert stopped == [lease.trusted_until]
 
 
+async def test_a_lease_that_is_lost_is_renewed_no_more_and_lets_the_others_be_confirmed(
+    heartbeat: Heartbeat, lease: Lease, rows: Rows
+) -> None:
+    """An attempt that does not end would keep a task from the worker that may have it."""
+    other = heartbeat.hold(lease, 600)
+    lost = heartbeat.hold(replace((await rows.leased()).lease, trusted_until=lease.trusted_until), 600)
+    lost.lost = True
+    before = (await rows.task(lost.lease.task_id))["lease_until"]
+    await heartbeat._renew()
+    assert (await rows.task(lost.lease.task_id))["lease_until"] == before
+    await rows.connection.execute("UPDATE task SET epoch = epoch + 1 WHERE id = $1", lease.task_id)
+    heartbeat._unconfirmed = True
+    await heartbeat._beat()
+    assert other.lost
+    assert not heartbeat._unconfirmed
+
+
 async def test_a_lease_is_renewed_no_longer_than_its_attempt_may_take(
     heartbeat: Heartbeat, lease: Lease, clock: Clock, rows: Rows
 ) -> None:
@@ -173,8 +199,10 @@ async def test_leases_are_renewed_in_their_time_and_at_once_after_a_presence_was
     heartbeat: Heartbeat, lease: Lease, clock: Clock
 ) -> None:
     held = heartbeat.hold(lease, 600)
+    clock.now += 1.0
     await heartbeat._beat()
     first = held.trusted_until
+    assert first > lease.trusted_until  # at once after the start, too
     renewed_at = first - TTL + MARGIN
     clock.now = renewed_at + RENEW - 0.001
     await heartbeat._beat()
@@ -196,3 +224,208 @@ async def test_a_claim_that_was_answered_at_the_end_of_its_trust_is_not_begun(
     clock.now = lease.trusted_until + late
     assert heartbeat.hold(lease, 600).lost is lost
     assert heartbeat.holds(lease.task_id) is not lost
+
+
+async def test_an_older_attempt_trusts_nothing_once_the_worker_has_claimed_its_task_anew(
+    heartbeat: Heartbeat, lease: Lease
+) -> None:
+    stopped: list[str] = []
+    older = heartbeat.hold(lease, 600)
+    older.subscribe(lambda: stopped.append("stopped"), lambda: None)
+    assert older.trusted()
+    for epoch in (1, 2):
+        heartbeat.hold(replace(lease, epoch=lease.epoch + epoch), 600)
+        assert (older.lost, older.trusted(), stopped) == (True, False, ["stopped"])
+
+
+async def test_an_attempt_that_has_lost_its_lease_is_not_stopped_again_by_the_next_claim(
+    heartbeat: Heartbeat, lease: Lease
+) -> None:
+    """It may be cleaning up."""
+    stopped: list[str] = []
+    lost = heartbeat.hold(lease, 600)
+    lost.subscribe(lambda: stopped.append("stopped"), lambda: None)
+    lost.lost = True
+    assert not heartbeat.hold(replace(lease, epoch=lease.epoch + 1), 600).lost
+    assert stopped == []
+
+
+async def test_a_claim_that_was_heard_of_after_a_later_one_that_is_lost_is_not_begun(
+    heartbeat: Heartbeat, lease: Lease
+) -> None:
+    later = heartbeat.hold(lease, 600)
+    later.lost = True
+    assert heartbeat.hold(replace(lease, epoch=lease.epoch - 1), 600).lost
+    assert not heartbeat.holds(lease.task_id)
+
+
+async def test_a_cancel_is_heard_of_between_two_renewals_and_once(
+    heartbeat: Heartbeat, lease: Lease, clock: Clock, rows: Rows
+) -> None:
+    held = heartbeat.hold(lease, 600)
+    told: list[str] = []
+    held.subscribe(lambda: None, lambda: told.append("cancelled"))
+    await heartbeat._beat()
+    assert (held.cancelled, told) == (False, [])
+    job = (await rows.task(lease.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
+    until = held.trusted_until
+    for _ in range(2):
+        clock.now = heartbeat._renewed_at
+        await heartbeat._beat()
+        await asyncio.sleep(0)
+    assert held.trusted_until == until
+    assert (held.cancelled, held.lost, told) == (True, False, ["cancelled"])
+
+
+async def test_a_renewal_hears_of_a_cancel_too(heartbeat: Heartbeat, lease: Lease, rows: Rows) -> None:
+    held = heartbeat.hold(lease, 600)
+    job = (await rows.task(lease.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
+    await heartbeat._renew()
+    assert (held.cancelled, held.lost) == (True, False)
+
+
+async def test_a_worker_that_runs_nothing_knows_that_it_holds_nothing(heartbeat: Heartbeat) -> None:
+    await heartbeat._beat()
+    assert heartbeat.ownership_confirmed(new_id())
+
+
+@pytest.mark.parametrize("error", ["its row is lost", "no answer", "unforeseen", "the session has ended"])
+async def test_a_worker_that_cannot_ask_confirms_nothing_until_it_has_connected_and_renewed_again(
+    heartbeat: Heartbeat, lease: Lease, rows: Rows, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """Its presence may be over, and others may take its tasks."""
+    monkeypatch.setattr(heartbeat_module, "_AFTER_ERROR_SECONDS", 0.0)
+    recorded: list[str] = []
+    monkeypatch.setattr(heartbeat_module, "record_unforeseen", lambda name, _error: recorded.append(name))
+    heartbeat.hold(lease, 600)
+    await heartbeat._beat()
+    connection: Any = heartbeat._connection
+    database.UP.set(1)
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    match error:
+        case "its row is lost":
+            await rows.connection.execute("DELETE FROM worker")
+            heartbeat._renewed_at -= RENEW
+        case "no answer":
+            monkeypatch.setattr(heartbeat, "_read_cancels", lambda: fail(TimeoutError()))
+        case "unforeseen":
+            monkeypatch.setattr(heartbeat, "_read_cancels", lambda: fail(ZeroDivisionError()))
+        case _:
+            connection.terminated = True
+            heartbeat._woken.set()
+            await heartbeat._pause(60.0)
+            assert not heartbeat._woken.is_set()
+    if error != "the session has ended":
+        await heartbeat._beat()
+    heartbeat._answered_at = heartbeat_module.monotonic()  # only just before
+    assert heartbeat._connection is None
+    assert connection.terminated  # else its session would keep the presence from the next one
+    assert not heartbeat.ownership_confirmed(lease.task_id)
+    assert database.UP._value.get() == 0
+    assert recorded == (["heartbeat"] if error == "unforeseen" else [])
+
+
+async def test_the_worker_hears_that_its_heartbeat_has_ended_with_an_error(
+    heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would stop its attempts when their leases pass."""
+    errors: list[Exception] = []
+    heard = asyncio.Event()
+
+    def hear(error: Exception) -> None:
+        errors.append(error)
+        heard.set()
+
+    async def nothing() -> None:
+        return
+
+    monkeypatch.setattr(heartbeat, "_on_failure", hear)
+    monkeypatch.setattr(heartbeat, "_beat", nothing)
+    monkeypatch.setattr(heartbeat, "_lose_untrusted", lambda: 1 // 0)
+    heartbeat.start()
+    await asyncio.wait_for(heard.wait(), 60)
+    assert isinstance(errors[0], ZeroDivisionError)
+    heartbeat.close()
+    assert not heartbeat._thread.is_alive()
+
+
+@pytest.mark.parametrize(("renew", "at_most"), [(10.0, 0.5), (0.4, 0.1)])
+async def test_the_heartbeat_looks_at_least_twice_a_second_and_four_times_for_each_renewal(
+    heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch, renew: float, at_most: float
+) -> None:
+    pauses: list[float] = []
+
+    async def nothing() -> None:
+        return
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        heartbeat._connection = None
+        heartbeat._closing = len(pauses) == 2
+
+    monkeypatch.setattr(heartbeat, "_settings", heartbeat._settings.model_copy(update={"renew_seconds": renew}))
+    monkeypatch.setattr(heartbeat, "_beat", nothing)
+    monkeypatch.setattr(heartbeat, "_pause", pause)
+    await asyncio.wait_for(heartbeat._run(), 60)
+    assert pauses == [at_most, 0.1]
+
+
+async def test_a_pause_lasts_until_something_wakes_it(heartbeat: Heartbeat) -> None:
+    pausing = asyncio.create_task(heartbeat._pause(60.0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not pausing.done()
+    heartbeat._woken.set()
+    await asyncio.wait_for(pausing, 60)
+    assert heartbeat._connection is not None
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [((), []), (("cancelled",), ["cancel"]), (("lost",), ["loss"]), (("lost", "cancelled"), ["loss"])],
+)
+async def test_an_attempt_that_begins_late_is_told_at_once_what_its_lease_has_met(
+    heartbeat: Heartbeat, lease: Lease, known: Sequence[str], told: list[str]
+) -> None:
+    """A workflow is claimed with its cancel already known."""
+    held = heartbeat.hold(lease, 600)
+    for what in known:
+        setattr(held, what, True)
+    heard: list[str] = []
+    held.subscribe(lambda: heard.append("loss"), lambda: heard.append("cancel"))
+    assert heard == told
+
+
+async def test_a_lease_whose_attempt_has_not_begun_may_be_lost(heartbeat: Heartbeat, lease: Lease) -> None:
+    held = heartbeat.hold(lease, 600)
+    held.notify_lost()
+    held.notify_cancelled()
+    heard: list[str] = []
+    held.subscribe(lambda: heard.append("loss"), lambda: heard.append("cancel"))
+    held.notify_lost()
+    held.notify_cancelled()
+    assert heard == ["loss", "cancel"]
+
+
+async def test_a_worker_that_closes_waits_no_longer_for_a_presence_that_its_earlier_session_has(
+    settings: Settings, heartbeat: Heartbeat, rows: Rows
+) -> None:
+    connection: Any = rows.connection
+    key = await heartbeat._registration.write(connection)
+    earlier = await connect(settings, "test")
+    try:
+        await earlier.fetchval("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE, key)
+        heartbeat._closing = True
+        await asyncio.wait_for(heartbeat._appear(connection, key), 10)
+        assert not await workers.appear(connection, rows.terms.owner, key)
+        heartbeat._closing = False
+        appearing = asyncio.create_task(heartbeat._appear(connection, key))
+    finally:
+        await earlier.close()
+    await asyncio.wait_for(appearing, 60)
+    assert await connection.fetchval("SELECT present FROM worker WHERE id = $1", rows.terms.owner)
