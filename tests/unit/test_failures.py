@@ -141,7 +141,7 @@ def failed(error: StepError, *, errors: int = 0, crashes: int = 0, timeout_is_fi
     ],
 )
 def test_a_failure_waits_by_the_failures_of_its_own_kind(
-    error: StepError, before: dict[str, int], cause: str, delay: timedelta
+    error: StepError, before: dict[str, Any], cause: str, delay: timedelta
 ) -> None:
     """A crash is no error: a task that errs often has all its crashes left."""
     failure = failed(error, **before)
@@ -234,3 +234,13 @@ def test_a_traceback_leaves_the_workers_frames_out_and_has_them_all_where_no_oth
     assert "in call" in stack_of(worker["refuse"])
     assert "in refuse" in stack_of(worker["refuse"])
     assert "ValueError: refused" in stack_of(chained)
+    with pytest.raises(ValueError, match="refused") as refused:
+        worker["refuse"]()
+    assert refused.value.__traceback__ is not None
+    cause = refused.value.with_traceback(refused.value.__traceback__.tb_next)
+
+    def later() -> None:
+        raise KeyError("of the handler") from cause
+
+    assert "ValueError: refused" in stack_of(later)
+    assert "in refuse" not in stack_of(later)  # as far as the handler is concerned, it explains nothing

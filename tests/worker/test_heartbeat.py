@@ -81,7 +81,7 @@ async def test_a_worker_is_present_until_its_heartbeat_closes(heartbeat: Heartbe
     assert await rows.connection.fetchval("SELECT present FROM worker WHERE id = $1", rows.terms.owner)
     assert await workers.dead(rows.connection) == []
     assert heartbeat._thread.daemon  # a thread that hangs keeps no worker from its end
-    await asyncio.to_thread(heartbeat.close)
+    heartbeat.close()
     assert not heartbeat._thread.is_alive()
     async with asyncio.timeout(SECONDS):
         while await workers.dead(rows.connection) != [rows.terms.owner]:

@@ -207,7 +207,7 @@ def test_a_settlement_goes_on_with_the_job_only_where_a_step_follows_and_the_slo
 def test_an_outcome_says_what_became_of_the_task() -> None:
     lease = claimed().lease
     failure = Failure(lease, "error", "c", "m", retryable=True, delay=0.0)
-    outcomes = [
+    outcomes: list[tuple[Settlement, str, str]] = [
         (failure, "retry", "retried"),
         (failure, "failed", "failed"),
         (failure, "waiting", "parked"),

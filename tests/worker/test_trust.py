@@ -15,6 +15,7 @@ from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.telemetry import database
 from leasehold.transitions import jobs, workers
+from leasehold.worker import metrics
 from leasehold.worker.leases import heartbeat as heartbeat_module
 from leasehold.worker.leases import held_lease
 from leasehold.worker.leases.heartbeat import Heartbeat
@@ -129,7 +130,7 @@ async def test_an_attempt_is_stopped_at_the_end_of_the_trust_and_not_before(
 
 
 async def test_a_lease_that_is_lost_is_renewed_no_more_and_lets_the_others_be_confirmed(
-    heartbeat: Heartbeat, lease: Lease, rows: Rows
+    heartbeat: Heartbeat, lease: Lease, clock: Clock, rows: Rows
 ) -> None:
     """An attempt that does not end would keep a task from the worker that may have it."""
     other = heartbeat.hold(lease, 600)
@@ -142,7 +143,9 @@ async def test_a_lease_that_is_lost_is_renewed_no_more_and_lets_the_others_be_co
     heartbeat._unconfirmed = True
     await heartbeat._beat()
     assert other.lost
-    assert not heartbeat._unconfirmed
+    clock.now = heartbeat._answered_at
+    assert heartbeat.ownership_confirmed(lost.lease.task_id)  # that it is lost
+    assert heartbeat.ownership_confirmed(new_id())
 
 
 async def test_a_lease_is_renewed_no_longer_than_its_attempt_may_take(
@@ -222,7 +225,9 @@ async def test_a_claim_that_was_answered_at_the_end_of_its_trust_is_not_begun(
     heartbeat: Heartbeat, lease: Lease, clock: Clock, late: float, lost: bool
 ) -> None:
     clock.now = lease.trusted_until + late
+    before = metrics.LOST._value.get()
     assert heartbeat.hold(lease, 600).lost is lost
+    assert metrics.LOST._value.get() - before == lost
     assert heartbeat.holds(lease.task_id) is not lost
 
 
@@ -288,12 +293,13 @@ async def test_a_renewal_hears_of_a_cancel_too(heartbeat: Heartbeat, lease: Leas
 
 async def test_a_worker_that_runs_nothing_knows_that_it_holds_nothing(heartbeat: Heartbeat) -> None:
     await heartbeat._beat()
-    assert heartbeat.ownership_confirmed(new_id())
+    assert heartbeat.ownership_confirmed(task := new_id())
+    assert not heartbeat.holds(task)
 
 
 @pytest.mark.parametrize("error", ["its row is lost", "no answer", "unforeseen", "the session has ended"])
 async def test_a_worker_that_cannot_ask_confirms_nothing_until_it_has_connected_and_renewed_again(
-    heartbeat: Heartbeat, lease: Lease, rows: Rows, monkeypatch: pytest.MonkeyPatch, error: str
+    heartbeat: Heartbeat, lease: Lease, clock: Clock, rows: Rows, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     """Its presence may be over, and others may take its tasks."""
     monkeypatch.setattr(heartbeat_module, "_AFTER_ERROR_SECONDS", 0.0)
@@ -322,7 +328,7 @@ async def test_a_worker_that_cannot_ask_confirms_nothing_until_it_has_connected_
             assert not heartbeat._woken.is_set()
     if error != "the session has ended":
         await heartbeat._beat()
-    heartbeat._answered_at = heartbeat_module.monotonic()  # only just before
+    heartbeat._answered_at = clock.now  # only just before
     assert heartbeat._connection is None
     assert connection.terminated  # else its session would keep the presence from the next one
     assert not heartbeat.ownership_confirmed(lease.task_id)
