@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -13,8 +15,9 @@ from leasehold.domain.errors import Permanent
 from leasehold.domain.pipeline import Step
 from leasehold.domain.verdicts import Done, File
 from leasehold.storage.store import ObjectStore
+from leasehold.transitions.settlements import Completion
 from leasehold.worker.attempts.inputs import Source, fetch
-from leasehold.worker.attempts.output_cache import OutputCache
+from leasehold.worker.attempts.output_cache import MAX_OUTPUT_BYTES, OutputCache
 from leasehold.worker.attempts.publishing import find_published, publish_outputs
 from tests.storage.test_writers import held
 
@@ -53,6 +56,84 @@ async def test_outputs_that_another_release_published_are_made_again(store: Obje
     metadata = {"work": "digest", "manifest": packed}
     await store.put("prefix/made.txt", b"made", content_type="text/plain", metadata=metadata)
     assert await find_published(store, "prefix", STEP, "digest", held(2)) is None
+
+
+async def published(store: ObjectStore, directory: Path, value: Any = None) -> Completion:
+    """What an attempt published that could not settle any more: a side output and the primary one."""
+    for name in ("made.txt", "side.txt"):
+        (directory / name).write_bytes(name.encode())
+    files = {name: File(directory / name, "text/plain") for name in ("made.txt", "side.txt")}
+    return await publish_outputs(store, None, "prefix", STEP, Done(files, value), "digest", held(1))
+
+
+async def test_work_whose_outputs_are_all_published_is_not_done_again(store: ObjectStore, tmp_path: Path) -> None:
+    completion = await published(store, tmp_path, {"n": 1})
+    found = await find_published(store, "prefix", STEP, "digest", by := held(2))
+    assert found == replace(completion, lease=by.lease)
+    assert {output.name for output in found.outputs} == {"made.txt", "side.txt"}
+    assert found.value == {"n": 1}
+    assert await find_published(store, "prefix", STEP, "of other work", by) is None
+    assert await find_published(store, "elsewhere", STEP, "digest", by) is None
+    assert await find_published(store, "prefix", replace(STEP, writes=None), "digest", by) is None
+
+
+@pytest.mark.parametrize("what", ["is gone", "is another", "is another of the same size", "is of another size"])
+async def test_work_of_which_one_output_is_not_what_was_published_is_done_again(
+    store: ObjectStore, tmp_path: Path, what: str
+) -> None:
+    completion = await published(store, tmp_path)
+    (side,) = [output for output in completion.outputs if output.name == "side.txt"]
+    data = {"is another": b"another", "is another of the same size": b"edis.txt", "is of another size": None}.get(what)
+    if what == "is gone":
+        await store.delete(side.key)
+    elif data is not None:
+        await store.put(side.key, data, content_type="text/plain", metadata={}, may_replace=lambda _existing: True)
+    else:  # the list of the primary output says another size
+        listed = {"outputs": [asdict(side) | {"size": side.size + 1}], "value": None}
+        packed = base64.b64encode(orjson.dumps(listed)).decode()
+        await store.delete("prefix/made.txt")
+        await store.put(
+            "prefix/made.txt", b"made.txt", content_type="text/plain", metadata={"work": "digest", "manifest": packed},
+        )  # fmt: skip
+    assert await find_published(store, "prefix", STEP, "digest", held(2)) is None
+
+
+async def test_a_value_that_is_too_long_for_the_list_of_outputs_only_lets_the_work_be_done_again(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    completion = await published(store, tmp_path, {"text": "x" * 2000})
+    assert completion.value == {"text": "x" * 2000}
+    assert await store.read_head("prefix/made.txt", 20) == b"made.txt"
+    assert await find_published(store, "prefix", STEP, "digest", held(2)) is None
+
+
+@pytest.mark.parametrize("manifest", [b"[]", b"{", b'{"outputs": []}', b'{"value": null}'])
+async def test_a_list_of_outputs_that_cannot_be_read_lets_the_work_be_done_again(
+    store: ObjectStore, manifest: bytes
+) -> None:
+    metadata = {"work": "digest", "manifest": base64.b64encode(manifest).decode()}
+    await store.put("prefix/made.txt", b"made", content_type="text/plain", metadata=metadata)
+    assert await find_published(store, "prefix", STEP, "digest", held(2)) is None
+
+
+async def test_a_step_without_a_primary_output_publishes_what_it_has_made(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "side.txt").write_bytes(b"side")
+    done = Done({"side.txt": File(tmp_path / "side.txt", "text/plain")})
+    for step in (replace(STEP, writes=None), STEP):  # the handler has not written its primary output
+        completion = await publish_outputs(store, None, "prefix", step, done, "digest", held(1))
+        assert [output.name for output in completion.outputs] == ["side.txt"]
+    assert await store.read_head("prefix/side.txt", 20) == b"side"
+
+
+async def test_only_small_outputs_are_kept_in_memory(store: ObjectStore, tmp_path: Path) -> None:
+    for size, is_kept in ((MAX_OUTPUT_BYTES, True), (MAX_OUTPUT_BYTES + 1, False)):
+        kept: list[int] = []
+        cache: Any = SimpleNamespace(add=lambda _key, _sha256, data, kept=kept: kept.append(len(data)))
+        (tmp_path / "made.txt").write_bytes(b"x" * size)
+        files = {"made.txt": File(tmp_path / "made.txt", "text/plain")}
+        completion = await publish_outputs(store, cache, "prefix", STEP, Done(files), "digest", held(1))
+        assert [output.size for output in completion.outputs] == [size]
+        assert kept == ([size] if is_kept else [])
 
 
 async def test_what_is_kept_obeys_the_limit_of_the_step_that_reads_it(store: ObjectStore, tmp_path: Path) -> None:
