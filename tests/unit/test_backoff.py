@@ -18,6 +18,7 @@ def test_failures_that_came_together_do_not_come_back_together() -> None:
     rng = random.Random(2)
     assert len({delay_after(1, (timedelta(minutes=1),), rng) for _ in range(100)}) == 100
     assert len({delay_after(1, (timedelta(minutes=1),)) for _ in range(100)}) > 1
+    assert len({delay_after(1, DEFAULT_LADDER, random.Random(3)) for _ in range(100)}) == 1
 
 
 def test_a_step_that_declares_no_delays_is_tried_again_after_a_minute_then_five_then_thirty_then_two_hours() -> None:
@@ -33,3 +34,4 @@ def test_an_answer_may_ask_for_a_longer_delay_and_not_for_a_shorter_one() -> Non
     assert delay_after_answer(3600.0, 1, ladder) == timedelta(hours=1)
     for retry_after in (0.0, None):
         assert delay_after_answer(retry_after, 2, ladder) >= timedelta(minutes=2.5)
+        assert delay_after_answer(retry_after, 1, (timedelta(0),)) == timedelta(0)

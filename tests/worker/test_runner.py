@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Unforeseen
+from leasehold.domain.errors import Cancelled, LeaseLost, ObjectExists, Permanent, Retryable, StepError, Unforeseen
 from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Step
@@ -185,6 +185,75 @@ async def test_whoever_cancels_an_attempt_from_outside_sees_it_cancelled() -> No
     assert not attempt.runner._running
 
 
+@pytest.mark.parametrize(
+    ("error", "was_unforeseen", "retryable"),
+    [
+        (Unforeseen("m"), False, True),
+        (Unforeseen("m"), True, False),
+        (Retryable("m"), True, True),
+        (Permanent("c", "m"), False, False),
+    ],
+)
+async def test_only_a_second_unforeseen_error_in_a_row_is_tried_no_more(
+    error: StepError, *, was_unforeseen: bool, retryable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def raises(*_: Any) -> Settlement:
+        raise error
+
+    async def was_unforeseen_before(_claimed: Claimed) -> bool:
+        return was_unforeseen
+
+    attempt = Attempt(raises)
+    monkeypatch.setattr(attempt.runner, "_was_unforeseen_before", was_unforeseen_before)
+    settlement = await attempt.settlement()
+    assert isinstance(settlement, Failure)
+    assert (settlement.code, settlement.retryable) == (error.code, retryable)
+    assert attempt.told == [f"{error.code}: m"]
+
+
+@pytest.mark.parametrize("kind", [Cancelled, asyncio.CancelledError])
+@pytest.mark.parametrize("cause", [None, ValueError("no such card")])
+async def test_the_log_of_a_cancelled_workflow_has_the_error_of_its_cleanup(
+    kind: type[BaseException], cause: Exception | None
+) -> None:
+    async def stops(*_: Any) -> Settlement:
+        raise kind from cause
+
+    attempt = Attempt(stops)
+    attempt.held.cancelled = True
+    assert await attempt.settlement() == CancelAcknowledged(attempt.claimed.lease)
+    assert bool(attempt.told) == (kind is Cancelled and cause is not None)
+    assert all("no such card" in line for line in attempt.told)
+
+
+async def test_the_log_of_an_attempt_says_that_its_lease_is_lost_and_is_written_in_any_case() -> None:
+    attempt, finished = Attempt(for_ever), []
+
+    async def finish(log: Any) -> None:
+        finished.append(log)
+
+    writers: Any = SimpleNamespace(finish=finish)
+    attempt.runner._log_and_stream_writers = writers
+    log: Any = SimpleNamespace(recorder=SimpleNamespace(add_final=lambda _level, text: attempt.told.append(text)))
+    await attempt.runner._finish_log_and_stream(log, Release(attempt.claimed.lease))
+    assert attempt.told == []
+    await attempt.runner._finish_log_and_stream(log, None)
+    assert len(attempt.told) == 1
+    assert finished == [log, log]
+
+
+async def test_while_the_database_is_away_a_task_loses_neither_an_attempt_nor_a_day() -> None:
+    def acquire() -> Any:
+        raise ConnectionError
+
+    away: Any = SimpleNamespace(acquire=acquire)
+    runner = Attempt(for_ever).runner
+    runner._pool = away
+    assert not await runner._was_unforeseen_before(claimed(errors=1))
+    old = claimed(job_id=id_of_instant(datetime.now(UTC) - timedelta(days=3)))
+    assert await runner._put_off(old) == Snoozing(old.lease, 30.0, missing_handler="p.s")
+
+
 def test_a_settlement_goes_on_with_the_job_only_where_a_step_follows_and_the_slot_has_room() -> None:
     of = claimed()
     done, call = Completion(of.lease, value={"n": 1}), new_id()
@@ -229,6 +298,18 @@ def test_a_time_limit_is_that_of_the_template_or_else_of_the_step() -> None:
     step = Step("s", timeout=timedelta(minutes=5))
     assert runner_module._time_limit(claimed(timeout_seconds=7), step) == 7.0
     assert runner_module._time_limit(claimed(), step) == 300.0
+
+
+def test_a_task_is_run_only_by_the_code_that_it_names_and_that_this_worker_has() -> None:
+    steps = {"s": Step("s"), "without_code": Step("without_code")}
+    loaded: Any = SimpleNamespace(by_name=steps, has_code_of=lambda step: step.name == "s")
+    runner = Attempt(for_ever).runner
+    pipelines: Any = {"p": loaded}
+    runner._pipelines = pipelines
+    assert runner._declaration(claimed()) == (loaded, steps["s"])
+    assert runner._declaration(claimed(pipeline="of a template", step="x", handler="p.s")) == (loaded, steps["s"])
+    unknown = [{"step": "without_code"}, {"step": "unknown"}, {"pipeline": "unknown"}, {"handler": "p.unknown"}]
+    assert [runner._declaration(claimed(**changes)) for changes in unknown] == [None] * 4
 
 
 def on(rows: Rows) -> Runner:

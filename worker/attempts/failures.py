@@ -106,14 +106,13 @@ def failure_of(claimed: Claimed, step: Step, error: StepError, ladder: Sequence[
         delay = delay_after(1, _AFTER_UNFORESEEN)
     elif isinstance(error, Retryable) and error.after is not None:
         delay = error.after
-    is_final = isinstance(error, Permanent) or (cause == "timeout" and step.timeout_is_final)
-    retryable = error.retryable and not is_final
+    is_final = not error.retryable or (cause == "timeout" and step.timeout_is_final)
     return Failure(
         claimed.lease,
         cause,
         _storable(error.code, _MAX_CODE),
         _storable(error.message, _MAX_MESSAGE),
-        retryable,
+        not is_final,
         delay.total_seconds(),
     )
 
