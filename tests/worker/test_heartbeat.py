@@ -19,6 +19,7 @@ from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
+from leasehold.telemetry import database
 from leasehold.transitions import claims, jobs, sweeps, workers
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Failure, fail
@@ -80,6 +81,7 @@ async def test_a_worker_is_present_until_its_heartbeat_closes(heartbeat: Heartbe
     await heartbeat.wait_for_presence(SECONDS)
     assert await rows.connection.fetchval("SELECT present FROM worker WHERE id = $1", rows.terms.owner)
     assert await workers.dead(rows.connection) == []
+    assert database.UP._value.get() == 1
     assert heartbeat._thread.daemon  # a thread that hangs keeps no worker from its end
     heartbeat.close()
     assert not heartbeat._thread.is_alive()

@@ -333,6 +333,7 @@ async def test_a_worker_that_cannot_ask_confirms_nothing_until_it_has_connected_
     assert connection.terminated  # else its session would keep the presence from the next one
     assert not heartbeat.ownership_confirmed(lease.task_id)
     assert database.UP._value.get() == 0
+    await heartbeat._pause(0.0)
     assert recorded == (["heartbeat"] if error == "unforeseen" else [])
 
 
