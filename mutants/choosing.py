@@ -130,12 +130,16 @@ class Choosing:
     def _covering_tests(self, mutant: Mutant) -> set[str]:
         """The tests that use the changed constant, because its own lines run only when the module is loaded. If there
         are none, the tests that ran the changed lines; if there are none, those that ran the function; if there are
-        none, those that ran any line of the file.
+        none, those that ran any line of the file. A function that makes constants is run by the few tests that happened
+        to load its module: those that use its constants come to them.
         """
-        first, last = mutant.lines
+        runners = self._runners(mutant)
+        users = set() if self._is_in_function(mutant) else self._users(mutant)
+        if self._makes_constants(mutant):
+            users = runners | self._users(mutant)
         return (
-            self._users(mutant)
-            or self._covering.tests_of(mutant.path, range(first, last + 1))
+            users
+            or runners
             or self._covering.tests_of(mutant.path, self._function(mutant))
             or self._covering.tests_of_file(mutant.path)
         )
@@ -149,14 +153,24 @@ class Choosing:
         """False: the changed line runs when the module is loaded, whichever test does this."""
         return mutant.lines[0] in self._sources[mutant.path].lines_in_functions
 
+    def _runners(self, mutant: Mutant) -> set[str]:
+        first, last = mutant.lines
+        return self._covering.tests_of(mutant.path, range(first, last + 1))
+
+    def _makes_constants(self, mutant: Mutant) -> bool:
+        """Whether the mutant's function runs when a module is loaded, to make a constant."""
+        is_called = self._is_in_function(mutant) and self._uses.makes_constants(mutant.scope)
+        return is_called and len(self._runners(mutant)) <= _FEW_TESTS
+
     def _special_tests(self, mutant: Mutant) -> set[str]:
-        if not self._is_in_function(mutant):
+        if not self._is_in_function(mutant) or self._makes_constants(mutant):
             return set()
         tests_of_lines = [self._covering.tests_of(mutant.path, [line]) for line in self._function(mutant)]
         return {test for tests in tests_of_lines if len(tests) <= _FEW_TESTS for test in tests}
 
     def _users(self, mutant: Mutant) -> set[str]:
-        if mutant.scope == "module" or self._is_in_function(mutant):
+        """The tests that run a line which uses the mutant's constant, or a constant that its function makes."""
+        if mutant.scope == "module":
             return set()
         owner, _, name = mutant.scope.rpartition(".")  # of a field, the class
         lines = (owner and self._uses.lines_using(owner.rpartition(".")[2])) or self._uses.lines_using(name)

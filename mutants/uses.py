@@ -56,6 +56,10 @@ class Uses:
         for name in _names(node):
             self._lines[name].update((path, line) for line in lines)
 
+    def makes_constants(self, name: str) -> bool:
+        """Whether a constant's value may call the function `name`: then the function runs when a module is loaded."""
+        return name in self._used_by_constants
+
     def lines_using(self, name: str) -> set[Line]:
         """The lines of functions that use the constant, or another constant or a class that uses it: itself, or by a
         function that makes a constant.

@@ -65,3 +65,4 @@ def test_a_constant_that_a_function_puts_into_another_one_is_used_where_that_is(
     )
     uses = Uses(tmp_path, ["statements.py"])
     assert ("statements.py", 9) in uses.lines_using("COLUMNS")
+    assert [uses.makes_constants(name) for name in ("listed", "read", "unrelated")] == [True, False, False]

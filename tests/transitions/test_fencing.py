@@ -239,6 +239,7 @@ async def test_a_settlement_whose_answer_was_lost_can_be_repeated(rows: Rows, ve
     again = await SETTLEMENTS[verb](rows.connection, claimed.lease)
     assert first.verdicts == again.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
     assert again.announcements == []
+    assert again.states.items() <= first.states.items()
     assert await rows.events(claimed.job_id) == events
     await assert_history(rows, claimed.job_id)
 
