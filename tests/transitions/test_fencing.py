@@ -240,8 +240,30 @@ async def test_a_settlement_whose_answer_was_lost_can_be_repeated(rows: Rows, ve
     assert first.verdicts == again.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
     assert again.announcements == []
     assert again.states.items() <= first.states.items()
+    zombie = stale(claimed.lease, epoch=claimed.lease.epoch - 1)  # its attempt ended before this one began
+    assert await SETTLEMENTS[verb](rows.connection, zombie) == Settled({zombie.task_id: Verdict.LOST})
     assert await rows.events(claimed.job_id) == events
     await assert_history(rows, claimed.job_id)
+
+
+async def test_a_last_failure_whose_answer_was_lost_can_be_repeated(rows: Rows) -> None:
+    claimed = await rows.leased()
+    failures = [Failure(claimed.lease, "error", "boom", "it broke", False, 0.0)]
+    first = await settlements.fail(rows.connection, failures)
+    again = await settlements.fail(rows.connection, failures)
+    assert first.verdicts == again.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
+    assert ([one.outcome for one in first.ended], again.ended) == (["rejected"], [])
+    await assert_history(rows, claimed.job_id)
+
+
+@pytest.mark.parametrize("verb", SETTLEMENTS)
+async def test_a_settlement_does_not_wait_for_the_job_of_another(rows: Rows, another: Open, verb: str) -> None:
+    claimed, busy, other = await leased_for(rows, verb), await rows.leased(), await another()
+    await rows.connection.execute("SET lock_timeout = '10s'")
+    async with other.connection.transaction():
+        await other.connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", busy.job_id)
+        settled = await SETTLEMENTS[verb](rows.connection, claimed.lease)
+    assert settled.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
 
 
 async def test_a_renewal_tells_what_was_lost_and_renews_the_rest(rows: Rows, another: Open) -> None:

@@ -121,6 +121,7 @@ async def test_a_failure_is_tried_again_until_its_attempts_are_spent(rows: Rows)
         failure = Failure(claimed.lease, "error", "flaky", "again", True, 0.0)
         settled = await settlements.fail(rows.connection, [failure])
         assert settled.states[claimed.lease.task_id] == ("retry" if left else "failed")
+        assert [ended.outcome for ended in settled.ended] == ([] if left else ["failed"])
         if left:
             (claimed,) = await rows.claim_all()
     job = await rows.job(claimed.job_id)
@@ -376,10 +377,12 @@ async def test_a_step_that_another_needs_after_all_is_completed_with_it(rows: Ro
         await assert_history(rows, claimed.job_id)
 
 
-async def test_outputs_and_values_are_committed_with_the_step(rows: Rows) -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_outputs_and_values_are_committed_with_the_step(rows: Rows, is_last: bool) -> None:
     claimed = await rows.leased(ONE)
     output = Output("out.bin", "jobs/x/out.bin", 3, "ab" * 32, "application/octet-stream")
-    await settlements.complete(rows.connection, [Completion(claimed.lease, [output], {"width": 7})])
+    completions = [Completion(claimed.lease, [output], {"width": 7}, is_last=is_last)]
+    await settlements.complete(rows.connection, completions)
     row = await rows.connection.fetchrow("SELECT * FROM output WHERE task_id = $1", claimed.lease.task_id)
     assert row is not None
     assert (row["name"], row["key"], row["size"], row["sha256"]) == ("out.bin", "jobs/x/out.bin", 3, "ab" * 32)

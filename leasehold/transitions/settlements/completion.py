@@ -104,12 +104,10 @@ def _advanced_jobs(more: str = "", source: str = "") -> str:
     FROM completed_tasks per_job
 {source}    WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
-    -- A job that ends shows its last status in its last event only.
+    -- A job shows its next status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
-           CASE WHEN next_status IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running'
-                ELSE next_status END,
-           id, step, 'succeeded', epoch
+           CASE WHEN nth < completed_count THEN job_status ELSE next_status END, id, step, 'succeeded', epoch
     FROM completed_tasks WHERE done_seq IS NULL
 """
 
@@ -254,7 +252,7 @@ async def _complete_last(
     """
     leases = lease_columns([completion.lease for completion in completions])
     rows = await connection.fetch(COMPLETE_LAST, *leases, [completion.value for completion in completions])
-    outcome = settled_of(rows, hints=True, ends=True)
+    outcome = settled_of(rows, ends=True)
     unsettled = [completion for completion in completions if outcome.verdicts[completion.lease.task_id] is Verdict.LOST]
     if unsettled:
         others = await _complete(connection, unsettled, terms)

@@ -66,12 +66,10 @@ WITH lease_batch AS MATERIALIZED (
     FROM completed_tasks per_job
     WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
-    -- A job that ends shows its last status in its last event only.
+    -- A job shows its next status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
-           CASE WHEN next_status IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running'
-                ELSE next_status END,
-           id, step, 'succeeded', epoch
+           CASE WHEN nth < completed_count THEN job_status ELSE next_status END, id, step, 'succeeded', epoch
     FROM completed_tasks WHERE done_seq IS NULL
 ), results AS (
     INSERT INTO result (task_id, value)
