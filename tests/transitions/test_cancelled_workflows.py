@@ -96,6 +96,32 @@ async def test_the_answer_of_the_claim_may_be_lost(rows: Rows) -> None:
     await assert_history(rows, workflow.job_id)
 
 
+@pytest.mark.parametrize(("losses", "overdue", "goes_on"), [(4, False, True), (5, False, False), (0, True, False)])
+async def test_a_workflow_that_is_lost_too_often_or_too_late_does_not_see_the_cancel(
+    rows: Rows, losses: int, overdue: bool, goes_on: bool
+) -> None:
+    workflow = await cancelled(rows, wait(1))
+    (claimed,) = await rows.claim_all()
+    await rows.connection.execute("UPDATE task SET losses = $1", losses)
+    if overdue:
+        await rows.connection.execute("UPDATE job SET cancel_by = clock_timestamp()")
+    ended = await sweeps.end_cancels(rows.connection, [claimed.lease.owner], 5)
+    assert [one.outcome for one in ended] == ([] if goes_on else ["cancelled"])
+    assert await status(rows, workflow) == (("cancel_requested", "pending") if goes_on else ("cancelled", "cancelled"))
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_a_lost_step_does_not_take_its_waiting_workflow_with_it_before_the_grace_has_passed(rows: Rows) -> None:
+    workflow = await suspended(rows, step(1), ends=1)
+    (child,) = await rows.claim_all()
+    await cancel(rows, workflow.job_id)
+    await rows.lapse(child.lease.task_id)
+    assert await sweeps.end_cancels(rows.connection, [], 5) == []
+    assert await status(rows, workflow) == ("cancel_requested", "waiting")
+    assert (await rows.task(child.lease.task_id))["status"] == "cancelled"
+    await assert_history(rows, workflow.job_id)
+
+
 async def test_a_workflow_whose_worker_is_lost_goes_on_within_the_grace(rows: Rows) -> None:
     workflow = await cancelled(rows, step(1), wait(2))
     (claimed,) = await rows.claim_all()

@@ -316,7 +316,8 @@ async def test_a_lost_worker_costs_no_attempt_and_the_fifth_loss_ends_the_job(ro
     claimed = await rows.leased(ONE)
     for loss in range(1, 7):
         await rows.lapse(claimed.lease.task_id)
-        ended, hints, _ = await sweeps.expire_leases(rows.connection, [], 5)
+        ended, hints, ended_jobs = await sweeps.expire_leases(rows.connection, [], 5)
+        assert [one.outcome for one in ended_jobs] == (["failed"] if loss == 6 else [])
         row = await rows.task(claimed.lease.task_id)
         assert (ended, row["losses"], row["errors"]) == (1, loss, 0)
         if loss == 6:
@@ -342,6 +343,25 @@ async def test_a_job_past_its_deadline_expires_with_its_steps(rows: Rows) -> Non
     assert await rows.statuses(claimed.job_id) == {"a": "cancelled", "b": "skipped", "c": "skipped"}
     assert (await complete(rows, claimed)).verdicts[claimed.lease.task_id] is Verdict.LOST
     await assert_history(rows, claimed.job_id)
+
+
+async def test_a_job_past_its_deadline_ends_whatever_its_steps_wait_for(rows: Rows) -> None:
+    deadline = datetime.now(UTC) - timedelta(seconds=1)
+    top = await rows.leased(DIAMOND, deadline_at=deadline)
+    await complete(rows, top)
+    left, right = sorted(await rows.claim_all(), key=lambda claimed: claimed.step)
+    await settlements.fail(rows.connection, [Failure(left.lease, "error", "c", "m", True, 60.0)])
+    await settlements.snooze(rows.connection, [Snoozing(right.lease, 60.0)])
+    before = len(await rows.events(top.job_id))
+    await rows.submit(deadline_at=deadline)
+    assert len(await sweeps.expire_jobs(rows.connection)) == 2
+    assert await rows.statuses(top.job_id) == {
+        "top": "succeeded", "left": "skipped", "right": "skipped", "bottom": "skipped",
+    }  # fmt: skip
+    told = [event["job_status"] for event in (await rows.events(top.job_id))[before:]]
+    assert told == ["running", "running", "expired"]
+    assert await rows.claim_all() == []
+    await assert_history(rows, top.job_id)
 
 
 async def test_a_claim_says_whether_another_step_needs_the_task(rows: Rows) -> None:

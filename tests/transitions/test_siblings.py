@@ -12,7 +12,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
 from leasehold.domain.states import TASK_TERMINAL
 from leasehold.transitions import claims, jobs, settlements, sweeps
-from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing
 from tests.factories import DIAMOND, Rows, assert_history
 from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
@@ -84,6 +84,47 @@ async def test_the_error_of_a_job_names_the_step_that_was_lost_too_often(rows: R
     left, right = await _siblings(rows)
     await _lose(rows.connection, right)
     assert (await rows.job((await rows.task(left.task_id))["job_id"]))["error"]["step"] == "right"
+
+
+@pytest.mark.parametrize("state", ["pending", "retry", "waiting"])
+async def test_a_step_that_waits_ends_with_the_job_that_its_sibling_fails(rows: Rows, state: str) -> None:
+    left, right = await _siblings(rows)
+    if state == "pending":
+        await settlements.release(rows.connection, [right])
+    elif state == "retry":
+        await settlements.fail(rows.connection, [Failure(right, "error", "c", "m", True, 0.0)])
+    else:
+        await settlements.snooze(rows.connection, [Snoozing(right, 0.0)])
+    assert (await rows.task(right.task_id))["status"] == state
+    await _fail(rows.connection, left)
+    assert (await rows.task(right.task_id))["status"] == "skipped"
+    await _assert_all_ended(rows, right)
+
+
+async def test_a_cancel_ends_only_the_step_whose_worker_is_lost_before_the_grace_has_passed(rows: Rows) -> None:
+    left, right = await _siblings(rows)
+    job_id = (await rows.task(left.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job_id], "t", reason="r", by="b")
+    await rows.lapse(left.task_id)
+    assert (await sweeps.expire_leases(rows.connection, [], 5))[0] == 0  # the step would run again
+    assert await sweeps.end_cancels(rows.connection, [], 5) == []
+    assert await rows.statuses(job_id) == {
+        "top": "succeeded", "left": "cancelled", "right": "running", "bottom": "skipped",
+    }  # fmt: skip
+    assert (await rows.events(job_id))[-1]["data"] == {"forced": True, "because": "the worker was lost"}
+    ended = (await settlements.acknowledge_cancel(rows.connection, [right])).ended
+    assert [one.outcome for one in ended] == ["cancelled"]
+    await _assert_all_ended(rows, right)
+
+
+async def test_of_two_steps_that_stop_for_a_cancel_only_the_second_one_ends_the_job(rows: Rows) -> None:
+    left, right = await _siblings(rows)
+    job_id = (await rows.task(left.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job_id], "t", reason="r", by="b")
+    for lease, outcomes in ((left, []), (right, ["cancelled"])):
+        settled = await settlements.acknowledge_cancel(rows.connection, [lease])
+        assert [one.outcome for one in settled.ended] == outcomes
+    await _assert_all_ended(rows, left)
 
 
 async def _assert_all_ended(rows: Rows, lease: Lease) -> None:
