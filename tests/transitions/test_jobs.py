@@ -15,6 +15,7 @@ import pytest
 from leasehold.broker import outbox
 from leasehold.broker.outbox import Announcement
 from leasehold.db import history
+from leasehold.db.artifacts import note_of
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, SkipIf, Step
@@ -395,6 +396,32 @@ async def test_a_step_that_another_needs_after_all_is_completed_with_it(rows: Ro
     assert await rows.connection.fetchval("SELECT value FROM result WHERE task_id = $1", last.lease.task_id) == {"n": 1}
     for claimed in (last, first):
         await assert_history(rows, claimed.job_id)
+
+
+async def test_a_step_that_only_its_worker_takes_for_the_last_is_completed_with_all_that_follows(rows: Rows) -> None:
+    going_on, stopping = await rows.leased(THREE), await rows.leased(THREE)
+    await jobs.request_cancel(rows.connection, [stopping.job_id], "t", reason="r", by="b")
+    completions = [
+        Completion(going_on.lease, claim_next=True, is_last=True),
+        Completion(stopping.lease, is_last=True),
+    ]
+    settled = await settlements.complete(rows.connection, completions, rows.terms)
+    assert {task: claimed.step for task, claimed in settled.next_steps.items()} == {going_on.lease.task_id: "b"}
+    assert [(ended.pipeline, ended.outcome) for ended in settled.ended] == [("three", "cancelled")]
+
+
+async def test_a_snooze_keeps_the_newest_note_and_the_code_that_was_missing_last(rows: Rows) -> None:
+    """One without a note keeps the note of the one before."""
+    await rows.submit()
+    for note, known, missing in (({"n": 1}, {"n": 1}, "one.a"), (None, {"n": 1}, None), ({"n": 2}, {"n": 2}, "one.b")):
+        (claimed,) = await rows.claim_all()
+        snoozing = Snoozing(claimed.lease, 0.0, note, missing_handler=missing)
+        await settlements.snooze(rows.connection, [snoozing])
+        assert await note_of(rows.connection, claimed.lease.task_id) == known
+        await rows.connection.execute("UPDATE task SET available_at = clock_timestamp()")
+    unknown = await rows.connection.fetch("SELECT epoch, handler FROM unknown_task")
+    assert [tuple(row) for row in unknown] == [(3, "one.b")]
+    await assert_history(rows, claimed.job_id)
 
 
 @pytest.mark.parametrize("is_last", [False, True])
