@@ -160,3 +160,39 @@ async def test_a_worker_of_an_older_release_is_found_dead_ten_seconds_after_the_
     async with asyncio.timeout(30):
         while await workers.dead(rows.connection) != [rows.terms.owner]:
             await asyncio.sleep(0.1)
+
+
+async def test_what_is_written_of_a_worker_changes_no_other_worker(rows: Rows, another: Open) -> None:
+    worker, other, connection = uuid4(), uuid4(), rows.connection
+    await register(connection, other)
+    assert await workers.lead(connection, "exporter", other, 30)
+    key = await register(connection, worker)
+    queues, before = "SELECT queues FROM worker WHERE id = $1", "SELECT to_jsonb(w) FROM worker w WHERE id = $1"
+    untouched = await connection.fetchval(before, other)
+    await register(connection, worker)
+    heartbeat = (await another()).connection
+    assert await workers.appear(heartbeat, worker, key)
+    assert await workers.record_alive(heartbeat, worker, {"default": 1}) is False
+    await workers.record_queues(connection, worker, ["elsewhere"])
+    assert await connection.fetchval(queues, worker) == ["elsewhere"]
+    assert await workers.ask_to_drain(connection, worker)
+    assert await workers.record_alive(heartbeat, worker, {}) is True
+    await workers.resign(connection, worker)
+    await workers.unregister(connection, worker)
+    assert await connection.fetchval(before, worker) is None
+    assert await connection.fetchval(before, other) == untouched
+    assert not await workers.lead(connection, "exporter", worker, 30)
+
+
+async def test_a_silent_worker_is_forgotten_unless_it_holds_a_lease_and_its_handlers_are_not(rows: Rows) -> None:
+    holder, silent, recent = rows.terms.owner, uuid4(), uuid4()
+    for worker, handler in ((holder, "one.holder"), (silent, "one.silent"), (recent, "one.recent")):
+        await workers.register(
+            rows.connection, worker, host="h", pid=1, version="v", queues=["default"], handlers=[handler]
+        )
+    await rows.leased()
+    await rows.connection.execute("UPDATE worker SET seen_at = seen_at - interval '2 minutes' WHERE id <> $1", recent)
+    await workers.forget_workers(rows.connection, 60.0)
+    left = {row["id"] for row in await rows.connection.fetch("SELECT id FROM worker")}
+    assert left == {holder, recent}
+    assert [row["name"] for row in await rows.connection.fetch("SELECT name FROM known_handler")] == ["one.silent"]
