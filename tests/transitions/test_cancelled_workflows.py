@@ -108,6 +108,10 @@ async def test_a_workflow_that_is_lost_too_often_or_too_late_does_not_see_the_ca
     ended = await sweeps.end_cancels(rows.connection, [claimed.lease.owner], 5)
     assert [one.outcome for one in ended] == ([] if goes_on else ["cancelled"])
     assert await status(rows, workflow) == (("cancel_requested", "pending") if goes_on else ("cancelled", "cancelled"))
+    assert (await rows.task(workflow.lease.task_id))["losses"] == losses + goes_on
+    if not goes_on:
+        because = "the grace passed" if overdue else "the worker was lost"
+        assert (await rows.events(workflow.job_id))[-1]["data"] == {"forced": True, "because": because}
     await assert_history(rows, workflow.job_id)
 
 
