@@ -177,7 +177,9 @@ async def test_what_is_written_of_a_worker_changes_no_other_worker(rows: Rows, a
     assert await connection.fetchval(queues, worker) == ["elsewhere"]
     assert await workers.ask_to_drain(connection, worker)
     assert await workers.record_alive(heartbeat, worker, {}) is True
+    assert await workers.lead(connection, "sweeper", worker, 30)
     await workers.resign(connection, worker)
+    assert await workers.lead(connection, "sweeper", uuid4(), 30)
     await workers.unregister(connection, worker)
     assert await connection.fetchval(before, worker) is None
     assert await connection.fetchval(before, other) == untouched

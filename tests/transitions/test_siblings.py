@@ -117,6 +117,18 @@ async def test_a_cancel_ends_only_the_step_whose_worker_is_lost_before_the_grace
     await _assert_all_ended(rows, right)
 
 
+async def test_a_cancel_whose_grace_has_passed_leaves_the_steps_that_have_ended_as_they_are(rows: Rows) -> None:
+    left, _ = await _siblings(rows)
+    job_id = (await rows.task(left.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job_id], "t", reason="r", by="b")
+    await rows.connection.execute("UPDATE job SET cancel_by = clock_timestamp()")
+    assert [one.outcome for one in await sweeps.end_cancels(rows.connection, [], 5)] == ["cancelled"]
+    assert await rows.statuses(job_id) == {
+        "top": "succeeded", "left": "cancelled", "right": "cancelled", "bottom": "skipped",
+    }  # fmt: skip
+    await _assert_all_ended(rows, left)
+
+
 async def test_of_two_steps_that_stop_for_a_cancel_only_the_second_one_ends_the_job(rows: Rows) -> None:
     left, right = await _siblings(rows)
     job_id = (await rows.task(left.task_id))["job_id"]
