@@ -83,7 +83,7 @@ async def test_a_worker_is_present_until_its_heartbeat_closes(heartbeat: Heartbe
     assert await workers.dead(rows.connection) == []
     assert database.UP._value.get() == 1
     assert heartbeat._thread.daemon  # a thread that hangs keeps no worker from its end
-    heartbeat.close()
+    await asyncio.to_thread(heartbeat.close)  # the link to PostgreSQL runs in this loop
     assert not heartbeat._thread.is_alive()
     async with asyncio.timeout(SECONDS):
         while await workers.dead(rows.connection) != [rows.terms.owner]:
