@@ -122,3 +122,11 @@ async def test_a_repeated_request_sends_once(client: httpx2.AsyncClient, rows: C
     answers = [(await client.post(f"/v1/webhooks/{hook}/test", headers=key)).json() for _ in range(2)]
     assert answers[0] == answers[1]
     assert await rows.fetchval("SELECT count(*) FROM job") == 1
+
+
+async def test_a_new_webhook_watches_the_jobs_of_its_own_tenant_only(maker: Maker, rows: Connection) -> None:
+    own, others = await maker.make("run"), await maker.make("run")
+    await rows.execute("UPDATE job SET tenant_id = 'somebody-else' WHERE id = $1", others)
+    await webhooks.watch(rows, "acme")
+    assert await rows.fetchval("SELECT notify FROM job WHERE id = $1", own)
+    assert not await rows.fetchval("SELECT notify FROM job WHERE id = $1", others)
