@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import quote, unquote
 from uuid import UUID, uuid4
 
 import schemathesis
@@ -67,14 +68,14 @@ def before_call(_context: Any, case: Any, _kwargs: dict[str, Any]) -> None:
     for part in ("query", "body"):
         said = getattr(case, part)
         if isinstance(said, dict) and _SHORT_WAIT < _seconds(said.get("wait")) <= _MAX_WAIT:
-            _change(case, part, {"wait": _SHORT_WAIT})
+            change(case, part, {"wait": _SHORT_WAIT})
     name = _name_of(case)
     if name.startswith("stream") or not _is_led_here(case) or not _answers[name] or _random.random() < _ELSEWHERE:
         _name_something(name, case, positive=positive)
     if name == "setLimit" and isinstance(case.body, dict):
-        _change(case, "body", _holding_back_nobody(case.body))
+        change(case, "body", _holding_back_nobody(case.body))
     if positive and name == "promoteConversion" and isinstance(case.body, dict):
-        _change(case, "body", {"targets": [_apart(target) for target in case.body["targets"]]})
+        change(case, "body", {"targets": [_apart(target) for target in case.body["targets"]]})
 
 
 def judge_null_rightly(case: Any) -> None:
@@ -95,13 +96,20 @@ def _seconds(wait: object) -> float:
         return 0.0
 
 
-def _change(case: Any, part: str, changes: dict[str, Any]) -> None:
+def change(case: Any, part: str, changes: dict[str, Any]) -> None:
     """The fuzzer makes many cases of the same values: a copy is changed. None: the member is left out."""
     was = getattr(case, part) or {}
     left_out = {key for key, value in changes.items() if value is None}
     changed = {key: value for key, value in {**was, **changes}.items() if key not in left_out}
     if changed != was:
-        setattr(case, part, changed)
+        setattr(case, part, changed if part != "path_parameters" else {k: _plain(v) for k, v in changed.items()})
+
+
+def _plain(value: object) -> object:
+    """Schemathesis (4.32) keeps the values of a path as they are sent, `a%3Ab`. It judges a changed path again, by these
+    texts, and takes the colon that a pattern allows for a violation. A path may hold a colon as it is.
+    """
+    return quote(unquote(value), safe=":") if isinstance(value, str) else value
 
 
 def _is_led_here(case: Any) -> bool:
@@ -115,22 +123,22 @@ def _name_something(name: str, case: Any, *, positive: bool) -> None:
     """
     ids = [key for key, value in (case.path_parameters or {}).items() if _is_id(value)]
     if name.startswith("stream") and (case.query or {}).get("task_id") in _given_out:
-        _change(case, "query", {"task_id": str(uuid4())})
+        change(case, "query", {"task_id": str(uuid4())})
     elsewhere = not any(str(value) in _things().lasting for value in (case.path_parameters or {}).values())
     if _answers[name] and elsewhere and _random.random() > _REAL:
         if name.startswith("stream"):
-            _change(case, "path_parameters", {key: str(uuid4()) for key in ids})
+            change(case, "path_parameters", {key: str(uuid4()) for key in ids})
         return
     if not (positive or ids):
         return
     subject = _things().about(name)
-    _change(case, "path_parameters", {key: value for key, value in subject.path.items() if positive or key in ids})
+    change(case, "path_parameters", {key: value for key, value in subject.path.items() if positive or key in ids})
     if not positive:
         return
-    _change(case, "query", subject.query)
+    change(case, "query", subject.query)
     if isinstance(case.body, dict):
         known = {*case.body, *_NAMES}
-        _change(case, "body", {key: value for key, value in subject.body.items() if key in known})
+        change(case, "body", {key: value for key, value in subject.body.items() if key in known})
 
 
 def _apart(target: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import workers
 from tests.api.conftest import Running, client_of, serving
 from tests.api.driver import finish_all
-from tests.api.fuzz_hooks import judge_null_rightly
+from tests.api.fuzz_hooks import change, judge_null_rightly
 from tests.api.media_api import MediaApi, problem
 from tests.api.test_conversion_result import convert
 from tests.support.seeds import seed_of_this_commit
@@ -39,6 +39,7 @@ SECONDS = 300  # it takes 75 to 90 on two cores
 #: worker lost (tests/generation/test_settling.py).
 NEVER = frozenset({"createConversion", "settleJob"})
 ONE_EXAMPLE = hypothesis.settings(max_examples=1, database=None, deadline=None, derandomize=True)
+UNTIL_FOUND = hypothesis.settings(ONE_EXAMPLE, max_examples=2000)
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and ":" in str(value))
 
 
@@ -173,6 +174,20 @@ def test_null_is_a_violation_for_the_fuzzer_only_where_a_body_is_needed(path: st
     assert case.meta is not None
     assert case.meta.generation.mode.is_positive == allows_null
     assert case.body == ({} if allows_null else None)
+
+
+def test_a_name_with_a_colon_stays_valid_for_the_fuzzer_when_the_run_beside_it_is_put_in() -> None:
+    document = make_app(Settings(_env_file=None)).openapi()
+    operation = schemathesis.openapi.from_dict(document)["/v1/runs/{run_id}/signals/{name}"]["POST"]
+    case = hypothesis.find(
+        operation.as_strategy(), lambda case: "%3A" in case.path_parameters["name"], settings=UNTIL_FOUND
+    )
+    name = case.path_parameters["name"].replace("%3A", ":")
+    run = str(new_id())
+    change(case, "path_parameters", {"run_id": run})
+    assert case.path_parameters == {"run_id": run, "name": name}
+    assert case.meta is not None
+    assert case.meta.generation.mode.is_positive
 
 
 @pytest.mark.parametrize(
