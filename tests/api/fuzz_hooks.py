@@ -106,7 +106,7 @@ def change(case: Any, part: str, changes: dict[str, Any]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Schemathesis (4.32) keeps the values of a path as they are sent, `a%3Ab`. It judges a changed path again, by these
+    """Schemathesis (4.32) keeps the values of a path as they are sent, `a%3Ab`. It judges a changed path again by these
     texts, and takes the colon that a pattern allows for a violation. A path may hold a colon as it is.
     """
     return quote(unquote(value), safe=":") if isinstance(value, str) else value
