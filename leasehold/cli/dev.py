@@ -17,6 +17,7 @@ from leasehold.cli.installation import Installation
 from leasehold.cli.reloading import reload_on_change
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.settings import Settings
 
 
 async def run(source: str | None, **options: Any) -> None:
@@ -113,6 +114,11 @@ def _console_line(installation: Installation) -> str:
     return "" if url is None else f"console  {url}\n"
 
 
+def _metrics_line(installation: Installation) -> str:
+    """The line with the addresses of the metrics; "" with LEASEHOLD_METRICS=false."""
+    return f"metrics  {', '.join(installation.metrics.values())}\n" if Settings().metrics else ""
+
+
 def _welcome_text(installation: Installation) -> str:
     logs = ", ".join(str(path) for path in installation.logs.values())
     return (
@@ -123,7 +129,7 @@ def _welcome_text(installation: Installation) -> str:
         f"database {installation.environment['LEASEHOLD_DATABASE_URL']}\n"
         f"fences   {installation.fences}\n"
         f"logs     {logs}\n"
-        f"metrics  {', '.join(installation.metrics.values())}\n\n"
+        f"{_metrics_line(installation)}\n"
         f"curl -s {installation.api_url}/upload-url -H 'Authorization: Bearer {installation.api_key}' \\\n"
         "  -H 'Content-Type: application/json' \\\n"
         '  -d \'{"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 48213}\'\n\n'

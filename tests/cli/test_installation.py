@@ -9,6 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from leasehold.cli import dev
 from leasehold.cli.installation import Installation, _load_upgrade, environment_with
 from leasehold.settings import Settings
 from tests.support.databases import Databases
@@ -62,3 +63,12 @@ def test_secrets_in_files_do_not_contradict_the_installations_own(
     settings = Settings()
     assert settings.database_url.get_secret_value() == "postgresql://own@127.0.0.1:1/own"
     assert settings.sealing_keys.get_secret_value() == "from a file"
+
+
+def test_leasehold_dev_prints_the_addresses_of_metrics_only_if_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    installation = Installation()
+    installation.metrics = {"api": "http://127.0.0.1:1/metrics", "worker": "http://127.0.0.1:2/metrics"}
+    monkeypatch.delenv("LEASEHOLD_METRICS", raising=False)
+    assert dev._metrics_line(installation) == "metrics  http://127.0.0.1:1/metrics, http://127.0.0.1:2/metrics\n"
+    monkeypatch.setenv("LEASEHOLD_METRICS", "false")
+    assert dev._metrics_line(installation) == ""

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from structlog.testing import capture_logs
 
 from leasehold.telemetry.outages import Outage
-
-
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_a_hundred_errors_of_many_parts_are_one_line_and_the_end_is_another() -> None:

@@ -9,6 +9,7 @@ import pytest
 from leasehold.db import replica as replicas
 from leasehold.db.replica import Replica, ReplicaUnusable, _LogPosition
 from leasehold.settings import Settings
+from tests.support.clock import Clock
 
 SYSTEM, OTHER = 7, 8
 TIMELINE = 3
@@ -16,14 +17,6 @@ TIMELINE = 3
 
 def at(position: int | None, system: int = SYSTEM, timeline: int = TIMELINE) -> _LogPosition:
     return _LogPosition(position, system, timeline)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

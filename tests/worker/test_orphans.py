@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from leasehold.domain.lease import Lease
@@ -11,14 +9,7 @@ from leasehold.transitions import jobs
 from leasehold.worker.leases import orphans as orphans_module
 from leasehold.worker.leases.orphans import Orphans
 from tests.factories import Rows
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -14,14 +14,7 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.leases.starts import Starts
 from tests.factories import Rows
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 5000.25
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_a_start_counts_for_a_minute() -> None:

@@ -22,18 +22,11 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.leases.starts import Starts
 from tests.factories import Rows
+from tests.support.clock import Clock
 
 TTL, MARGIN, RENEW = 30.0, 6.0, 10.0
 #: How long PostgreSQL's answer takes.
 ROUND_TRIP = 4.0
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

@@ -6,7 +6,6 @@ For equal input bytes, parameters and versions, a step writes equal files.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ def resize(work: Work) -> Done:
     Raises Permanent with one of the codes of refusals.py.
     """
     params: MediaParams = work.params
-    _frame_of.cache_clear()  # the cached frame is of another picture
     original = inspect(work.files["original"], params.limits, params.content_type)
     with pillow_limits(params.limits.max_pixels):
         prepared = _PreparedPicture(original, params.max_side)
@@ -52,7 +50,7 @@ def resize(work: Work) -> Done:
 @media.handles("compress")
 def compress(work: Work) -> Done:
     """Make the small JPEG."""
-    image, _ = _frame_of(work.files[RESIZED].read_bytes(), "image/jpeg")
+    image, _ = Picture(work.files[RESIZED].read_bytes(), "image/jpeg").frame(0)
     return Done({COMPRESSED: encode.write(image, work.directory / COMPRESSED, encode.SMALL_JPEG)})
 
 
@@ -67,16 +65,7 @@ def webp(work: Work) -> Done:
         for name in params.variants
     }
     files[FINAL] = source.write_webp(None, work.directory / FINAL)
-    _frame_of.cache_clear()  # no later step needs the frame
     return Done(files)
-
-
-@lru_cache(maxsize=1)
-def _frame_of(data: bytes, content_type: str) -> tuple[Image.Image, int]:
-    """The first frame of a file that `resize` wrote, and its milliseconds. The cache serves the next step, which
-    usually runs in the same child process.
-    """
-    return Picture(data, content_type).frame(0)
 
 
 class _PreparedPicture:
@@ -135,7 +124,8 @@ class _Master:
         self._data = path.read_bytes()
         self._content_type = content_type
         # A still is decoded once for all files. An animation is decoded for each file, because memory cannot hold it.
-        self._frame = _frame_of(self._data, content_type) if self._open().frames == 1 else None
+        picture = self._open()
+        self._frame = picture.frame(0) if picture.frames == 1 else None
 
     def _open(self) -> Picture:
         return Picture(self._data, self._content_type)
