@@ -72,7 +72,7 @@ make_environment() {
     [ ! -f "$venv/leasehold-stamp" ] || present_stamp="$(cat "$venv/leasehold-stamp")"
     case "$present_stamp" in "all "*) profile=all ;; esac # a developer's environment keeps everything
     [ ! -x "$venv/bin/pytest" ] || profile=all     # also a developer's environment that was made by hand
-    [ "$profile" = all ] || options=(--no-dev --extra media --extra heic --extra embedded --group chaos)
+    [ "$profile" = all ] || options=(--no-dev --extra media --extra heic --extra embedded)
     if [ -x "$venv/bin/python" ]; then
         case "$present_stamp" in "$(stamp_of "$profile")" | "$(stamp_of all)") return ;; esac
     fi

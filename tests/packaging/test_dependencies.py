@@ -43,6 +43,18 @@ def test_no_installed_package_hides_a_folder_of_the_checkout() -> None:
     assert {name for name in ours if (installed / name).exists() and name != "leasehold"} == set()
 
 
+def test_what_needs_more_than_the_demo_does_has_the_whole_environment() -> None:
+    """`make_environment run` installs no library of conversions or tests. Which extras the package itself may import is
+    tested below.
+    """
+    scripts = {path.name: path.read_text() for path in (ROOT / "scripts").iterdir() if path.is_file()}
+    small = {name: text for name, text in scripts.items() if re.search(r"^make_environment run\b", text, re.MULTILINE)}
+    assert {name: re.findall(r"-m (\w+)", text) for name, text in small.items()} == {
+        "demo": ["leasehold"],
+        "services": ["leasehold"],
+    }
+
+
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
