@@ -1,0 +1,182 @@
+"""What a submission is checked for, and charged: each limit by itself, without an API around it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from leasehold.db.database import Connection, Pool, connect, make_pool
+from leasehold.domain.errors import Invalid, TooMany
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.limits.admission import Admission, Payer, queues_of
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
+from tests.factories import ONE, THREE, Rows
+
+PAYER = Payer("acme", "key")
+QUEUE = {"default": 1}
+UNBOUNDED = {"unfinished_per_tenant": 0, "stored_bytes_per_tenant": 0}
+
+
+@pytest.fixture
+async def other(settings: Settings) -> AsyncIterator[Connection]:
+    connection = await connect(settings, "test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def pool(settings: Settings) -> AsyncIterator[Pool]:
+    pool = await make_pool(settings, "test", 1)
+    yield pool
+    pool.terminate()
+
+
+def admission(settings: Settings, **limits: Any) -> Admission:
+    return Admission(settings.model_copy(update={**UNBOUNDED, **limits}), [])
+
+
+async def submit(admission: Admission, connection: Connection, queues: Mapping[str, int] = QUEUE, **more: Any) -> None:
+    async with connection.transaction(), admission.submitting(connection, PAYER, queues, **more):
+        await jobs.submit(connection, [NewJob(ONE, "acme")])
+
+
+def test_a_new_job_waits_in_the_queues_of_the_steps_that_need_no_other() -> None:
+    pipeline = Pipeline(
+        "fan",
+        module="tests.factories",
+        steps=[
+            Step("split", queue="a"),
+            Step("check", queue="b"),
+            Step("count", queue="a"),
+            Step("each", queue="c", part=True),
+            Step("join", needs=("split",), queue="d"),
+        ],
+    )
+    assert queues_of("acme", pipeline) == {"a": 2, "b": 1}
+    assert queues_of("acme", THREE) == QUEUE
+
+
+async def test_a_full_queue_says_its_bound_and_when_to_come_again(settings: Settings, rows: Connection) -> None:
+    limited = admission(settings, queue_depth_limit=1)
+    await submit(limited, rows)
+    with pytest.raises(TooMany) as refused:
+        await submit(limited, rows)
+    assert (refused.value.code, refused.value.retry_after) == ("queue_full", 5.0)
+    assert refused.value.headers == {"RateLimit-Policy": '"queue";q=1', "RateLimit": '"queue";r=0;t=5'}
+    with pytest.raises(Invalid) as refused_for_ever:
+        await submit(limited, rows, count=2)
+    assert refused_for_ever.value.code == "batch_too_large"
+
+
+async def test_of_two_submissions_that_both_saw_room_the_second_to_commit_is_refused(
+    settings: Settings, rows: Connection, other: Connection
+) -> None:
+    limited = admission(settings, queue_depth_limit=1)
+
+    async def submit_around_another() -> None:
+        async with other.transaction(), limited.submitting(other, PAYER, QUEUE):
+            await submit(limited, rows)
+            await jobs.submit(other, [NewJob(ONE, "acme")])
+
+    with pytest.raises(TooMany) as refused:
+        await submit_around_another()
+    assert refused.value.code == "queue_full"
+    assert await rows.fetchval("SELECT count(*) FROM job") == 1
+
+
+async def test_submissions_without_bytes_take_none(settings: Settings, rows: Connection) -> None:
+    """The store of this tenant has room for one byte."""
+    limited = admission(settings, stored_bytes_per_tenant=1)
+    for _ in range(3):
+        await submit(limited, rows)
+    await submit(limited, rows, size=1)
+    with pytest.raises(TooMany) as refused:
+        await submit(limited, rows)
+    assert refused.value.code == "storage_full"
+
+
+async def test_a_single_run_takes_the_last_place_and_no_other(
+    settings: Settings, connection: Connection, pool: Pool
+) -> None:
+    limited = admission(settings, unfinished_per_tenant=2)
+    await Rows(connection).submit(tenant="acme")
+    assert await limited.reserve_single_run(pool, "acme") is False  # near the bound: it is counted exactly
+    await Rows(connection).submit(tenant="acme")
+    with pytest.raises(TooMany) as refused:
+        await limited.reserve_single_run(pool, "acme")
+    assert refused.value.code == "too_many_unfinished"
+
+
+@pytest.mark.parametrize(
+    "limit", [{"queue_depth_limit": 5}, {"submissions_per_key": 5}, {"submissions_per_tenant": 5}], ids=str
+)
+async def test_a_single_run_is_no_way_around_the_other_limits(
+    settings: Settings, pool: Pool, limit: dict[str, int]
+) -> None:
+    assert await admission(settings, **limit).reserve_single_run(pool, "acme") is False
+    assert await admission(settings).reserve_single_run(pool, "acme") is True
+
+
+# --- a check before a long body arrives
+
+
+async def test_a_check_refuses_what_the_rate_would_refuse_and_takes_nothing_of_it(
+    settings: Settings, rows: Connection
+) -> None:
+    limited = admission(settings, submissions_per_key=1)
+    for _ in range(3):
+        await limited.check(rows, PAYER, QUEUE)
+    await submit(limited, rows)
+    with pytest.raises(TooMany) as refused:
+        await limited.check(rows, PAYER, QUEUE)
+    assert refused.value.code == "rate_limited"
+    assert refused.value.headers["RateLimit-Policy"] == '"submissions";q=1;w=60'
+    await limited.check(rows, PAYER, QUEUE, "uploads")  # another rate
+
+
+async def test_a_check_passes_while_one_task_has_room_in_each_queue(settings: Settings, rows: Connection) -> None:
+    limited = admission(settings, queue_depth_limit=2)
+    await submit(limited, rows)
+    await limited.check(rows, PAYER, QUEUE)
+    await submit(limited, rows)
+    with pytest.raises(TooMany) as refused:
+        await limited.check(rows, PAYER, QUEUE)
+    assert refused.value.code == "queue_full"
+
+
+async def test_a_check_passes_at_the_bound_on_unfinished_jobs_because_the_job_may_be_there_already(
+    settings: Settings, connection: Connection
+) -> None:
+    limited = admission(settings, unfinished_per_tenant=1)
+    await Rows(connection).submit(tenant="acme")
+    await limited.check(connection, PAYER, QUEUE)
+    await Rows(connection).submit(tenant="acme")  # over the bound, as after an operator has lowered it
+    with pytest.raises(TooMany) as refused:
+        await limited.check(connection, PAYER, QUEUE)
+    assert refused.value.code == "too_many_unfinished"
+
+
+# --- a job that is not new
+
+
+async def test_a_job_that_is_tried_again_counts_in_the_queues_in_which_it_waits_now(
+    settings: Settings, connection: Connection
+) -> None:
+    rows = Rows(connection)
+    limited = admission(settings, queue_depth_limit=1)
+    (hint,) = await rows.submit(THREE, tenant="acme")
+    job_id = (await rows.task(hint.hint.task_id))["job_id"]
+    await rows.submit(THREE, tenant="acme")
+    for step, queue, status in (("a", "q1", "retry"), ("b", "q2", "waiting"), ("c", "q3", "succeeded")):
+        await connection.execute(
+            "UPDATE task SET queue = $1, status = $2, finished_at = CASE WHEN $2 = 'succeeded' THEN now() END"
+            " WHERE job_id = $3 AND step = $4",
+            queue, status, job_id, step,
+        )  # fmt: skip
+    async with limited.submitting(connection, PAYER, {}) as paid:
+        await limited.add_queues_of(connection, paid, job_id)
+        assert paid.queues == {"q1", "q2"}
