@@ -92,9 +92,10 @@ def _check_windows(windows: dict[int, _Window], size: int) -> None:
     for quota, seconds in QUOTAS:
         # In an empty window any download may begin: otherwise one that is larger than the quota could never begin.
         if windows[seconds].bytes and windows[seconds].bytes + size > quota:
+            hours = seconds // 3600
             raise TooMany(
                 "download_quota_exceeded",
-                f"At most {quota // GB} GB in {seconds // 3600} hours.",
+                f"At most {quota // GB} GB in {hours} hour{'s' if hours > 1 else ''}.",
                 policy="bytes",
                 at_most=quota,
                 window=seconds,
