@@ -1,5 +1,6 @@
 """`pictures`: pictures a second on all cores, by the platform and by libraries. Each picture becomes the same three
 files. The platform stores every file and commits every step. A library is called directly, in a process for each core.
+For the platform, also the CPU time of a picture by process, and the rate of small pictures.
 """
 
 from __future__ import annotations
@@ -16,15 +17,26 @@ from bench.image import ok, serving, uploaded
 from bench.jobs import until_finished
 from bench.peers.peer import Install, install_once, with_npm, with_pip
 from bench.picture import photograph
+from bench.processes import Meter
 from bench.scale import Scale
 from bench.testbed import Testbed
 
 _DRIVERS = Path(__file__).parent / "peers/drivers"
 _PATIENCE_SECONDS = 180.0
+#: The processes (bench/processes.py) whose CPU time is a figure. A worker's children count as the worker.
+_ROLES = ("worker", "s3", "postgres")
 _RATE = """
 SELECT count(*) / extract(epoch FROM max(finished_at) - min(created_at))::float8 FROM job
 WHERE created_at > (SELECT min(finished_at) FROM job)
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run of the platform. `rate`: pictures a second. `cpu`: milliseconds of CPU a picture, by role of a process."""
+
+    rate: float
+    cpu: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +63,16 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     details.
     """
     picture = await asyncio.to_thread(photograph, scale.picture_width, scale.picture_height)
-    rates: list[float] = []
+    small = await asyncio.to_thread(photograph, scale.small_picture_width, scale.small_picture_height)
+    runs: list[_Run] = []
+    small_runs: list[_Run] = []
     rates_by_library: dict[str, list[float]] = {library.name: [] for library in LIBRARIES}
     errors: dict[str, str] = {}
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        rates.append(await _platform(testbed, scale, picture))
+        runs.append(await _platform(testbed, picture, scale.pictures))
+        small_runs.append(await _platform(testbed, small, scale.small_pictures))
         for library in LIBRARIES:
             if library.name not in errors:
                 try:
@@ -65,8 +80,15 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
                 except (RuntimeError, TimeoutError) as error:
                     errors[library.name] = f"{type(error).__name__}: {error}"[:500]
     best = max((rates for name, rates in rates_by_library.items() if name not in errors), key=median, default=[0.0])
+    rates = tuple(run.rate for run in runs)
     return [
-        Figure("pictures, the platform", "pictures/s", tuple(rates), tuple(load), Goal(round(median(best), 2), True)),
+        Figure("pictures, the platform", "pictures/s", rates, tuple(load), Goal(round(median(best), 2), True)),
+        *(
+            Figure(f"CPU of a picture, the platform: {role}", "ms", tuple(run.cpu[role] for run in runs), tuple(load))
+            for role in _ROLES
+        ),
+        Figure("small pictures, the platform", "pictures/s", tuple(run.rate for run in small_runs), tuple(load),
+               details={"picture_bytes": len(small), "cpu_ms_a_picture": [run.cpu for run in small_runs]}),
         *(
             Figure(f"pictures, {name}", "pictures/s", tuple(library_rates) if name not in errors else (0.0,),
                    tuple(load),
@@ -76,17 +98,18 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     ]  # fmt: skip
 
 
-async def _platform(testbed: Testbed, scale: Scale, picture: bytes) -> float:
-    """The rate of one worker with a child for each core. The bench uploads all pictures before it completes the first
+async def _platform(testbed: Testbed, picture: bytes, pictures: int) -> _Run:
+    """A run of one worker with a child for each core. The bench uploads all pictures before it completes the first
     upload.
     """
     async with serving(testbed) as platform:
-        for count in (os.cpu_count() or 1, scale.pictures):  # the first pictures warm the children up
+        for count in (os.cpu_count() or 1, pictures):  # the first pictures warm the children up
             tickets = [await uploaded(platform.client, picture) for _ in range(count)]
-            await asyncio.gather(*(ok(platform.client.post("/complete-upload", json=ticket)) for ticket in tickets))
-            await until_finished(platform.installation, platform.worker)
+            with Meter() as meter:
+                await asyncio.gather(*(ok(platform.client.post("/complete-upload", json=ticket)) for ticket in tickets))
+                await until_finished(platform.installation, platform.worker)
         rate: float = await platform.connection.fetchval(_RATE)
-        return rate
+        return _Run(rate, {role: round(1000 * seconds / pictures, 1) for role, seconds in meter.by_role.items()})
 
 
 async def _library(library: _Library, picture: bytes, seconds: float) -> float:

@@ -27,6 +27,9 @@ class Scale:
     picture_height: int = 3000
     picture_rounds: int = 5  # pictures of one run
     pictures: int = 40  # of one run of the platform, when pictures a second are counted
+    small_picture_width: int = 900  # 217 kB
+    small_picture_height: int = 675
+    small_pictures: int = 200
     pictures_seconds: float = 10.0  # of one run of a library
     settle_seconds: float = 5.0  # after the start, until the first housekeeping and the first connections are over
     idle_seconds: float = 20.0
