@@ -135,6 +135,16 @@ async def _create_independent(
     return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
 
 
+# $1 the tenant, $2 the submissions as `debounce.lock_keys` returns them.
+_LIMITS_UNTIL_NOW = f"""
+-- runs_limits_until_now
+SELECT DISTINCT g.tenant_id, g.key
+FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text)
+JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
+JOIN gate_job g ON g.job_id = j.id
+WHERE {unindexed("j.finished_at IS NULL")}
+"""
+
 _HELD = """
 -- runs_held
 SELECT j.id, j.priority, max(t.available_at) AS starts_at FROM job j JOIN task t ON t.job_id = j.id
@@ -152,9 +162,12 @@ async def merge(
     limits_of_new = [_declared_limits(rules, run) for run in new]
     if not any(limits_of_new):
         return await debounce.merge(connection, tenant_id, submissions)
-    # First lock the keys, then the limits, and then the jobs.
-    await debounce.lock_keys(connection, tenant_id, submissions)
-    await concurrency.lock_limits(connection, [limit for own_limits in limits_of_new for limit in own_limits])
+    # First lock the keys, then the limits, and then the jobs. Also the limits at which the jobs wait until now: an
+    # admission at these would not see that a job has begun to wait at others.
+    records = await debounce.lock_keys(connection, tenant_id, submissions)
+    earlier_limits = [ConcurrencyLimit(*row) for row in await connection.fetch(_LIMITS_UNTIL_NOW, tenant_id, records)]
+    new_limits = [limit for own_limits in limits_of_new for limit in own_limits]
+    await concurrency.lock_limits(connection, [*earlier_limits, *new_limits])
     merged_ids = await debounce.merge(connection, tenant_id, submissions)
     held = {row["id"]: row for row in await connection.fetch(_HELD, [merged for merged in merged_ids if merged])}
     again = []
@@ -282,6 +295,9 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
     terms = AdmissionTerms([*declared_limits, scope])
     if policy == "replace_same_scope":
+        # Lock all limits before the older runs, in the order of their names, as an admission does: it would deadlock
+        # with another order. The lock of the scope also puts replacements in order.
+        await concurrency.lock_limits(connection, terms.limits)
         older, ended = await _replace(connection, new, scope)
         return _Admission(terms, older, ended)
     return _Admission(terms)  # the run waits until the earlier runs of its scope have ended
@@ -353,16 +369,11 @@ def _scope_digest(new: NewRun) -> str:
 
 async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
     """Cancel the older runs of the same scope. Returns these runs, and the jobs among them that have ended immediately.
-    The new run waits at `limit`, the limit of the scope, until the older runs have ended.
+    The new run waits at `limit`, the limit of the scope, until the older runs have ended. The caller has locked that
+    limit.
 
     Raises Duplicate if a client submits the same run again: such a submission does not replace the run.
     """
-    await connection.execute(
-        "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"
-        " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # the row's lock puts replacements in order
-        limit.tenant_id,
-        limit.key,
-    )
     await _refuse_duplicate(connection, new)
     rows = await connection.fetch(
         "SELECT g.job_id FROM gate_job g JOIN job j ON j.id = g.job_id"

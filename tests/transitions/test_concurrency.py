@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
+from leasehold.app.writing import template_version_of
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
-from leasehold.transitions import concurrency, settlements
+from leasehold.domain.pipeline import Pipeline, PipelineLimit, RunTerms, Step
+from leasehold.transitions import concurrency, limits, runs, settlements
+from leasehold.transitions.concurrency.room import rooms_of
+from leasehold.transitions.debounce import Debounced
+from leasehold.transitions.runs import NewRun
 from leasehold.transitions.settlements import Completion
 from tests.factories import ONE, Rows
 from tests.support.lock_waits import until_waiting
@@ -176,6 +181,27 @@ async def test_two_jobs_that_end_at_once_admit_two_others(rows: Rows, another: O
     assert await held(rows) == set()
 
 
+async def test_a_run_that_replaces_another_does_not_deadlock_with_an_admission(rows: Rows, another: Open) -> None:
+    """Both lock the limits in the order of their names. Here `queue:...` comes before `scope:...`."""
+    terms = RunTerms(concurrency="replace_same_scope")
+    replacing = Pipeline("replacing", module="tests.factories", steps=[Step("only")], terms=terms)
+    await limits.declare(rows.connection, [replacing], ConcurrencyLimit("t", "queue:default", at_most=5))
+
+    async def create() -> list[tuple[str, str]]:
+        async with rows.connection.transaction():
+            return sorted((await runs.create(rows.connection, NewRun(template_version_of(replacing), "t", {}))).limits)
+
+    names = await create()
+    assert [key.partition(":")[0] for _, key in names] == ["queue", "scope"]
+    other = (await another()).connection
+    async with other.transaction():
+        await rooms_of(other, names[:1], None)
+        creating = asyncio.create_task(create())
+        await until_waiting(other)
+        await rooms_of(other, names, None)
+    assert await creating == names
+
+
 @dataclass
 class Interrupted:
     """A connection. After its first query, another transaction commits that the query has not seen."""
@@ -190,6 +216,33 @@ class Interrupted:
         found = await self.connection.fetch(*arguments)
         await self.interrupt()
         return found
+
+
+def debounced(customer: str) -> NewRun:
+    """A run of a task with a limit for each customer, and always the same key."""
+    pipeline = Pipeline("debounced", module="tests.factories", steps=[Step("only")])
+    pipeline.limits = (PipelineLimit(1, None, "/customer"),)
+    return NewRun(template_version_of(pipeline), "t", {"customer": customer}, dedupe_key="key")
+
+
+@pytest.mark.parametrize(("customer", "delay"), [("bob", 0.0), ("alice", 3600.0)])
+async def test_a_run_that_a_debounce_changes_while_it_is_about_to_be_admitted_waits_as_changed(
+    rows: Rows, another: Open, customer: str, delay: float
+) -> None:
+    """It has another customer, whose place is taken, or it starts later. The admission has chosen it before."""
+    async with rows.connection.transaction():
+        taken = await runs.create(rows.connection, replace(debounced("bob"), dedupe_key=None))
+        waiting = await runs.create(rows.connection, debounced("alice"))
+    await concurrency.admit(rows.connection, taken.limits)
+    other = (await another()).connection
+    async with other.transaction():
+        again = Debounced("debounced", "key", {"customer": customer}, delay)
+        assert await runs.merge(other, "t", [debounced(customer)], [again]) == [waiting.id]
+        admitting = asyncio.create_task(concurrency.admit(rows.connection, waiting.limits))
+        await until_waiting(other)
+    assert await admitting == []
+    assert await held(rows) == {waiting.id}
+    assert await rows.connection.fetchval("SELECT admitted_at FROM gate_job WHERE job_id = $1", waiting.id) is None
 
 
 async def test_a_limit_at_which_a_job_begins_to_wait_meanwhile_is_kept(rows: Rows) -> None:

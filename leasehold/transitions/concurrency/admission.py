@@ -71,11 +71,16 @@ FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job
 GROUP BY w.job_id, w.priority, w.turn, j.tenant_id ORDER BY w.turn, w.priority, w.job_id
 """
 
-# The jobs of $1 that still wait. `_WAITING` reads before the limits are locked: until then, another admission may have
-# admitted some of its jobs. Of a job that has ended, the row may still be there.
+# The jobs of $1 that still wait, with the limits at which they wait now. `_WAITING` reads before the limits are locked.
+# Until then, another admission may have admitted some of its jobs, and a debounce may have made a job wait at other
+# limits, or start later. Of a job that has ended, the rows may still be there.
 _STILL_WAITING = f"""
 -- gates_still_waiting
-SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND {unindexed("j.finished_at IS NULL")}
+SELECT g.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
+FROM gate_job g JOIN job j ON j.id = g.job_id
+WHERE g.job_id = ANY($1::uuid[]) AND g.ready_at <= clock_timestamp() AND j.held
+  AND {unindexed("j.finished_at IS NULL")}
+GROUP BY g.job_id
 """
 
 # $1 the jobs. `waiting_on` counts the steps for which a task waits. While a job is held, the count of each of its first
@@ -210,11 +215,14 @@ async def _choose(
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
     ids = [row["job_id"] for row in waiting_jobs]
-    still_waiting = {row["id"] for row in await connection.fetch(_STILL_WAITING, ids)} if ids else set()
+    still_waiting = {row["job_id"]: row for row in await connection.fetch(_STILL_WAITING, ids)} if ids else {}
     job_ids = []
     for row in waiting_jobs:
+        now = still_waiting.get(row["job_id"])
+        if now is None or {*_limits_of(now)} != {*_limits_of(row)}:
+            continue  # only the limits of `row` are locked
         job_rooms = [rooms[name] for name in _limits_of(row)]
-        if row["job_id"] in still_waiting and all(room.admits(row["tenant_id"]) for room in job_rooms):
+        if all(room.admits(row["tenant_id"]) for room in job_rooms):
             job_ids.append(row["job_id"])
             for room in job_rooms:
                 room.take(row["tenant_id"])
