@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, lock_name
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.domain.json_pointer import value_at
@@ -140,6 +140,7 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
     """
     await _check_effect(connection, pipelines, limit)
     async with connection.transaction():
+        await _lock_changes(connection)
         await connection.execute(
             "INSERT INTO gate (tenant_id, key, at_most, per_minute, declared) VALUES ($1, $2, $3, $4, true)"
             " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute,"
@@ -150,6 +151,13 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
             limit.per_minute,
         )
         await _follow(connection, limit)
+
+
+async def _lock_changes(connection: Connection) -> None:
+    """Make other changes of declared limits wait until the caller's transaction ends. A change of EVERYBODY's limit
+    `tenant` would not reach a tenant's row that stops being declared at the same time.
+    """
+    await lock_name(connection, "declared limits")
 
 
 # A follower is a row that nobody declared. It has the bounds of a declared limit, and counts the jobs of one tenant, or
@@ -220,6 +228,7 @@ async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[Con
     is no such limit.
     """
     async with connection.transaction():
+        await _lock_changes(connection)
         if not await connection.fetchval(_WITHDRAW, tenant_id, key):
             return []
         without_bounds = ConcurrencyLimit(tenant_id, key)

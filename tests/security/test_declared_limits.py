@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID
@@ -21,8 +22,9 @@ from leasehold.api.auth.security import (
     RUNS_WRITE,
     TEMPLATES_WRITE,
 )
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, connect
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import concurrency, jobs, limits
@@ -30,6 +32,7 @@ from leasehold.transitions.jobs import NewJob
 from tests.api.conftest import client_of, serving
 from tests.api.media_api import MediaApi, problem
 from tests.factories import ONE
+from tests.support.lock_waits import until_waiting
 
 SCOPES = (
     RUNS_WRITE, RUNS_READ, TEMPLATES_WRITE, OPERATE, MEDIA_WRITE, MEDIA_READ, CONVERSION_WRITE, GENERATION_WRITE,
@@ -178,6 +181,38 @@ async def test_a_limit_that_is_lifted_while_a_job_is_written_does_not_come_back_
     assert await limits.withdraw(rows, owner, key)
     async with rows.transaction():
         await jobs.submit(rows, [job])
+    await concurrency.admit(rows, await concurrency.limits_of(rows, [job.id]))
+    assert not await held(rows, job.id)
+
+
+@pytest.mark.parametrize("is_lifted", [True, False])
+@pytest.mark.parametrize("owners", [("*", TENANT), (TENANT, "*")])
+async def test_everybodys_bound_that_changes_while_a_tenants_own_is_lifted_changes_for_the_tenant(
+    rows: Connection, settings: Settings, owners: tuple[str, str], is_lifted: bool
+) -> None:
+    """The tenant's jobs, which wait at its own bound, get everybody's bound, and that is lifted or raised just then."""
+
+    async def change(connection: Connection, owner: str) -> None:
+        if is_lifted or owner == TENANT:
+            assert await limits.withdraw(connection, owner, "tenant")
+        else:
+            await limits.declare(connection, [ONE], ConcurrencyLimit(owner, "tenant", at_most=1))
+
+    for owner in owners:
+        await limits.declare(rows, [ONE], ConcurrencyLimit(owner, "tenant", at_most=0))
+    declared = await rows.fetch("SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared")
+    job = replace(NewJob(ONE, TENANT), limits=limits.applicable_limits(declared, TENANT, ONE, {}))
+    async with rows.transaction():
+        await jobs.submit(rows, [job])
+    other = await connect(settings, "test")
+    async with rows.transaction():
+        await change(rows, owners[0])
+        changing = asyncio.create_task(change(other, owners[1]))
+        waiting = asyncio.create_task(until_waiting(rows))
+        await asyncio.wait([changing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        await cancel_and_wait(waiting)
+    await changing
+    await other.close()
     await concurrency.admit(rows, await concurrency.limits_of(rows, [job.id]))
     assert not await held(rows, job.id)
 
