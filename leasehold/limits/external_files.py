@@ -112,12 +112,12 @@ async def announce(
     prefix = await _prefix_of(connection, tenant_id, lease)
     if prefix is None:
         return None
-    announced_sizes = await _announced_sizes(connection, tenant_id, lease)
+    sizes = await _announced_sizes(connection, tenant_id, lease)
     by_key = {output_key(prefix, file.name): file for file in files}
-    for key, file in by_key.items():
-        if announced_sizes.get(key, file.size) != file.size:
+    for file in files:  # also those of one name: each gets a URL that admits its size
+        if sizes.setdefault(output_key(prefix, file.name), file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
-    _check_bounds(settings, announced_sizes | {key: file.size for key, file in by_key.items()})
+    _check_bounds(settings, sizes)
     await _take(connection, tenant_id, lease, list(by_key))  # rows of files that are announced again
     for key, file in by_key.items():
         await uploads.open_upload(

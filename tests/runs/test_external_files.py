@@ -359,6 +359,21 @@ async def test_an_attempt_hands_in_so_many_files_and_bytes_in_all(client: Client
     assert run
 
 
+async def test_a_name_twice_in_one_announcement_has_one_size(client: Client, rows: Connection, run: str) -> None:
+    """Each URL admits as many bytes as its entry says, and only one entry is counted."""
+    task = await claim(client)
+    small, large = ({"name": "one", "size": size, "content_type": "text/csv"} for size in (len(DATA), 2900))
+    for both in ((large, small), (small, large)):
+        problem(await announce(client, task, *both), 422, "file_mismatch")
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+    first, second = (await announce(client, task, small, small)).json()["files"]
+    assert first["name"] == second["name"] == "one"
+    assert await send(second) == 200
+    assert (await settle(client, task, "complete", files=[named(name="one")] * 2)).status_code == 200
+    assert await rows.fetchval("SELECT count(*) FROM output") == 1
+    assert run
+
+
 async def test_bounds_of_the_tenant_hold_for_them_too(client: Client, run: str) -> None:
     """Four megabytes unfinished; each file counts one at least."""
     await client.start("made")
