@@ -14,7 +14,9 @@ from leasehold.app.writing import template_version_of
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, PipelineLimit, RunTerms, Step
-from leasehold.transitions import concurrency, limits, runs, settlements
+from leasehold.runtime.duty_cycle import Pauses
+from leasehold.transitions import concurrency, limits, quarantine, runs, settlements
+from leasehold.transitions.concurrency import admission
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.debounce import Debounced
 from leasehold.transitions.runs import NewRun
@@ -161,6 +163,56 @@ async def test_a_job_that_ended_is_forgotten_after_a_minute_and_its_limit_with_i
     expected = {("t", "l")} | ({("t", "k")} if stays else set())
     assert await named(rows, "gate_job") == expected
     assert await named(rows, "gate") == expected | {("t", "declared")}
+
+
+async def free_behind_full(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> UUID:
+    """A job that its only limit has room for. Before it two whole batches wait, which other limits hold back."""
+    monkeypatch.setattr(admission, "_MAX_BATCH", 3)
+    wide = ConcurrencyLimit("t", "wide", at_most=2)
+    for full in ("a", "b"):
+        await wait_at(rows, wide, ConcurrencyLimit("t", full, at_most=0), count=3)
+    return (await wait_at(rows, wide))[0]
+
+
+async def test_however_many_jobs_another_limit_holds_back_those_behind_them_are_let_in(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = await free_behind_full(rows, monkeypatch)
+    await wait_at(rows, ConcurrencyLimit("t", "wide", at_most=2), count=2)
+    names = await concurrency.with_waiting_jobs(rows.connection, ("", ""))
+    assert len(await concurrency.admit_each(rows.connection, names, concurrency.new_search())) == 2
+    assert free not in await held(rows)
+
+
+async def test_the_jobs_behind_are_searched_for_no_more_often_than_the_caller_may(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = await free_behind_full(rows, monkeypatch)
+    now = 0.0
+    search = Pauses(share=1.0, at_least=1.0, at_most=1.0, clock=lambda: now)
+    search.done(now)
+    assert await concurrency.admit(rows.connection, [("t", "wide")], search=search) == []
+    now = 1.0
+    assert len(await concurrency.admit(rows.connection, [("t", "wide")], search=search)) == 1
+    assert free not in await held(rows)
+    assert not search.due
+
+
+async def test_a_search_that_takes_too_long_is_no_fault_of_its_limits(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else they have room for is let in, and they are not set aside."""
+    await free_behind_full(rows, monkeypatch)
+    (first,) = await wait_at(rows, ConcurrencyLimit("t", "wide", at_most=2))
+    await rows.connection.execute("UPDATE gate_job SET priority = 0 WHERE job_id = $1", first)
+    await rows.connection.execute(
+        "CREATE FUNCTION time_out(text[], text[], int, text, uuid, text[], text[]) RETURNS int LANGUAGE plpgsql"
+        " AS $$ BEGIN RAISE EXCEPTION 'canceled' USING ERRCODE = 'query_canceled'; END $$"
+    )
+    monkeypatch.setattr(admission, "_WAITING_BEHIND", "SELECT time_out($1, $2, $3, $4, $5, $6, $7)")
+    assert len(await concurrency.admit_each(rows.connection, [("t", "wide")], concurrency.new_search())) == 1
+    assert first not in await held(rows)
+    assert await quarantine.list_units(rows.connection) == []
 
 
 async def test_two_jobs_that_end_at_once_admit_two_others(rows: Rows, another: Open) -> None:

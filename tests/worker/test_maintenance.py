@@ -201,6 +201,26 @@ async def ended(rows: Rows, job: jobs.NewJob) -> None:
     await jobs.request_cancel(rows.connection, [job.id], job.tenant_id, reason="r", by="b")
 
 
+async def behind_others(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> UUID:
+    """A job behind a whole batch of jobs that another limit holds back."""
+    monkeypatch.setattr(concurrency.admission, "_MAX_BATCH", 2)
+    wide, full = ConcurrencyLimit("t", "wide", 1), ConcurrencyLimit("t", "full", 0)
+    made = [jobs.NewJob(ONE, "t", limits=limits) for limits in ([wide, full], [wide, full], [wide])]
+    async with rows.connection.transaction():
+        await jobs.submit(rows.connection, made)
+    return made[-1].id
+
+
+async def test_the_admitter_searches_behind_the_jobs_of_other_limits(
+    pool: Pool, announcer: Announcer, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = await behind_others(rows, monkeypatch)
+    admitter = Admitter(pool, announcer)
+    admitter.may_have_ended(free)
+    await admitter.turn()
+    assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [free]
+
+
 async def test_the_admitter_lets_the_next_job_in_when_one_has_left(
     pool: Pool, announcer: Announcer, heard: Heard, rows: Rows
 ) -> None:
@@ -299,6 +319,15 @@ async def test_what_nobody_let_in_is_let_in_and_announced(duties: Duties, heard:
     await ended(rows, first)
     await turn_of(duties, "admissions")  # finds no further limit, and begins anew
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id, second.id]
+
+
+async def test_what_waits_behind_the_jobs_of_other_limits_is_let_in(
+    duties: Duties, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = await behind_others(rows, monkeypatch)
+    await turn_of(duties, "takeover")
+    await turn_of(duties, "admissions")
+    assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [free]
 
 
 async def test_each_turn_goes_on_after_the_limits_of_the_turn_before(

@@ -22,6 +22,7 @@ class Admitter:
     def __init__(self, pool: Pool, announcer: Announcer) -> None:
         self._pool = pool
         self._announcer = announcer
+        self._search = concurrency.new_search()
         self._ended: set[UUID] = set()
         self._has_ended = asyncio.Event()
 
@@ -39,5 +40,5 @@ class Admitter:
         async with self._pool.acquire() as connection:
             names = await concurrency.limits_of(connection, [*ended])
             # `admit` first removes the ended jobs from their limits.
-            self._announcer.announce(await concurrency.admit(connection, names, [*ended]))
+            self._announcer.announce(await concurrency.admit(connection, names, [*ended], self._search))
         return 0.0

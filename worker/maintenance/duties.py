@@ -91,6 +91,7 @@ class Duties:
         self._leadership = Leadership(registration.worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._unwritten_schedules = dict(templates.pipelines.schedules)  # by app; the first turn writes them
+        self._admission_search = concurrency.new_search()
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent_connection = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
@@ -216,7 +217,7 @@ class Duties:
             if not limits and self._last_limit != _BEFORE_ALL:
                 limits = await concurrency.with_waiting_jobs(connection, _BEFORE_ALL)
             self._last_limit = limits[-1] if limits else _BEFORE_ALL
-            self._announcer.announce(await concurrency.admit_each(connection, limits))
+            self._announcer.announce(await concurrency.admit_each(connection, limits, self._admission_search))
 
     async def _fire_schedules(self) -> None:
         """Write the schedules that apps declare in code, if this worker has not done so yet. Then fire the due ones."""

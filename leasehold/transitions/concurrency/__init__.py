@@ -10,7 +10,7 @@ Tenants that share a limit take turns: the tenant with the fewest admitted jobs 
 four jobs reserves one place for tenants without an admitted job, because an admitted job cannot be made to wait again.
 """
 
-from leasehold.transitions.concurrency.admission import admit, admit_each
+from leasehold.transitions.concurrency.admission import admit, admit_each, new_search
 from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, without_value
 from leasehold.transitions.concurrency.queueing import (
     LimitedJob,
@@ -34,6 +34,7 @@ __all__ = [
     "forget_unused_limits",
     "limits_of",
     "lock_limits",
+    "new_search",
     "queue_up",
     "queue_up_again",
     "with_waiting_jobs",

@@ -9,26 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any
 from uuid import UUID
+
+import asyncpg
+import structlog
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import EVERYBODY
+from leasehold.runtime.duty_cycle import Pauses
 from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, limit_columns
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.quarantine import is_away, not_in, run_unit, run_units
+
+log = structlog.get_logger(__name__)
 
 #: The most jobs that one batch reads.
 _MAX_BATCH = 500
 #: How many jobs the first batch reads at least. More are not needed: there is seldom room for more than a few.
 _MIN_BATCH = 32
+#: The most full limits behind whose jobs a search looks. There are more only if a limit counts each of many values by
+#: itself, and the first job of each value has its turn without a search.
+_MAX_FULL = 2000
+#: The largest share of its time that a process spends on such searches. A search is due after _OLDEST_SEARCH_SECONDS in
+#: any case.
+_SEARCH_SHARE, _OLDEST_SEARCH_SECONDS = 1 / 100, 60.0
 
-# The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: the first job of each tenant
-# comes before the second job of any tenant. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY (the tenant_id of
-# limits that all tenants share), $5 only this job; NULL: any job. `owner`: the tenant of a job.
-_WAITING = f"""
--- gates_waiting
+
+def _waiting_sql(name: str, condition: str) -> str:
+    """SQL: the jobs that come next at each limit, with all limits of those jobs. `condition`: of a waiting job `g`.
+
+    Tenants take turns: the first job of each tenant comes before the second job of any tenant. $1 and $2 the limits, $3
+    how many jobs, $4 EVERYBODY (the tenant_id of limits that all tenants share), $5 only this job; NULL: any job.
+    `owner`: the tenant of a job.
+    """
+    return f"""
+-- {name}
 WITH RECURSIVE limits AS (
     SELECT * FROM unnest($1::text[], $2::text[]) AS a(tenant_id, key)
 ), owners(tenant_id, key, owner) AS (
@@ -59,7 +77,7 @@ WITH RECURSIVE limits AS (
     CROSS JOIN LATERAL (
         SELECT g.job_id, g.priority, row_number() OVER (ORDER BY g.priority, g.job_id) AS nth FROM gate_job g
         WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.admitted_at IS NULL
-          AND g.ready_at <= clock_timestamp() AND ($5::uuid IS NULL OR g.job_id = $5) AND {not_in(JOBS, "g.job_id")}
+          AND g.ready_at <= clock_timestamp() AND ($5::uuid IS NULL OR g.job_id = $5) AND {condition}
         ORDER BY g.priority, g.job_id LIMIT $3
     ) AS head
 ), waiting AS MATERIALIZED (
@@ -70,6 +88,17 @@ SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key
 FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job_id
 GROUP BY w.job_id, w.priority, w.turn, j.tenant_id ORDER BY w.turn, w.priority, w.job_id
 """
+
+
+_WAITING = _waiting_sql("gates_waiting", not_in(JOBS, "g.job_id"))
+
+# $6 and $7 limits. The statement passes over the jobs that also wait at one of these.
+_WAITING_BEHIND = _waiting_sql(
+    "gates_waiting_behind",
+    f"""{not_in(JOBS, "g.job_id")}
+          AND NOT EXISTS (SELECT 1 FROM gate_job f WHERE f.job_id = g.job_id AND (f.tenant_id, f.key) IN (
+              SELECT * FROM unnest($6::text[], $7::text[])))""",
+)
 
 # The jobs of $1 that still wait, with the limits at which they wait now. `_WAITING` reads before the limits are locked.
 # Until then, another admission may have admitted some of its jobs, and a debounce may have made a job wait at other
@@ -134,23 +163,37 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
+def new_search() -> Pauses:
+    """How often one caller of `admit` searches: the more jobs wait, the less often."""
+    return Pauses(share=_SEARCH_SHARE, at_least=0.0, at_most=_OLDEST_SEARCH_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The jobs whose limits all have room. `has_more`: another batch may find further jobs."""
+    """The jobs whose limits all have room. `has_more`: another batch may find further jobs. `with_room`: the limits
+    that have room for further jobs. `full`: the limits that have held other jobs of the batch back.
+    """
 
     job_ids: Sequence[UUID] = ()
     has_more: bool = False
+    with_room: Sequence[ConcurrencyLimitName] = ()
+    full: frozenset[ConcurrencyLimitName] = frozenset()
 
 
 async def admit(
-    connection: Connection, names: Iterable[ConcurrencyLimitName], ended: Sequence[UUID] | None = None
+    connection: Connection,
+    names: Iterable[ConcurrencyLimitName],
+    ended: Sequence[UUID] | None = None,
+    search: Pauses | None = None,
 ) -> list[Announcement]:
     """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
     tenant go by priority and age. A job that one of its other limits holds back does not delay the jobs after it.
     Returns the hints to be published (messages that tell workers of due tasks).
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
-    the statement reads all admitted jobs.
+    the statement reads all admitted jobs. `search`: this caller's `new_search`. It admits the jobs behind a batch of
+    _MAX_BATCH jobs that other limits hold back, too, for which a statement may read all waiting jobs. None: the sweeper
+    does so later.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
@@ -164,23 +207,57 @@ async def admit(
         hints += [Announcement.from_row(row) for row in rows]
         # After a batch of the full size without a chosen job, the next batch would read the same jobs.
         has_more = batch.chosen.has_more and (size < _MAX_BATCH or bool(batch.chosen.job_ids))
+        if batch.chosen.has_more and not has_more and search is not None and search.due:
+            hints += await _admit_behind(connection, batch.chosen, search)
         ended, size = (), min(_MAX_BATCH, 4 * size)  # `ended`: the first batch has deleted the rows of these jobs
+    return hints
+
+
+async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses) -> list[Announcement]:
+    """Admit jobs that wait behind a whole batch of jobs that other limits hold back. `chosen`: the choice of that
+    batch.
+    """
+    began = monotonic()
+    hints: list[Announcement] = []
+    full = set(chosen.full)
+    try:
+        while chosen.has_more and len(full) <= _MAX_FULL:
+            batch = _Batch(connection, chosen.with_room, (), _MAX_BATCH, sorted(full))
+            rows = await run_units(connection, JOBS, batch.choose, batch.admit)
+            hints += [Announcement.from_row(row) for row in rows]
+            chosen = batch.chosen
+            if not chosen.job_ids and chosen.full <= full:
+                break
+            full |= chosen.full
+    except (TimeoutError, asyncpg.QueryCanceledError):  # no fault of these limits: their other jobs are served
+        log.warning("the search for jobs that may be admitted took too long", limits=len(chosen.with_room))
+    finally:
+        search.done(began)
     return hints
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One batch of `admit`: at most `size` waiting jobs are read. `chosen`: the jobs that the batch admits."""
+    """One batch of `admit`: at most `size` waiting jobs are read, and none that waits at one of the limits `full`.
+    `chosen`: the jobs that the batch admits.
+    """
 
     connection: Connection
     limits: Sequence[ConcurrencyLimitName]
     ended: Sequence[UUID] | None
     size: int
+    full: Sequence[ConcurrencyLimitName] = ()
     chosen: _Chosen = field(default=_Chosen(), init=False)
 
     async def choose(self, only: object | None) -> Sequence[UUID]:
         """`run_units` first calls this with None, to choose the batch. After an error it calls this for each job."""
-        choice = await _choose(self.connection, self.limits, self.ended, self.size, only)
+        arguments = (*limit_columns(self.limits), self.size, EVERYBODY, only)
+        if self.full:
+            waiting_jobs = await self.connection.fetch(_WAITING_BEHIND, *arguments, *limit_columns(self.full))
+        else:
+            waiting_jobs = await self.connection.fetch(_WAITING, *arguments)
+        has_all = len(waiting_jobs) < self.size
+        choice = await _choose(self.connection, self.limits, self.ended, waiting_jobs, has_all=has_all)
         if only is None:
             self.chosen = choice
         return choice.job_ids
@@ -189,11 +266,13 @@ class _Batch:
         return await self.connection.fetch(ADMIT, list(job_ids))
 
 
-async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitName]) -> list[Announcement]:
+async def admit_each(
+    connection: Connection, names: Iterable[ConcurrencyLimitName], search: Pauses | None = None
+) -> list[Announcement]:
     """As `admit`. If the admission of a limit fails, that limit is set aside, and the other limits are served."""
     limits = sorted(set(names))
     try:
-        return await admit(connection, limits)
+        return await admit(connection, limits, search=search)
     except Exception as error:
         if is_away(connection, error):  # without the database, no limit can be served
             raise
@@ -207,28 +286,31 @@ async def _choose(
     connection: Connection,
     limits: Sequence[ConcurrencyLimitName],
     ended: Sequence[UUID] | None,
-    size: int,
-    only: object | None = None,
+    waiting_jobs: Sequence[Any],
+    *,
+    has_all: bool,
 ) -> _Chosen:
-    """Choose among the first `size` waiting jobs. `only`: consider only this job."""
-    waiting_jobs = await connection.fetch(_WAITING, *limit_columns(limits), size, EVERYBODY, only)
+    """Choose among these waiting jobs of the limits. `has_all`: no further job waits."""
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
     ids = [row["job_id"] for row in waiting_jobs]
     still_waiting = {row["job_id"]: row for row in await connection.fetch(_STILL_WAITING, ids)} if ids else {}
-    job_ids = []
+    job_ids: list[UUID] = []
+    full: set[ConcurrencyLimitName] = set()
     for row in waiting_jobs:
-        now = still_waiting.get(row["job_id"])
-        if now is None or {*_limits_of(now)} != {*_limits_of(row)}:
+        now, names = still_waiting.get(row["job_id"]), _limits_of(row)
+        if now is None or {*_limits_of(now)} != {*names}:
             continue  # only the limits of `row` are locked
-        job_rooms = [rooms[name] for name in _limits_of(row)]
-        if all(room.admits(row["tenant_id"]) for room in job_rooms):
-            job_ids.append(row["job_id"])
-            for room in job_rooms:
-                room.take(row["tenant_id"])
+        refusing = next((name for name in names if not rooms[name].admits(row["tenant_id"])), None)
+        if refusing is not None:
+            full.add(refusing)
+            continue
+        job_ids.append(row["job_id"])
+        for name in names:
+            rooms[name].take(row["tenant_id"])
     # `refused_share`: the limit has room, but no waiting tenant may get more of it now.
-    has_room = any(rooms[name].is_open and not rooms[name].refused_share for name in limits)
-    return _Chosen(job_ids, has_more=len(waiting_jobs) == size and has_room)
+    with_room = [name for name in limits if rooms[name].is_open and not rooms[name].refused_share]
+    return _Chosen(job_ids, not has_all and bool(with_room), with_room, frozenset(full))
 
 
 def _limits_of(row: Any) -> list[ConcurrencyLimitName]:
