@@ -64,6 +64,25 @@ def _load(name: str) -> ZoneInfo:
         return ZoneInfo.from_file(file, key=name)
 
 
+class _LocalTicks(CronSim):
+    """As CronSim, but a day whose midnight the clock skips begins after the gap. CronSim begins it at a time that does
+    not exist, and then leaves out the hour after the gap.
+    """
+
+    def advance_day(self) -> bool:
+        is_other_day = super().advance_day()
+        self._leave_gap()
+        return is_other_day
+
+    def advance_month(self) -> None:
+        super().advance_month()
+        self._leave_gap()
+
+    def _leave_gap(self) -> None:
+        if self.dt.tzinfo is not None:  # None: CronSim itself treats the gaps of schedules at fixed times
+            self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
+
+
 def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
     """The firing instants later than `after`, in UTC, in order. The iterator ends when the next instant is more than
     fifty years away.
@@ -74,18 +93,22 @@ def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
     if len(expression.split()) != _FIELDS:
         raise Invalid("invalid_cron", "A cron expression has five fields: minute hour day-of-month month day-of-week.")
     try:
-        local_ticks = CronSim(expression, after.astimezone(zone(timezone)))
+        local_ticks = _LocalTicks(expression, after.astimezone(zone(timezone)))
     except CronSimError as error:
         raise Invalid("invalid_cron", full_stop(f"Not a cron expression: {error}")) from None
     except OverflowError:
         raise Invalid("range_too_long", "This instant does not exist in this time zone.") from None
-    return _in_utc(local_ticks)
+    return _in_utc(local_ticks, after)
 
 
-def _in_utc(local_ticks: Iterator[datetime]) -> Iterator[datetime]:
+def _in_utc(local_ticks: Iterator[datetime], after: datetime) -> Iterator[datetime]:
+    """The ticks later than `after`. While the clock repeats an hour, CronSim also names ticks of the first time, which
+    have passed.
+    """
     try:
-        for tick in local_ticks:
-            yield tick.astimezone(UTC)
+        for local_tick in local_ticks:
+            if (tick := local_tick.astimezone(UTC)) > after:
+                yield tick
     except OverflowError:  # beyond the years 1 to 9999
         return
 
