@@ -346,6 +346,23 @@ async def test_a_timeout_counts_by_the_databases_clock_however_wrong_the_apis_is
     assert due == datetime(2100, 1, 1, 0, 10, tzinfo=UTC)
 
 
+async def test_a_start_that_has_passed_is_now(client: Client, rows: Connection) -> None:
+    """As when the client's clock is slow. Neither has the run less time, nor does it overtake those before it."""
+    steps = [{"id": "only", "queue": "outside"}]
+    await client.post("/v1/templates", type="timed", steps=steps, timeout_seconds=600)
+    past = "2000-01-01T00:00:00Z"
+    before = await rows.fetchval("SELECT clock_timestamp()")
+    batch = await client.post("/v1/runs/batch", template="timed", runs=[{}], scheduled_at=past)
+    for run in (await client.start("timed", scheduled_at=past), *batch.json()["ids"]):
+        row = await rows.fetchrow(
+            "SELECT deadline_at, available_at FROM job JOIN task ON job_id = job.id WHERE job.id = $1", UUID(run)
+        )
+        assert row is not None
+        assert row["available_at"] >= before
+        assert row["deadline_at"] >= before + timedelta(seconds=600)
+        assert (await client.look(run))["scheduled_at"] == past
+
+
 async def test_an_instant_may_have_any_offset_that_its_format_knows(client: Client, rows: Connection) -> None:
     """PostgreSQL reads offsets up to 15:59."""
     for offset, utc in (("+20:20", "2999-01-01T03:40:00Z"), ("-23:59", "2999-01-02T23:59:00Z")):

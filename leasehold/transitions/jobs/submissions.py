@@ -18,6 +18,7 @@ from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 # One round trip writes any number of jobs. The statement has no joins: the planner estimates one row for a CTE, so a
 # join would compare each task of a batch with each job of the batch.
 # A `gated` job has concurrency limits. Until they admit it, it is held, and `start_within_seconds` is its time limit.
+# `not_before` may have passed: then the job may start now, behind the jobs that wait already (`greatest` ignores NULL).
 # A queue `ext:...` gets no hints (messages that tell workers of due tasks): its workers are external, and poll.
 SUBMIT = f"""
 -- submit
@@ -44,7 +45,7 @@ WITH new_job AS MATERIALIZED (
                      cancelable, grace_seconds, single_task)
     SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
            params, inputs, output_prefix, trace,
-           coalesce(deadline_at, coalesce(not_before, clock_timestamp())
+           coalesce(deadline_at, greatest(not_before, clock_timestamp())
                     + make_interval(secs => CASE WHEN gated THEN start_within_seconds ELSE timeout_seconds END)),
            timeout_seconds, start_within_seconds,
            external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds, single_task
@@ -65,7 +66,7 @@ WITH new_job AS MATERIALIZED (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
                       max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)
     SELECT id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
-           max_attempts, handler, timeout_seconds, cancelable, coalesce(not_before, clock_timestamp()),
+           max_attempts, handler, timeout_seconds, cancelable, greatest(not_before, clock_timestamp()),
            CASE WHEN status = 'skipped' THEN clock_timestamp() END
     FROM new_task
 ), events AS (

@@ -22,7 +22,7 @@ WITH new_job AS MATERIALIZED (
                      cancelable, grace_seconds, single_task)
     SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
            params, inputs, output_prefix, trace,
-           coalesce(deadline_at, coalesce(not_before, clock_timestamp())
+           coalesce(deadline_at, greatest(not_before, clock_timestamp())
                     + make_interval(secs => CASE WHEN gated THEN start_within_seconds ELSE timeout_seconds END)),
            timeout_seconds, start_within_seconds,
            external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds, single_task
@@ -43,7 +43,7 @@ WITH new_job AS MATERIALIZED (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
                       max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)
     SELECT id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
-           max_attempts, handler, timeout_seconds, cancelable, coalesce(not_before, clock_timestamp()),
+           max_attempts, handler, timeout_seconds, cancelable, greatest(not_before, clock_timestamp()),
            CASE WHEN status = 'skipped' THEN clock_timestamp() END
     FROM new_task
 ), events AS (
