@@ -311,15 +311,16 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     """Write the changed members of the schedule. Returns the new row. Raises NotFound, and Invalid for a wrong cron
     expression or time zone.
 
-    A change of the cron expression, the time zone or `enabled` moves the next tick. Any other change leaves the next
-    tick as it is, even if the tick is due already. A buffered tick, which waits for the run before it, is dropped with
-    the schedule or with the policy `buffer_one`.
+    Another cron expression, time zone or `enabled` moves the next tick. Any other change leaves the next tick as it is,
+    even if the tick is due already: clients may send the whole schedule each time. A buffered tick, which waits for the
+    run before it, is dropped with the schedule or with the policy `buffer_one`.
     """
-    schedule = dict(await _find(connection, tenant_id, schedule_id, "FOR UPDATE")) | changes
+    row_before = await _find(connection, tenant_id, schedule_id, "FOR UPDATE")
+    schedule = dict(row_before) | changes
     if {"cron", "timezone"} & changes.keys() or changes.get("enabled"):
         cron.check(schedule["cron"], schedule["timezone"])
     next_run_at = schedule["next_run_at"]
-    if {"cron", "timezone", "enabled"} & changes.keys():
+    if any(schedule[name] != row_before[name] for name in ("cron", "timezone", "enabled")):
         next_run_at = None
         if schedule["enabled"]:
             next_run_at = await _next_tick(connection, schedule["cron"], schedule["timezone"])

@@ -21,7 +21,8 @@ log = structlog.get_logger(__name__)
 UNDECLARED = "the code does not declare it any more"
 
 # $10: the schedule's next tick, the time at which it fires. If an enabled schedule keeps its cron and its time zone, it
-# also keeps its next tick, which may be due already. A schedule that stays paused has no next tick.
+# also keeps its next tick, which may be due already. A schedule that stays paused has no next tick. A buffered tick,
+# which waits for the run before it, is dropped with the policy `buffer_one`.
 _WRITE = f"""
 -- schedule_declare
 INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,
@@ -30,6 +31,7 @@ VALUES ($1, $2, $3, $4, $5, $6, 'tenant', '', 1, $7, $8, $9, $10, $11)
 ON CONFLICT (tenant_id, declared_by, template) WHERE declared_by IS NOT NULL DO UPDATE
 SET cron = excluded.cron, timezone = excluded.timezone, payload_template = excluded.payload_template,
     overlap = excluded.overlap, catch_up = excluded.catch_up, catch_up_seconds = excluded.catch_up_seconds,
+    buffered_at = CASE WHEN excluded.overlap = 'buffer_one' THEN s.buffered_at END,
     enabled = s.enabled OR s.paused_because = '{UNDECLARED}',
     next_run_at = CASE WHEN NOT s.enabled AND s.paused_because IS DISTINCT FROM '{UNDECLARED}' THEN NULL
                        WHEN s.enabled AND (s.cron, s.timezone) = (excluded.cron, excluded.timezone) THEN s.next_run_at

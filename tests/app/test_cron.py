@@ -99,6 +99,24 @@ async def test_a_changed_clock_has_a_new_next_tick_and_an_unchanged_one_keeps_a_
     assert found["shop.tidy"]["next_run_at"].year == 2020
 
 
+@pytest.mark.parametrize(("overlap", "is_kept"), [("buffer_one", True), ("skip", False), ("allow_all", False)])
+async def test_a_tick_that_waits_for_the_run_before_it_is_dropped_where_the_code_drops_its_policy(
+    connection: Connection, overlap: Any, is_kept: bool
+) -> None:
+    def release(overlap: Any) -> App:
+        app = App("shop")
+        app.cron("@yearly", overlap=overlap)(without_parameters)
+        return app
+
+    await written(connection, release("buffer_one"))
+    for _ in range(2):  # the second tick waits for the run of the first
+        await connection.execute("UPDATE schedule SET next_run_at = clock_timestamp()")
+        await fire_due(connection, Templates(release("buffer_one").pipelines()), 60)
+    await written(connection, release(overlap))
+    await connection.execute("UPDATE job SET status = 'succeeded', finished_at = clock_timestamp()")
+    assert len(await fire_due(connection, Templates(release(overlap).pipelines()), 60)) == is_kept
+
+
 async def test_what_a_person_paused_stays_paused(connection: Connection) -> None:
     await written(connection, shop())
     await connection.execute("UPDATE schedule SET enabled = false, next_run_at = NULL, paused_because = 'a person'")

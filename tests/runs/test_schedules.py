@@ -169,6 +169,34 @@ async def test_a_tick_that_waits_for_the_run_before_it_is_dropped_with_the_sched
     assert len(await runs_of(rows, schedule)) == 1
 
 
+@pytest.mark.parametrize(("change", "is_kept"), [
+    ({"enabled": True, "cron": "0 0 1 1 *", "timezone": "UTC", "overlap": "skip"}, True), ({"tags": {"a": "b"}}, True),
+    ({"cron": "0 0 2 1 *"}, False), ({"timezone": "Asia/Taipei"}, False),
+])  # fmt: skip
+async def test_a_change_that_changes_no_time_keeps_a_tick_that_is_due(
+    client: Client, rows: Connection, change: dict[str, Any], is_kept: bool
+) -> None:
+    """As a client that sends the whole schedule each time."""
+    schedule = (await make(client))["id"]
+    await due(rows, schedule)
+    assert (await client.http.patch(f"/v1/schedules/{schedule}", json=change)).status_code == 200
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert len(await runs_of(rows, schedule)) == is_kept
+    assert await rows.fetchval("SELECT next_run_at > clock_timestamp() FROM schedule")
+
+
+async def test_a_schedule_that_is_paused_and_resumed_skips_the_tick_that_was_due(
+    client: Client, rows: Connection
+) -> None:
+    schedule = (await make(client))["id"]
+    await due(rows, schedule)
+    for enabled in (False, True):
+        changed = await client.http.patch(f"/v1/schedules/{schedule}", json={"enabled": enabled})
+        assert len(changed.json()["next_runs"]) == (5 if enabled else 0)
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert await runs_of(rows, schedule) == []
+
+
 NOW = utc("2026-06-01 12:00:00")
 
 
