@@ -299,9 +299,10 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
     if body.enabled or body.payload_template is not None:
         await _check_payload(services, caller.tenant_id, row | changes)
     async with services.pool.acquire() as connection, connection.transaction():
-        changed_row = await _write_changes(connection, caller.tenant_id, schedule_id, changes)
-        # A worker sets a schedule aside (in quarantine) if it cannot fire it. After a change, the schedule may fire.
+        # A worker sets a schedule aside (in quarantine) if it cannot fire it. After a change, the schedule may fire. As
+        # the worker, lock the quarantine's row first, and then the schedule's: another order could deadlock.
         await quarantine.release(connection, schedules.DUTY, schedule_id)
+        changed_row = await _write_changes(connection, caller.tenant_id, schedule_id, changes)
         recorded_values = {name: value for name, value in changes.items() if name not in _UNRECORDED}
         await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **recorded_values)
     return json_response(_answer(changed_row))

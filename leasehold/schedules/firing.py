@@ -164,6 +164,8 @@ async def _record_failure(
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
     own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
+    if own_failures is None:  # the schedule was deleted meanwhile
+        return
     failures = min(failures, own_failures)
     if is_at_fault and failures >= pause_after:
         await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")

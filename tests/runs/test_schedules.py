@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from leasehold.limits.admission import Admission, Payer
 from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
+from leasehold.transitions.quarantine import run_unit
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.runs.conftest import Client
@@ -453,6 +455,45 @@ async def test_a_firing_that_cancels_locks_the_rates_first_as_every_submission_d
     await scheduler.close()
     states = {row["job_id"]: row["status"] for row in await runs_of(rows, made["id"])}
     assert (states.pop(run), len(states)) == ("cancelled", 1)
+
+
+async def test_a_schedule_that_is_deleted_after_its_firing_failed_stops_no_other(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    schedule = UUID((await make(client))["id"])
+
+    async def fail() -> None:
+        await rows.execute("DELETE FROM schedule")
+        raise Invalid("broken", "It cannot be fired.")
+
+    worker = await connect(settings, "worker")
+    on_failure = partial(schedules._record_failure, worker, schedule, 1)
+    await run_unit(worker, schedules.DUTY, schedule, fail, on_failure)
+    await worker.close()
+
+
+async def test_a_change_locks_the_quarantine_first_as_a_firing_that_fails_does(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    """Otherwise each would wait for the other: the change would hold the schedule, and the firing its quarantine."""
+    schedule = (await make(client))["id"]
+    worker = await connect(settings, "worker")
+
+    async def fail() -> None:
+        raise Invalid("broken", "It cannot be fired.")
+
+    async def change_meanwhile(error: Exception, failures: int) -> None:
+        changing.append(asyncio.create_task(client.http.patch(f"/v1/schedules/{schedule}", json={"catch_up": "one"})))
+        await until_waiting(rows)
+        await worker.execute("SELECT FROM schedule WHERE id = $1 FOR UPDATE NOWAIT", UUID(schedule))
+        await schedules._record_failure(worker, UUID(schedule), 5, error, failures)
+
+    changing: list[asyncio.Task[httpx2.Response]] = []
+    await run_unit(worker, schedules.DUTY, UUID(schedule), fail)
+    await run_unit(worker, schedules.DUTY, UUID(schedule), fail, change_meanwhile)
+    await worker.close()
+    assert (await changing[0]).json()["failures"] == 0
+    assert await rows.fetchval("SELECT count(*) FROM quarantine") == 0
 
 
 async def test_a_tick_that_a_backfill_has_made_cancels_nothing_when_it_is_due(client: Client, rows: Connection) -> None:
