@@ -11,10 +11,18 @@ from PIL import Image
 #: The number of a frame -> the frame, and the milliseconds for which it is shown.
 Render = Callable[[int], tuple[Image.Image, int]]
 
+# The largest numbers of a WebP animation and of its encoder: other formats have larger ones.
+_MAX_PLAYS = 2**16 - 1
+_LONGEST_FRAME_MS = 2**24 - 1
+_LONGEST_ANIMATION_MS = 2**31 - 1
+#: No frame is shown for less. Browsers show frames of 10 ms or less for 100 ms, because old encoders wrote 0 for
+#: "unchanged".
+SHORTEST_MS = 11
+
 
 class Animation(Image.Image):
     """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it. `plays`: how often
-    the animation is shown; 0: for ever.
+    the animation is shown; 0: for ever. More plays and longer times than a WebP file can have are cut.
 
     Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before it
     is complete. It reads the entry of a frame only after its `seek` to the frame, so the entry is there by then.
@@ -24,7 +32,7 @@ class Animation(Image.Image):
         super().__init__()
         self.n_frames = frames
         self.is_animated = frames > 1
-        self.plays = plays
+        self.plays = min(plays, _MAX_PLAYS)
         self.durations: list[int] = []
         self.has_alpha = False
         self._render = render
@@ -46,9 +54,16 @@ class Animation(Image.Image):
         image, milliseconds = self._render(index)
         self._set_current(image, index)
         if index == len(self.durations):
-            self.durations.append(milliseconds)
+            self.durations.append(min(milliseconds, self._longest_ms(index)))
         self.has_alpha = self.has_alpha or image.mode == "RGBA"
         return image
+
+    def _longest_ms(self, index: int) -> int:
+        """The longest time of this frame. It leaves each later frame a time, because the encoder drops frames without
+        one.
+        """
+        later_frames = self.n_frames - index - 1
+        return min(_LONGEST_FRAME_MS, _LONGEST_ANIMATION_MS - sum(self.durations) - later_frames * SHORTEST_MS)
 
     def _set_current(self, image: Image.Image, index: int) -> None:
         self.im = image.im

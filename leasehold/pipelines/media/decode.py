@@ -24,6 +24,7 @@ from PIL import (
 
 from leasehold.domain.errors import Permanent
 from leasehold.pipelines.media import heic_decoder
+from leasehold.pipelines.media.animation import SHORTEST_MS
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.pixels import Box, Size, plain
 from leasehold.pipelines.media.refusals import corrupt_image
@@ -53,9 +54,7 @@ _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
 _FOREVER = 0
 
-# Browsers show frames of 10 ms or less for 100 ms, because old encoders wrote 0 for "unchanged".
-_SHORTEST_MS = 11
-_DEFAULT_MS = 100
+_DEFAULT_MS = 100  # of a frame that would be shown for less than SHORTEST_MS
 
 
 @contextmanager
@@ -195,4 +194,4 @@ def _check_memory(size: int) -> None:
 
 def _milliseconds(duration: Any) -> int:
     shown = round(duration) if isinstance(duration, int | float) else 0
-    return shown if shown >= _SHORTEST_MS else _DEFAULT_MS
+    return shown if shown >= SHORTEST_MS else _DEFAULT_MS

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+from itertools import count
 from typing import Any
 
 import pytest
@@ -55,6 +58,47 @@ def test_an_animation_is_played_as_often_as_before(
     run_media: RunMedia, kind: str, options: dict[str, Any], plays: int
 ) -> None:
     assert run_media(pictures.animated(kind, DURATIONS, **options)).image("final.webp").info["loop"] == plays
+
+
+def apng(delays: list[tuple[int, int]], plays: int = 0) -> bytes:
+    """An animation of one-coloured frames, each shown for `delays` (a fraction of seconds): Pillow would not write such
+    numbers.
+    """
+    parts, numbers = [pictures.png_chunk(b"acTL", struct.pack(">II", len(delays), plays))], count()
+    for index, (numerator, denominator) in enumerate(delays):
+        control = struct.pack(">IIIIIHHBB", next(numbers), 8, 8, 0, 0, numerator, denominator, 0, 0)
+        row = b"\0" + bytes([index * 90 % 256, 100, 9]) * 8
+        number, kind = (b"", b"IDAT") if not index else (struct.pack(">I", next(numbers)), b"fdAT")
+        parts += [pictures.png_chunk(b"fcTL", control), pictures.png_chunk(kind, number + zlib.compress(row * 8))]
+    header = pictures.png_chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(parts) + pictures.png_chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("loop", [65534, 65535])
+def test_a_gif_may_be_played_as_often_as_a_gif_can_say(run_media: RunMedia, loop: int) -> None:
+    """65535 repetitions are 65536 plays: one more than a WebP file can say."""
+    assert run_media(pictures.animated("GIF", DURATIONS, loop=loop)).image("final.webp").info["loop"] == 65535
+
+
+@pytest.mark.parametrize("plays", [65535, 65536, 2**31 - 1])
+def test_an_apng_may_be_played_as_often_as_an_apng_can_say(run_media: RunMedia, plays: int) -> None:
+    assert run_media(apng([(1, 10), (2, 10)], plays)).image("final.webp").info["loop"] == 65535
+
+
+def test_a_frame_may_be_shown_longer_than_webp_can_say(run_media: RunMedia) -> None:
+    outputs = run_media(apng([(16_777, 1), (16_778, 1), (65_535, 1), (1, 10)]))
+    for name in ("resize.webp", "final.webp"):
+        assert [duration for _, duration in outputs.frames(name)] == [16_777_000, 16_777_215, 16_777_215, 100]
+
+
+def test_an_animation_may_last_longer_than_webp_can_say(run_media: RunMedia) -> None:
+    """The frames of the first 24 days keep their times, and all frames are there."""
+    outputs = run_media(apng([(16_000, 1)] * 140))
+    for name in ("resize.webp", "final.webp"):
+        frames = outputs.frames(name)
+        assert len(frames) == 140
+        assert [duration for _, duration in frames[:134]] == [16_000_000] * 134
+        assert sum(duration for _, duration in frames) == 2**31 - 1
 
 
 def test_frames_without_a_duration_are_shown_as_browsers_show_them(run_media: RunMedia) -> None:
