@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -25,6 +24,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.db import unsettled
 from leasehold.db.database import Connection
 from leasehold.domain.errors import RequestError, TooMany, Unavailable
+from leasehold.security.egress import shown_host
 
 router = APIRouter(tags=["jobs"], prefix="/v1", route_class=AuthenticatedFirst)
 Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
@@ -162,7 +162,7 @@ async def _read_webhooks(
     items = [
         {
             "webhook_id": row["webhook_id"], "tenant_id": row["tenant_id"], "kind": "webhook",
-            "since": row["created_at"], "because": row["disabled_because"], "system": urlsplit(row["url"]).hostname,
+            "since": row["created_at"], "because": row["disabled_because"], "system": shown_host(row["url"]),
         }
         for row in rows[:limit]
     ]  # fmt: skip

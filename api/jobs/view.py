@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from leasehold.api.jobs.access import JobAccess
@@ -16,6 +15,7 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import StoreAbsent
 from leasehold.domain.states import JOB_TERMINAL, TaskState
 from leasehold.kinds.job_kinds import JobKind
+from leasehold.security.egress import shown_host
 from leasehold.transitions.jobs import client_queue
 
 #: At most this many outputs of an answer have a link, because each link is signed anew.
@@ -119,7 +119,7 @@ def _callback_answer(callback: Mapping[str, Any] | None) -> dict[str, Any] | Non
     if callback is None:
         return None
     delivery = {"id": callback["id"], "status": callback["status"]} if callback["id"] is not None else None
-    return _without_none(host=urlsplit(callback["url"]).hostname, delivery=delivery)
+    return _without_none(host=shown_host(callback["url"]), delivery=delivery)
 
 
 def _parent_of(row: Row, kind: JobKind) -> dict[str, Any] | None:

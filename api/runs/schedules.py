@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import orjson
@@ -42,6 +41,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
 from leasehold.limits.bounds import check_room
 from leasehold.schedules import firing as schedules
+from leasehold.security.egress import shown_host
 from leasehold.transitions import quarantine
 from leasehold.transitions.runs import CreatedRun
 
@@ -122,7 +122,7 @@ def _answer(row: Row) -> dict[str, Any]:
     url = row["callback_url"]
     return shown_values | {
         "priority": BANDS[row["priority"]],
-        "callback_host": None if url is None else urlsplit(url).hostname,
+        "callback_host": None if url is None else shown_host(url),
         "next_runs": _next_runs(row),
     }
 

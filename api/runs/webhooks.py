@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import orjson
@@ -35,7 +34,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import Flag
 from leasehold.limits.admission import queues_of
 from leasehold.limits.bounds import check_room
-from leasehold.security.egress import Egress, EgressRefused
+from leasehold.security.egress import Egress, EgressRefused, shown_host
 from leasehold.security.sealing import Sealing
 from leasehold.security.signing import new_secret, secret_text
 from leasehold.transitions import jobs, webhooks
@@ -126,7 +125,7 @@ async def create_webhook(
             sorted(set(body.events)),
         )
         assert row is not None
-        await record(connection, caller, "webhook.created", row["id"], host=_host(body.url), events=row["events"])
+        await record(connection, caller, "webhook.created", row["id"], host=shown_host(body.url), events=row["events"])
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
@@ -190,16 +189,11 @@ async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUI
                 sorted(set(body.events)) if "events" in changed_fields else None,
             )
         )
-        recorded_values = {"enabled": row["enabled"], "host": _host(row["url"]), "events": row["events"]}
+        recorded_values = {"enabled": row["enabled"], "host": shown_host(row["url"]), "events": row["events"]}
         await record(
             connection, caller, "webhook.changed", webhook_id, changed=sorted(changed_fields), **recorded_values
         )
     return row
-
-
-def _host(url: str) -> str | None:
-    """The part of a URL that the audit gets, because the path and the query may contain a secret."""
-    return urlsplit(url).hostname
 
 
 def _existing_row(row: Row | None) -> Row:
@@ -252,7 +246,7 @@ async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> R
         row = await connection.fetchrow(
             "DELETE FROM webhook WHERE id = $1 AND tenant_id = $2 RETURNING *", webhook_id, caller.tenant_id
         )
-        await record(connection, caller, "webhook.deleted", webhook_id, host=_host(_existing_row(row)["url"]))
+        await record(connection, caller, "webhook.deleted", webhook_id, host=shown_host(_existing_row(row)["url"]))
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 

@@ -23,6 +23,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from time import time
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx2
 import orjson
@@ -32,13 +33,19 @@ from leasehold.runtime.holding import check_nothing_held
 from leasehold.security.addresses import Address, Network, is_public
 from leasehold.settings import Settings
 
-__all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "EgressRefused", "Target", "is_public"]
+__all__ = [
+    "Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "EgressRefused", "Target", "is_public",
+    "shown_host",
+]  # fmt: skip
 
 #: The allowed ports. Addresses that `egress_allow` names may be used at any port.
 PORTS = frozenset({80, 443})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 #: A header's name and its value (RFC 9110, 5.1 and 5.5), in ASCII.
 _HEADER_NAME, _HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"([!-~]([ -~\t]*[!-~])?)?")
+#: A host: a name, an IPv4 address, or an IPv6 address without its brackets. httpx2 also takes other characters.
+_HOST = re.compile(r"[0-9a-z._-]+|[0-9a-f:.]+", re.IGNORECASE)
+_MAX_PORT = 65_535
 _CONNECT_SECONDS = 5.0
 _MAX_RETRY_AFTER_SECONDS = 86_400.0
 _OK = 200
@@ -343,9 +350,20 @@ def _parse_url(url: str) -> tuple[httpx2.URL, int]:
         raise EgressRefused("url_malformed", "This is not a URL.") from None
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
         raise EgressRefused("url_malformed", "Only http and https URLs without a user are accepted.")
-    if parsed.port is not None:
-        return parsed, parsed.port
-    return parsed, 443 if parsed.scheme == "https" else 80
+    port = parsed.port if parsed.port is not None else 443 if parsed.scheme == "https" else 80
+    if not _HOST.fullmatch(_host_of(parsed)) or not 0 <= port <= _MAX_PORT:
+        raise EgressRefused("url_malformed", "The host or the port of the URL is malformed.")
+    return parsed, port
+
+
+def shown_host(url: str) -> str | None:
+    """The host of a stored URL, for answers and counts: the rest of the URL may contain a secret. None: it has no
+    readable host. Earlier releases took such URLs.
+    """
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 def _host_of(url: httpx2.URL) -> str:

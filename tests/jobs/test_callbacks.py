@@ -278,11 +278,32 @@ async def test_a_url_that_could_never_get_a_message_is_refused_with_its_submissi
         ("http://169.254.169.254/latest", "address_private"),
         ("http://8.8.8.8:25/", "port_refused"),
         ("ftp://example.com/", "url_malformed"),
+        ("http://a[b/", "url_malformed"),  # no name of a host: Python's own parser of URLs raises an error
         ("http://user:password@example.com/", "url_malformed"),
     ):
         problem(await submitted(client, kind, url), 422, code)
     problem(await submitted(client, kind, "https://example.com/" + "x" * 2000), 422, "invalid_request")
     assert await rows.fetchval("SELECT count(*) FROM job") == 0
+
+
+async def test_a_url_without_a_readable_host_that_an_earlier_release_took_hides_nothing_else(
+    client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    job_id = (await submitted(client, "run", HOOK)).json()["id"]
+    body = {"template": "outside", "cron": "0 9 * * *", "scope": "user", "scope_id": "1", "callback_url": HOOK}
+    schedule_id = (await client.post("/v1/schedules", json=body)).json()["id"]
+    await rows.execute("UPDATE job_callback SET url = 'http://a[b/'")
+    await rows.execute("UPDATE schedule SET callback_url = 'http://a[b/'")
+    await rows.execute(
+        "INSERT INTO webhook (id, tenant_id, url, secrets, events, enabled, disabled_because)"
+        " SELECT id, tenant_id, 'http://a[b/', ARRAY[]::bytea[], ARRAY['run.failed'], false, 'gone' FROM schedule"
+    )
+    assert (await client.get(f"/v1/jobs/{job_id}")).json()["callback"] == {}
+    (schedule,) = (await client.get("/v1/schedules")).json()["schedules"]
+    assert (schedule["id"], schedule["callback_host"]) == (schedule_id, None)
+    unsettled = (await client.get("/v1/unsettled", params={"what": "webhooks"})).json()
+    assert [item["system"] for item in unsettled["items"]] == [None]
+    assert (await client.delete(f"/v1/webhooks/{schedule_id}")).status_code == 204
 
 
 async def test_a_submission_asks_no_name_server(client: httpx2.AsyncClient, rows: Connection) -> None:

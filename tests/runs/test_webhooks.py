@@ -344,6 +344,10 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
     attempt.says = EgressRefused("address_private", "a private address")
     with pytest.raises(Permanent, match="a private address"):
         await attempt.deliver()
+    attempt.params = Delivery(url="http://a[b/", event={})  # an earlier release took it
+    attempt.says = EgressRefused("url_malformed", "a malformed URL")
+    with pytest.raises(Permanent, match="a malformed URL"):
+        await attempt.deliver()
 
     attempt.params = Delivery(webhook_id=uuid4(), event={})
     gone = {"delivered": False, "because": "the webhook is deleted or disabled"}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from time import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -17,7 +16,7 @@ from leasehold.domain.errors import Permanent, Retryable, StepError
 from leasehold.domain.verdicts import Snooze
 from leasehold.pipelines.webhooks.context import DeliveryContext, open_delivery_context
 from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
-from leasehold.security.egress import Answer, EgressFailed, EgressRefused
+from leasehold.security.egress import Answer, EgressFailed, EgressRefused, shown_host
 from leasehold.security.signing import new_secret, signature
 from leasehold.transitions import callbacks
 from leasehold.transitions import webhooks as transitions
@@ -40,7 +39,7 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     destination = await _find_destination(delivery_context, attempt, delivery)
     if destination is None:
         return {"delivered": False, "because": "the webhook is deleted or disabled"}
-    host = urlsplit(destination.url).hostname or ""
+    host = shown_host(destination.url) or ""
     with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host) as acquired:
         if not acquired:
             return await _snooze(attempt)
