@@ -22,7 +22,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.runtime.gather import gather_or_cancel
 from leasehold.transitions import moves
-from leasehold.transitions.moves import DUE, FAR, POSTPONED_BY
+from leasehold.transitions.moves import DUE, POSTPONED_BY, is_postponed
 
 #: Tables whose rows belong to the cell, and do not move. The audit is a chain of the cell, so it stays, too.
 CELL_TABLES = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbox_batch", "worker", "quarantine",
@@ -72,12 +72,12 @@ class MovedTable:
         """SQL: the columns. A due time that the move has postponed gets its earlier value again. `DUE` names the column
         with due times of each table that has one.
         """
-        due_column = DUE.get(self.name)
-        due_time = f"t.{due_column}"
-        earlier = f"CASE WHEN {due_time} > '{FAR}' THEN {due_time} - interval '{POSTPONED_BY}' ELSE {due_time} END"
-        return ", ".join(
-            f"{earlier} AS {column}" if column == due_column else f't."{column}"' for column in self.columns
-        )
+        columns = {column: f't."{column}"' for column in self.columns}
+        if self.name in DUE:
+            column = DUE[self.name]
+            earlier = f"t.{column} - interval '{POSTPONED_BY}'"
+            columns[column] = f"CASE WHEN {is_postponed(self.name)} THEN {earlier} ELSE t.{column} END AS {column}"
+        return ", ".join(columns.values())
 
     def column_list(self) -> str:
         return ", ".join(f'"{column}"' for column in self.columns)

@@ -10,10 +10,21 @@ from leasehold.db.database import Connection
 
 #: A thousand years, in hours: so `resume` finds the same instant again in every time zone. Years have no fixed length.
 POSTPONED_BY = "8766000 hours"
-#: A due time after this instant has already been postponed.
+#: A due time after this instant has been postponed, or a client has named it for a run.
 FAR = "2900-01-01+00"
 #: Table -> the column with the instant at which its row is due.
 DUE = {"task": "available_at", "schedule": "next_run_at"}
+#: Table -> SQL condition: the due time of its row `t` is the one that a client has named.
+_NAMED_BY_CLIENT = {
+    "task": "EXISTS (SELECT 1 FROM run r WHERE r.job_id = t.job_id AND r.scheduled_at = t.available_at)",
+    "schedule": "false",
+}
+
+
+def is_postponed(table: str) -> str:
+    """SQL condition: the due time of the row `t` of this table has been postponed."""
+    due_time = f"t.{DUE[table]}"
+    return f"{due_time} > '{FAR}' AND {due_time} < 'infinity' AND NOT {_NAMED_BY_CLIENT[table]}"
 
 
 def tenant_stays(tenant: str = "tenant_id") -> str:
@@ -41,13 +52,13 @@ UPDATE schedule SET next_run_at = next_run_at WHERE tenant_id = $1 AND next_run_
 """
 _RESUME_TASKS = f"""
 -- move_resume_tasks
-UPDATE task SET available_at = available_at - interval '{POSTPONED_BY}'
-WHERE tenant_id = $1 AND available_at > '{FAR}' AND available_at < 'infinity'
+UPDATE task t SET available_at = t.available_at - interval '{POSTPONED_BY}'
+WHERE t.tenant_id = $1 AND {is_postponed("task")}
 """
 _RESUME_SCHEDULES = f"""
 -- move_resume_schedules
-UPDATE schedule SET next_run_at = next_run_at - interval '{POSTPONED_BY}'
-WHERE tenant_id = $1 AND next_run_at > '{FAR}' AND next_run_at < 'infinity'
+UPDATE schedule t SET next_run_at = t.next_run_at - interval '{POSTPONED_BY}'
+WHERE t.tenant_id = $1 AND {is_postponed("schedule")}
 """
 
 

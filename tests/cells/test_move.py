@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -384,6 +385,37 @@ async def test_an_aborted_move_leaves_the_tenant_as_it_was(
         await ended(two.a, {waiting, await submit(two.a.running.url, key)})
     with pytest.raises(NotFound, match="No move of acme"):
         await state_of_move(settings_of(two.a), "acme")
+
+
+@pytest.mark.parametrize("ends", ["moved", "aborted"])
+async def test_a_run_keeps_its_time_however_early_or_late_it_is(
+    two: Two, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a tenant moves its due times are a thousand years later, and clients may name times of a thousand years."""
+    key = await two.a.key()
+    times = [f"{year}-12-31T00:00:00Z" for year in (1970, 1999, 2899, 2900, 2969, 2970, 2998)]
+    jobs = {await submit(two.a.running.url, key, scheduled_at=time): datetime.fromisoformat(time) for time in times}
+
+    async def due(cell: Cell) -> dict[str, datetime]:
+        async with rows_of(cell) as rows:
+            found = await rows.fetch("SELECT job_id, available_at FROM task WHERE tenant_id = 'acme'")
+        return {str(row["job_id"]): row["available_at"] for row in found}
+
+    if ends == "moved":
+        await moved(two)
+        assert await due(two.b) == jobs
+        return
+
+    async def cut_off(*_: Any) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(moving, "copy_rows", cut_off)
+    with pytest.raises(ConnectionResetError):
+        await moved(two)
+    async with rows_of(two.a) as rows:
+        assert await rows.fetchval("SELECT count(*) FROM task WHERE available_at < '2900-01-01+00'") == 0
+    await abort(settings_of(two.a), settings_of(two.b), MOVE)
+    assert await due(two.a) == jobs
 
 
 async def test_a_move_waits_for_steps_that_run_and_says_so(two: Two) -> None:

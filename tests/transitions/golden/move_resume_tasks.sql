@@ -1,3 +1,3 @@
 -- move_resume_tasks
-UPDATE task SET available_at = available_at - interval '8766000 hours'
-WHERE tenant_id = $1 AND available_at > '2900-01-01+00' AND available_at < 'infinity'
+UPDATE task t SET available_at = t.available_at - interval '8766000 hours'
+WHERE t.tenant_id = $1 AND t.available_at > '2900-01-01+00' AND t.available_at < 'infinity' AND NOT EXISTS (SELECT 1 FROM run r WHERE r.job_id = t.job_id AND r.scheduled_at = t.available_at)
