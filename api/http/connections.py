@@ -163,9 +163,9 @@ class Guarded(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(_BUSY)
             raise ValueError("too many pipelined requests")  # so that the parser stops
+        super().on_headers_complete()  # raises an error for a malformed URL: then there is no request to answer
         self._in_message = True
         self._unanswered += 1
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_message = False

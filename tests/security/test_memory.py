@@ -270,6 +270,7 @@ async def test_requests_sent_far_ahead_on_one_connection_are_refused(api: Runnin
 
 
 LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+NO_URL = b"GET http://[/ HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -281,8 +282,21 @@ LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
         (head("/v1/runs", "Transfer-Encoding: chunked") + b"no length\r\n", [400]),
         (LIVE + head("/v1/runs", "Transfer-Encoding: chunked") + b"no length\r\n", [200, 400]),
         (b"NONSENSE\r\n\r\n", [400]),
+        (NO_URL, [400]),
+        (LIVE + NO_URL, [200, 400]),
+        (b"GET http://x HTTP/1.1\r\nHost: x\r\n\r\n", [400]),  # without a path
     ],
-    ids=["not HTTP", "head too large", "too far ahead", "a body that is not HTTP", "a later body", "alone"],
+    ids=[
+        "not HTTP",
+        "head too large",
+        "too far ahead",
+        "a body that is not HTTP",
+        "a later body",
+        "alone",
+        "no URL",
+        "a later request without a URL",
+        "no path",
+    ],
 )
 async def test_a_refusal_comes_after_the_answers_to_the_requests_before(
     api: Running, sent: bytes, answers: list[int]
@@ -290,6 +304,15 @@ async def test_a_refusal_comes_after_the_answers_to_the_requests_before(
     async with connected(api.url) as (reader, writer), asyncio.timeout(60):
         writer.write(sent)
         assert [await status(reader) for _ in answers] == answers
+        assert await reader.read() == b""
+
+
+async def test_a_url_that_is_none_is_refused_on_a_connection_that_has_served_before(api: Running) -> None:
+    async with connected(api.url) as (reader, writer), asyncio.timeout(60):
+        writer.write(LIVE)
+        assert await status(reader) == 200
+        writer.write(NO_URL)
+        assert await status(reader) == 400
         assert await reader.read() == b""
 
 
