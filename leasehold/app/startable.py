@@ -18,7 +18,8 @@ class StartableTask:
     job. Implements leasehold.workflows.pending.Runnable.
     """
 
-    def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results) -> None:
+    def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results, *, is_workflow: bool) -> None:
+        self.is_workflow = is_workflow
         self._pipeline = pipeline
         (self._step,) = pipeline.steps  # a task is a pipeline of one step
         self._arguments = arguments

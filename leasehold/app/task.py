@@ -68,7 +68,9 @@ class Task(Generic[P, R]):
         self.name = self.pipeline.name
         self._apply_options()
         #: What a workflow needs of the task to start it.
-        self.runnable = StartableTask(self.pipeline, self.arguments, self.results)
+        self.runnable = StartableTask(
+            self.pipeline, self.arguments, self.results, is_workflow=self._leading_parameters > 0
+        )
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
         self.handling = Handling(self.name, function, self.arguments, self.results, terms)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 from uuid import UUID
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from leasehold.domain.backoff import capped
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import Permanent, ResultUnreadable
+from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.storable import encode_storable
 from leasehold.workflows.pending import (
     Gather,
@@ -88,8 +89,15 @@ class Context:
     def run(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
         """Run the task as a step of this run, on the task's own queue, with the task's own retries.
 
-        The call raises InvalidArguments. Awaiting it gives the task's result, or raises TaskFailed.
+        The call raises InvalidArguments, and Permanent `workflow_as_step`. Awaiting it gives the task's result, or
+        raises TaskFailed.
         """
+        if task.runnable.is_workflow:  # it would write its calls to the places of this run's journal
+            raise Permanent(
+                "workflow_as_step",
+                f"{task.runnable.step_name} is a workflow, which is a run of its own: await ctx.start(...), then the"
+                " result() of what it gives",
+            )
         return RunCall(task.runnable, task.runnable.encode(args, kwargs), self._name)
 
     def named(self, name: str) -> Context:
@@ -157,7 +165,7 @@ class Context:
             _checked_name(getattr(function, "__name__", type(function).__name__)),
             partial(function, *args, **kwargs),
             lambda result: _encoded(adapter, result),
-            adapter.validate_json,
+            lambda encoded: _decoded(adapter, encoded),
         )
 
     def patched(self, name: str) -> bool:
@@ -205,8 +213,19 @@ def _return_type(function: Callable[..., Any]) -> Any:
 
 def _encoded(adapter: TypeAdapter[Any], result: Any) -> bytes:
     try:
-        return encode_storable(adapter.dump_python(result, mode="json", warnings="error"))
+        return encode_storable(adapter.dump_python(result, mode="json", warnings="error", by_alias=True))
     except (PydanticSerializationError, TypeError, ValueError) as error:
         raise Permanent(
             "result_not_serialisable", f"ctx.call returned a value that cannot be converted to JSON: {error}"
         ) from error
+
+
+def _decoded(adapter: TypeAdapter[Any], encoded: bytes) -> Any:
+    try:
+        return adapter.validate_json(encoded)
+    except ValidationError as error:
+        path, reason = first_mismatch_of(error)
+        sentence = (
+            f"ctx.call returned a value whose JSON its type does not take back, at {path or 'its root'}: {reason}"
+        )
+        raise ResultUnreadable(sentence) from error

@@ -24,6 +24,7 @@ from leasehold.domain.errors import (
     LeaseLost,
     NotWhileUndoing,
     Permanent,
+    ResultUnreadable,
     SignalInvalid,
     StepError,
     TaskFailed,
@@ -285,7 +286,8 @@ class Driver:
         """The result of the step or run. A large result is an output, which the port fetches."""
         assert entry.child is not None
         if entry.value is not None and "output" in entry.value:
-            return call.task.decode_result(orjson.loads(await port.fetch(entry.child, entry.value["output"])))
+            encoded = await port.fetch(entry.child, entry.value["output"], is_run=isinstance(call, ResultCall))
+            return call.task.decode_result(orjson.loads(encoded))
         return call.task.decode_result(None if entry.value is None else entry.value.get("value"))
 
     async def _match_signal(self, port: Port, call: SignalCall[Any], entry: Entry | None) -> None:
@@ -299,12 +301,12 @@ class Driver:
             self._deliver(call, branch, entry.value["value"], datetime.fromisoformat(entry.value["at"]))
         elif (signal := await self._take_signal(port, call.name)) is not None:
             value = {"value": signal.payload, "at": signal.at.isoformat()}
-            self._write(Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
+            self._end_wait(entry, Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
             self._deliver(call, branch, signal.payload, signal.at)
             if call.error is not None:
                 self._invalid_signals.append((call, signal.id))
         elif entry is not None and entry.seconds == 0:
-            self._write(Call(call.branch, call.number, "signal", call.name, "timed_out"))
+            self._end_wait(entry, Call(call.branch, call.number, "signal", call.name, "timed_out"))
             self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
         else:
             if entry is None:
@@ -321,6 +323,12 @@ class Driver:
             if signal is not None:
                 self._last_of_name[name] = signal.id
         return signal
+
+    def _end_wait(self, entry: Entry | None, record: Call) -> None:
+        """Record how the wait for a signal ended. The row of a wait that was written before (`entry`) is counted."""
+        if entry is None:
+            self._count_row()
+        self.calls.append(record)
 
     def _end_sleep(self, call: SleepCall, branch: Branch, entry: Entry) -> None:
         """Let the workflow go on after its sleep, and record that. The record is committed with the next calls: a
@@ -519,23 +527,23 @@ class Driver:
         workflow gets it.
         """
         done, _ = await asyncio.wait(self._local_tasks, return_when=asyncio.FIRST_COMPLETED)
-        ended: list[tuple[LocalCall[Any], Call]] = []
+        ended: list[tuple[LocalCall[Any], Call, Any]] = []
         for task in done:
             call = self._local_tasks.pop(task)
             if isinstance(call, LocalCall):
-                ended.append((call, _record_of(call, task)))
+                ended.append((call, *_record_of(call, task)))
             else:
                 self._finish_start(call, task.result())
-        for _, record in ended:
+        for _, record, _ in ended:
             self._write(record)
         if ended and not await self._commit(port):
             self._cancel()
             await self._commit(port)
-        for call, record in ended:
+        for call, record, result in ended:
             if record.state == "failed":
                 self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
             else:
-                call.resolve(call.decode(orjson.dumps(record.value["value"])))
+                call.resolve(result)
                 self._wake(call)
 
     def _finish_start(self, call: StartCall[Any], child: UUID | None) -> None:
@@ -630,18 +638,23 @@ def _final_error(error: BaseException) -> BaseException:
     return Permanent("handler_error", text_of(error))
 
 
-def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> Call:
-    """The journal's row of a function of `ctx.call` that has ended. Raises the errors that end the attempt (LeaseLost,
-    asyncio.CancelledError), and Permanent for a result that is not JSON.
+def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> tuple[Call, Any]:
+    """The journal's row of a function of `ctx.call` that has ended, and the result that the workflow gets: as a replay
+    reads it. Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and Permanent for a result
+    that is not JSON, or that its type does not take back: once that was recorded, each replay would fail.
     """
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if error is None:
         value = orjson.loads(call.encode(task.result()))
-        return Call(call.branch, call.number, "call", call.name, "done", {"value": value})
+        record = Call(call.branch, call.number, "call", call.name, "done", {"value": value})
+        try:
+            return record, call.decode(orjson.dumps(value))
+        except ResultUnreadable as unreadable:
+            raise Permanent("result_not_serialisable", str(unreadable)) from unreadable
     if not isinstance(error, (Exception, Cancelled)) or isinstance(error, LeaseLost):
         raise error
     code, message = _reported(error)
-    return Call(call.branch, call.number, "call", call.name, "failed", {"code": code, "message": message})
+    return Call(call.branch, call.number, "call", call.name, "failed", {"code": code, "message": message}), None
 
 
 def _reported(error: BaseException) -> tuple[str, str]:

@@ -55,6 +55,10 @@ class Runnable(Protocol):
         """The task's name without the name of its app."""
 
     @property
+    def is_workflow(self) -> bool:
+        """Whether it is a workflow. A run has one journal, so it cannot be a step of another workflow's run."""
+
+    @property
     def handler(self) -> str:
         """The step whose code does the task, as `pipeline.step`."""
 

@@ -32,8 +32,8 @@ class Port(Protocol):
         and writes neither, if the workflow is being cancelled and the run is not a detached one.
         """
 
-    async def fetch(self, task_id: UUID, output: str) -> bytes:
-        """An output of a step that has succeeded."""
+    async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
+        """An output of a step that has succeeded; with `is_run`, of the only step of a run that has."""
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function of the user's code: a coroutine function in the event loop, any other in a thread."""

@@ -64,7 +64,7 @@ def port_of(servers: Servers, *, trusted: bool = True) -> _Port:
     async def fetch_bytes(key: str, **_checks: Any) -> bytes:
         return key.encode()
 
-    workflows: Any = SimpleNamespace(pool=servers, store=SimpleNamespace(fetch_bytes=fetch_bytes))
+    workflows: Any = SimpleNamespace(pool=servers, store=SimpleNamespace(fetch_bytes=fetch_bytes), max_result_bytes=9)
     attempt: Any = SimpleNamespace(handler=("p", "s"), tenant_id="t", lease=LEASE)
     slot: Any = None
     return _Port(workflows, attempt, held_by(trusted=trusted), slot)
@@ -123,7 +123,7 @@ async def _fails(attempt: InlineAttempt) -> None:
 
 async def test_a_workflow_has_the_result_of_a_step_that_a_standby_lacks_yet() -> None:
     servers = Servers(server(standby=True), None, server({"key": "the result", "sha256": "0"}))
-    assert await port_of(servers).fetch(uuid4(), "result") == b"the result"
+    assert await port_of(servers).fetch(uuid4(), "result", is_run=False) == b"the result"
     assert servers.all_returned()
 
 

@@ -28,6 +28,7 @@ Program = Sequence[tuple[str, Any]]
 
 class Task:
     step_name = "own"
+    is_workflow = False
     handler = "shop.run"
 
     def encode(self, args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Rows:
     async def call(self, function: Callable[[], Any]) -> Any:
         raise NotImplementedError
 
-    async def fetch(self, task_id: UUID, output: str) -> bytes:
+    async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
         raise NotImplementedError
 
 

@@ -98,7 +98,7 @@ class Port:
         await self.deaths.point()
         return created is not None
 
-    async def fetch(self, task_id: UUID, output: str) -> bytes:
+    async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
         raise NotImplementedError
 
     async def call(self, function: Callable[[], Any]) -> Any:

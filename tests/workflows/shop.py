@@ -7,9 +7,9 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, PlainSerializer
 
 from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry, SignalInvalid, TaskFailed, current
 
@@ -89,6 +89,18 @@ async def approved(ctx: Context, seconds: float | None = None) -> str:
 @app.workflow
 async def listens(ctx: Context, names: list[str]) -> list[int]:
     return [await ctx.wait_for(name, int) for name in names]
+
+
+@app.workflow
+async def listens_in_vain(ctx: Context, times: int) -> int:
+    """How often nothing came in time."""
+    missed = 0
+    for _ in range(times):
+        try:
+            await ctx.wait_for("nothing", timeout=0.05)
+        except TimeoutError:
+            missed += 1
+    return missed
 
 
 @app.workflow
@@ -288,6 +300,50 @@ async def cleans_up(ctx: Context) -> None:
 @app.workflow
 async def reads_much(ctx: Context, size: int) -> int:
     return len(await ctx.run(large, size))
+
+
+@app.workflow
+async def starts_large(ctx: Context, size: int) -> int:
+    return len(await (await ctx.start(large, size)).result())
+
+
+@app.workflow
+async def starts_reader(ctx: Context, size: int) -> str:
+    """The result of a workflow that has a step with a large result itself."""
+    return await (await ctx.start(repeats_large, size)).result()
+
+
+@app.workflow
+async def repeats_large(ctx: Context, size: int) -> str:
+    return "y" + await ctx.run(large, size)
+
+
+@app.workflow
+async def runs_a_workflow(ctx: Context) -> str:
+    return await ctx.run(checkout, SEVEN)
+
+
+class Aliased(BaseModel):
+    number: int = Field(alias="orderNumber")
+
+
+def _aliased() -> Aliased:
+    return Aliased(orderNumber=7)
+
+
+class Rounded(BaseModel):
+    number: Annotated[int, PlainSerializer(lambda number: f"about {number}")]
+
+
+def _rounded() -> Rounded:
+    ran.append(("rounded", None))
+    return Rounded(number=7)
+
+
+@app.workflow
+async def typed_calls(ctx: Context, *, aliased: bool) -> int:
+    """The JSON of the call's result has names of its own, or is nothing that the type takes back."""
+    return (await ctx.call(_aliased)).number if aliased else (await ctx.call(_rounded)).number
 
 
 @app.workflow

@@ -26,6 +26,16 @@ async def test_a_workflow_waits_for_the_result_of_a_run_of_its_own(runs: Runs, w
     assert [row[1:4] for row in await runs.journal(run)] == [(1, "start", "checkout"), (2, "result", "checkout")]
 
 
+@pytest.mark.parametrize("workflow", [shop.starts_large, shop.starts_reader])
+async def test_a_large_result_of_a_run_of_its_own_comes_from_the_object_store(
+    runs: Runs, worker_of: Start, workflow: Any
+) -> None:
+    await worker_of()
+    size = 200_000
+    expected = size if workflow is shop.starts_large else {"output": "result.json"}
+    assert await runs.ended(await runs.submit(workflow, size)) == ("succeeded", expected)
+
+
 async def test_a_started_run_is_cancelled_with_its_workflow_unless_it_is_detached(runs: Runs, worker_of: Start) -> None:
     await worker_of()
     run = await runs.submit(shop.starts_both)

@@ -248,6 +248,63 @@ async def test_a_large_result_of_a_step_comes_from_the_object_store(runs: Runs, 
     assert await runs.ended(run) == ("succeeded", 5_000_000)
 
 
+async def test_a_workflow_reads_each_result_that_the_settings_allow(runs: Runs, worker_of: Start) -> None:
+    size = 64 * 1024 * 1024 + 1
+    await worker_of(result_max_bytes=2 * size)
+    assert await runs.ended(await runs.submit(shop.reads_much, size)) == ("succeeded", size)
+
+
+@MEMORY
+async def test_a_call_returns_a_model_whose_json_has_other_names(runs: Runs, worker_of: Start, memory: int) -> None:
+    await worker_of(workflow_memory=memory)
+    assert await runs.ended(await runs.submit(shop.typed_calls, aliased=True)) == ("succeeded", 7)
+
+
+async def test_a_call_whose_result_no_replay_could_read_ends_its_run_at_once(runs: Runs, worker_of: Start) -> None:
+    """Once it was recorded, every attempt would fail."""
+    await worker_of()
+    shop.ran.clear()
+    run = await runs.submit(shop.typed_calls, aliased=False)
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "result_not_serialisable")
+    assert "at /number: Input should be a valid integer" in error["message"]
+    assert shop.ran == [("rounded", None)]
+    assert await runs.journal(run) == []
+
+
+async def test_a_workflow_is_no_step_of_another_and_the_error_names_the_way(runs: Runs, worker_of: Start) -> None:
+    """Both would write to the same places of the run's journal."""
+    await worker_of()
+    run = await runs.submit(shop.runs_a_workflow)
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "workflow_as_step")
+    assert "checkout is a workflow" in error["message"]
+    assert "ctx.start" in error["message"]
+    assert await runs.steps(run) == {}
+
+
+@MEMORY
+async def test_a_wait_for_a_signal_is_one_call_of_those_that_the_settings_allow(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    """However it ends: by a signal that came before or after the wait began, or by its time."""
+    await worker_of(workflow_max_calls=4, workflow_memory=memory)
+    run = await runs.submit(shop.listens, ["a", "b", "c", "d"])
+    await runs.signal(run, "d", 4)
+    for number, name in enumerate("abc", 1):
+        waits = "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.name = $2 AND e.state = 'open')"
+        await runs.until(run, waits, name)
+        await runs.signal(run, name, number)
+    assert await runs.ended(run) == ("succeeded", [1, 2, 3, 4])
+    timed_out = await runs.submit(shop.listens_in_vain, 4)
+    assert await runs.ended(timed_out) == ("succeeded", 4)
+    too_many = await runs.submit(shop.listens, ["a", "b", "c", "d", "e"])
+    for name in "abcde":
+        await runs.signal(too_many, name, 1)
+    status, error = await runs.ended(too_many)
+    assert (status, error["code"]) == ("failed", "workflow_too_long")
+
+
 async def test_a_workflow_that_awaits_anything_else_fails_with_the_way_out(runs: Runs, worker_of: Start) -> None:
     await worker_of()
     status, error = await runs.ended(await runs.submit(shop.awaits_else))

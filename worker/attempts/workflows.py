@@ -38,8 +38,16 @@ from leasehold.workflows.pending import Outcome, StartCall
 
 _Answer = TypeVar("_Answer")
 
-#: The largest result of a step that a workflow reads from the object store.
+#: A workflow reads results of up to this size from the object store, even if LEASEHOLD_RESULT_MAX_BYTES is smaller now:
+#: it may have been larger when the result was stored.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
+
+_OUTPUT_OF_STEP = "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2"
+# `contained`: a run that is a workflow has the steps that it has started, too.
+_OUTPUT_OF_RUN = (
+    "SELECT o.key, o.sha256 FROM task t JOIN output o ON o.task_id = t.id"
+    " WHERE t.job_id = $1 AND NOT t.contained AND o.name = $2"
+)
 
 
 @dataclass(slots=True)
@@ -82,6 +90,7 @@ class Workflows:
         self.journals = journals
         self.threads = threads
         self.keep_seconds = settings.retention_days * 86_400
+        self.max_result_bytes = max(_MAX_RESULT_BYTES, settings.result_max_bytes)
         self._max_calls = settings.workflow_max_calls
         self._memory_seconds = settings.workflow_memory_seconds
         self._max_suspended = settings.workflow_memory
@@ -239,15 +248,13 @@ class _Port:
                 workflows.journals.announce(await concurrency.admit(connection, created.limits))
         return True
 
-    async def fetch(self, task_id: UUID, output: str) -> bytes:
-        row = await self._from_primary(
-            lambda connection: connection.fetchrow(
-                "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2", task_id, output
-            )
-        )
+    async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
+        statement = _OUTPUT_OF_RUN if is_run else _OUTPUT_OF_STEP
+        row = await self._from_primary(lambda connection: connection.fetchrow(statement, child, output))
         if row is None:
             raise ObjectMissing(f"the step has no output {output}")
-        return await self._workflows.store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=_MAX_RESULT_BYTES)
+        max_bytes = self._workflows.max_result_bytes
+        return await self._workflows.store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=max_bytes)
 
     async def call(self, function: Callable[[], Any]) -> Any:
         return await self._workflows.call(function, self._slot, self._handler, self.check)
