@@ -89,8 +89,7 @@ async def refund(connection: Connection, key: str, per_minute: int, count: int) 
 async def forget_rates(connection: Connection, limit: int = 1000) -> None:
     """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost."""
     await connection.execute(
-        # Only the outer condition sees a debt whose transaction commits while this statement waits for the row.
-        "DELETE FROM rate_bucket WHERE full_at < statement_timestamp() AND key IN ("
-        "SELECT key FROM rate_bucket WHERE full_at < statement_timestamp() ORDER BY full_at LIMIT $1)",
+        "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"
+        " ORDER BY full_at LIMIT $1)",
         limit,
     )

@@ -178,10 +178,8 @@ async def release(connection: Connection, duty: str, unit: object) -> None:
 async def forget(connection: Connection, limit: int = 1000) -> None:
     """Delete old rows: their units work again. A unit that still fails would have been set aside again."""
     await connection.execute(
-        # Only the outer condition sees a failure whose transaction commits while this statement waits for the row.
-        "DELETE FROM quarantine WHERE retry_at < statement_timestamp() - $1::interval AND (duty, unit) IN ("
-        "SELECT duty, unit FROM quarantine WHERE retry_at < statement_timestamp() - $1::interval"
-        " ORDER BY retry_at LIMIT $2)",
+        "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"
+        " WHERE retry_at < statement_timestamp() - $1::interval ORDER BY retry_at LIMIT $2)",
         2 * _IN_A_ROW,
         limit,
     )

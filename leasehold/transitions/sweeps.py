@@ -335,8 +335,7 @@ async def forget_jobs(
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> None:
     await connection.execute(
-        # Only the outer condition sees a reservation whose transaction commits while this statement waits for the row.
-        "DELETE FROM idempotency WHERE expires_at < statement_timestamp() AND (tenant_id, key) IN ("
+        "DELETE FROM idempotency WHERE (tenant_id, key) IN ("
         "SELECT tenant_id, key FROM idempotency WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1)",
         limit,
     )

@@ -49,7 +49,6 @@ from tests.factories import ONE, SELDOM, Rows
 from tests.runs.conftest import SCOPES
 from tests.runs.work import pipelines
 from tests.security.poison import heal, poison, set_aside, until
-from tests.support.lock_waits import until_waiting
 
 KEEP = 86_400
 TEMPLATES = Templates(pipelines())
@@ -663,21 +662,6 @@ async def test_what_was_set_aside_and_has_succeeded_since_is_forgotten(rows: Con
     assert [row["unit"] for row in await quarantine.list_units(rows)] == ["b"]
     await quarantine.forget(rows)
     assert await set_aside(rows, "leases") == {"b": 1}
-
-
-async def test_a_failure_that_is_recorded_while_its_row_is_about_to_be_forgotten_stays(
-    rows: Connection, settings: Settings
-) -> None:
-    await quarantine.set_aside(rows, "leases", "a", RuntimeError())
-    await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp() - interval '1 hour'")
-    other = await connect(settings, "test")
-    async with other.transaction():
-        await quarantine.set_aside(other, "leases", "a", RuntimeError())
-        forgetting = asyncio.create_task(quarantine.forget(rows))
-        await until_waiting(other)
-    await forgetting
-    await other.close()
-    assert [row["unit"] for row in await quarantine.list_units(rows)] == ["a"]
 
 
 async def test_a_statement_that_takes_too_long_for_one_unit_is_that_units_fault(

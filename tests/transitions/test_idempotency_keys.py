@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from leasehold.db.idempotency import Reservation, StoredAnswer
 from leasehold.domain.errors import Conflict, Invalid
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
-from leasehold.transitions import sweeps
 from tests.factories import Rows
-from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
 
 HASH = idempotency.fingerprint(b"POST /v1/runs", b"{}")
@@ -130,23 +127,6 @@ async def test_a_reservation_counts_only_while_its_transaction_lasts(rows: Rows,
     assert await is_refused(rows)  # its transaction has yet to begin
     with pytest.raises(Conflict):
         await idempotency.store(first, own, 202, b"late")
-
-
-async def test_an_answer_under_a_key_that_is_about_to_be_forgotten_stays(rows: Rows, another: Open) -> None:
-    """The key had expired. Its new request reserves it and stores its answer in one transaction, as an app does."""
-    await idempotency.store(rows.connection, await reserved(rows), 202, b"old")
-    await rows.connection.execute("UPDATE idempotency SET expires_at = clock_timestamp() - interval '1 s'")
-    other = await another()
-    answering = other.connection.transaction()
-    await answering.start()
-    await idempotency.store(other.connection, await reserved(other), 202, b"new")
-    forgetting = asyncio.create_task(sweeps.forget_idempotency_keys(rows.connection))
-    await until_waiting(other.connection)
-    await answering.commit()
-    await forgetting
-    answer = await idempotency.reserve(rows.connection, "t", "key", HASH)
-    assert isinstance(answer, StoredAnswer)
-    assert answer.body == b"new"
 
 
 async def test_a_held_key_of_one_tenant_holds_no_neighbours(rows: Rows, another: Open) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from leasehold.limits import rates
 from tests.factories import Rows
-from tests.support.lock_waits import until_waiting
-from tests.transitions.conftest import Open
 
 
 async def owes(rows: Rows, key: str, seconds: float) -> None:
@@ -64,19 +60,6 @@ async def test_to_look_charges_nothing(rows: Rows) -> None:
     await rates.take(rows.connection, "k", 2)
     for _ in range(5):
         assert (await rates.peek(rows.connection, "k", 2)).allowed
-
-
-async def test_a_debt_that_is_committed_while_its_row_is_about_to_be_forgotten_stays(rows: Rows, another: Open) -> None:
-    await rates.take(rows.connection, "k", 60, 0)
-    other = (await another()).connection
-    charging = other.transaction()
-    await charging.start()
-    await rates.take(other, "k", 60, 60)
-    forgetting = asyncio.create_task(rates.forget_rates(rows.connection))
-    await until_waiting(other)
-    await charging.commit()
-    await forgetting
-    assert not (await rates.take(rows.connection, "k", 60)).allowed
 
 
 async def test_only_a_key_without_debt_is_forgotten(rows: Rows) -> None:
