@@ -25,6 +25,11 @@ from leasehold.transitions.settlements import Failure, Settled, Verdict
 #: the duty tries again; `not_in` leaves these tasks out.
 DUTY = "external_limits"
 
+_IS_OF_TENANT = """
+-- external_task
+SELECT EXISTS (SELECT FROM task t WHERE t.id = $1 AND t.tenant_id = $2)
+"""
+
 # While the caller holds the job's lock, no other transaction settles the step.
 _LOCK = """
 -- external_lock
@@ -57,6 +62,13 @@ LEFT JOIN result r ON r.task_id = p.id
 WHERE c.id = ANY($1::uuid[])
 ORDER BY p.position
 """
+
+
+async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) -> bool:
+    """Whether the tenant has this task. Ask before each settlement: the row of an ended attempt has no owner any more,
+    so a settlement answers `settled` to everybody who names the epoch.
+    """
+    return bool(await connection.fetchval(_IS_OF_TENANT, task_id, tenant_id))
 
 
 async def is_late(connection: Connection, lease: Lease) -> bool:

@@ -517,6 +517,30 @@ async def test_a_tenants_queue_is_its_own(client: Client, stranger: Client, temp
     problem(await client.post(f"/v1/external/tasks/{uuid4()}/complete", worker_id="w", epoch=1), 409, "lease_lost")
 
 
+#: How an attempt of the tenant `acme` ended -> the state that its own worker hears when it repeats the report.
+ENDS: dict[str, tuple[dict[str, Any], str]] = {
+    "complete": ({"result": {"made": 1}}, "succeeded"), "fail": ({"retry_after": 3600}, "retry"),
+    "release": ({}, "pending"), "acknowledge-cancel": ({}, "cancelled"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_report_about_an_ended_attempt_of_another_tenant_is_refused_and_tells_nothing(
+    client: Client, stranger: Client, template: str, end: str
+) -> None:
+    """A worker may repeat its own report, because the answer may be lost. Nobody else learns how the attempt ended."""
+    run = await client.start(template)
+    task = await claim(client)
+    if end == "acknowledge-cancel":
+        await client.post(f"/v1/runs/{run}/cancel")
+    body, state = ENDS[end]
+    for _ in ("the report", "its repetition"):
+        answer = await settle(client, task, end, **body)
+        assert (answer.status_code, answer.json()) == (200, {"status": state})
+    for verb, body in REPORTS.items():
+        problem(await settle(stranger, task, verb, **body), 409, "lease_lost")
+
+
 @pytest.mark.parametrize(
     "body", [{"queues": []}, {"queues": ["NO"]}, {"worker_id": ""}, {"wait": 31}, {"lease_seconds": 1}, {"more": 1}]
 )
