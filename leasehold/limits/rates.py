@@ -87,9 +87,12 @@ async def refund(connection: Connection, key: str, per_minute: int, count: int) 
 
 
 async def forget_rates(connection: Connection, limit: int = 1000) -> None:
-    """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost."""
+    """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost. The lock
+    leaves out a row that is charged meanwhile: without it, PostgreSQL would wait for the charge, and then delete the
+    row.
+    """
     await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"
-        " ORDER BY full_at LIMIT $1)",
+        " ORDER BY full_at LIMIT $1 FOR UPDATE SKIP LOCKED)",
         limit,
     )

@@ -176,10 +176,12 @@ async def release(connection: Connection, duty: str, unit: object) -> None:
 
 
 async def forget(connection: Connection, limit: int = 1000) -> None:
-    """Delete old rows: their units work again. A unit that still fails would have been set aside again."""
+    """Delete old rows: their units work again. A unit that still fails would have been set aside again. The lock leaves
+    out a unit that is set aside meanwhile.
+    """
     await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"
-        " WHERE retry_at < statement_timestamp() - $1::interval ORDER BY retry_at LIMIT $2)",
+        " WHERE retry_at < statement_timestamp() - $1::interval ORDER BY retry_at LIMIT $2 FOR UPDATE SKIP LOCKED)",
         2 * _IN_A_ROW,
         limit,
     )

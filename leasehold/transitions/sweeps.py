@@ -334,8 +334,12 @@ async def forget_jobs(
 
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> None:
+    """Delete keys whose answers have expired. The lock leaves out a key that a new request reserves meanwhile: without
+    it, PostgreSQL would wait for that request, and delete its answer then.
+    """
     await connection.execute(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN ("
-        "SELECT tenant_id, key FROM idempotency WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1)",
+        "SELECT tenant_id, key FROM idempotency WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1"
+        " FOR UPDATE SKIP LOCKED)",
         limit,
     )
