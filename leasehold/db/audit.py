@@ -196,11 +196,12 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
     return None
 
 
-async def forget(connection: Connection, days: int, at_most: int = 5000) -> None:
+async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool:
     """Delete rows that are older than `days`. The oldest `at_most` of them say in which chains. Each of these chains
-    then loses at most `at_most` rows, so all chains together may lose more.
+    then loses at most `at_most` rows, so all chains together may lose more. Returns whether more rows may be due.
     """
-    await connection.execute("SELECT forget_audit($1, $2)", days, at_most)
+    deleted: int = await connection.fetchval("SELECT forget_audit($1, $2)", days, at_most)
+    return deleted >= at_most
 
 
 def as_answer(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -192,6 +192,11 @@ def window_interval(seconds: float | None) -> timedelta:
     return _UNBOUNDED if seconds is None else timedelta(seconds=seconds)
 
 
+def row_count(status: str) -> int:
+    """The number of rows in the status of a statement, such as `DELETE 17`: what `execute` returns."""
+    return int(status.rpartition(" ")[2])
+
+
 def unindexed(condition: str) -> str:
     """SQL: the condition in a form that no partial index matches, for a statement that finds its rows by id.
 

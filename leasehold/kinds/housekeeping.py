@@ -35,10 +35,12 @@ class HousekeepingContext:
 
 @dataclass(frozen=True, slots=True)
 class Tidying:
-    """A duty of one statement a minute. The statement must find its rows by an index, and delete a bounded number."""
+    """A duty of one statement a minute. The statement must find its rows by an index, and delete a bounded number. If
+    `statement` returns True, more rows may be due, and the next turn comes soon.
+    """
 
     duty: str
-    statement: Callable[[Connection], Awaitable[None]]
+    statement: Callable[[Connection], Awaitable[bool | None]]
 
 
 @dataclass(frozen=True, slots=True)

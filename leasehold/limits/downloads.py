@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from leasehold.db.database import Connection, lock_name
+from leasehold.db.database import Connection, lock_name, row_count
 from leasehold.domain.errors import TooMany
 from leasehold.domain.ids import new_id
 
@@ -113,10 +113,11 @@ async def end(connection: Connection, tenant_id: str, download_id: UUID, sent: i
     )
 
 
-async def forget_downloads(connection: Connection, limit: int = 1000) -> None:
-    """Delete at most `limit` rows that no rate or quota counts any more."""
-    await connection.execute(
+async def forget_downloads(connection: Connection, limit: int = 1000) -> bool:
+    """Delete at most `limit` rows that no rate or quota counts any more. Returns whether more rows may be due."""
+    status = await connection.execute(
         "DELETE FROM download WHERE id IN (SELECT id FROM download"
         " WHERE started_at < statement_timestamp() - interval '25 hours' ORDER BY started_at LIMIT $1)",
         limit,
     )
+    return row_count(status) >= limit

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from leasehold.db.database import Connection, Pool, unindexed
+from leasehold.db.database import Connection, Pool, row_count, unindexed
 from leasehold.domain.errors import Invalid, ObjectMissing, ObjectTooLarge
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
@@ -214,8 +214,8 @@ async def complete(connection: Connection, tenant_id: str, completion: Completio
     return await settlements.complete(connection, [completion])
 
 
-async def give_up(connection: Connection, limit: int = 1000) -> None:
+async def give_up(connection: Connection, limit: int = 1000) -> bool:
     """Abandon files that were uploaded for an attempt, but not named when it ended; at most `limit`. Housekeeping then
-    deletes their objects, also objects that arrive later.
+    deletes their objects, also objects that arrive later. Returns whether more files may be due.
     """
-    await connection.execute(_GIVE_UP, limit)
+    return row_count(await connection.execute(_GIVE_UP, limit)) >= limit

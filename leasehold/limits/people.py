@@ -17,7 +17,7 @@ import structlog
 
 from leasehold.db import audit
 from leasehold.db.audit import Target
-from leasehold.db.database import Connection, lock_name
+from leasehold.db.database import Connection, lock_name, row_count
 from leasehold.db.job_reads import Row
 from leasehold.domain.audit import Actor
 from leasehold.domain.errors import Conflict, NotFound
@@ -107,7 +107,7 @@ _FORGET = """
 DELETE FROM person WHERE id IN (
     SELECT id FROM person WHERE seen_at < clock_timestamp() - make_interval(days => $1)
       AND disabled_at IS NULL AND set_role IS NULL
-    ORDER BY seen_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
+    ORDER BY seen_at LIMIT $2 FOR UPDATE SKIP LOCKED)
 """
 
 
@@ -234,8 +234,8 @@ def refuse_own_person(actor_id: UUID | None, row: Row) -> None:
         raise Conflict("own_person", "You cannot change your own role or access. Another admin can.")
 
 
-async def forget(connection: Connection, days: int) -> None:
-    """Delete at most a thousand rows of people who have not signed in for `days` days. Rows that an admin has changed
-    stay.
+async def forget(connection: Connection, days: int, limit: int = 1000) -> bool:
+    """Delete at most `limit` rows of people who have not signed in for `days` days. Rows that an admin has changed
+    stay. Returns whether more rows may be due.
     """
-    await connection.execute(_FORGET, days)
+    return row_count(await connection.execute(_FORGET, days, limit)) >= limit

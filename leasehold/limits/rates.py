@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, row_count
 
 # `full_at` is the time at which the key's debt becomes 0. $2 is the debt that the request adds, and $3 the largest debt
 # (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row.
@@ -86,13 +86,16 @@ async def refund(connection: Connection, key: str, per_minute: int, count: int) 
     )
 
 
-async def forget_rates(connection: Connection, limit: int = 1000) -> None:
-    """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost. The lock
-    leaves out a row that is charged meanwhile: without it, PostgreSQL would wait for the charge, and then delete the
-    row.
+async def forget_rates(connection: Connection, limit: int = 1000) -> bool:
+    """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost. Returns
+    whether more rows may be due.
+
+    The lock leaves out a row that is charged meanwhile: without it, PostgreSQL would wait for the charge, and then
+    delete the row.
     """
-    await connection.execute(
+    status = await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"
         " ORDER BY full_at LIMIT $1 FOR UPDATE SKIP LOCKED)",
         limit,
     )
+    return row_count(status) >= limit

@@ -17,7 +17,7 @@ import asyncpg
 import structlog
 from pydantic import ValidationError
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, row_count
 from leasehold.domain.errors import RequestError, StepError, StoreError
 from leasehold.runtime.periodic import first_of_kind
 from leasehold.runtime.transient import may_try_again
@@ -175,16 +175,17 @@ async def release(connection: Connection, duty: str, unit: object) -> None:
     await connection.execute("DELETE FROM quarantine WHERE duty = $1 AND unit = $2", duty, str(unit))
 
 
-async def forget(connection: Connection, limit: int = 1000) -> None:
+async def forget(connection: Connection, limit: int = 1000) -> bool:
     """Delete old rows: their units work again. A unit that still fails would have been set aside again. The lock leaves
-    out a unit that is set aside meanwhile.
+    out a unit that is set aside meanwhile. Returns whether more rows may be due.
     """
-    await connection.execute(
+    status = await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"
         " WHERE retry_at < statement_timestamp() - $1::interval ORDER BY retry_at LIMIT $2 FOR UPDATE SKIP LOCKED)",
         2 * _IN_A_ROW,
         limit,
     )
+    return row_count(status) >= limit
 
 
 async def list_units(connection: Connection, limit: int = 100) -> Sequence[Any]:

@@ -17,7 +17,7 @@ from uuid import UUID
 import asyncpg
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
-from leasehold.db.database import Connection, unindexed
+from leasehold.db.database import Connection, row_count, unindexed
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
 from leasehold.transitions.jobs.deletions import LEAVES_NO_RUN
@@ -333,13 +333,14 @@ async def forget_jobs(
         await jobs.forget(connection, job_ids)
 
 
-async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> None:
+async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> bool:
     """Delete keys whose answers have expired. The lock leaves out a key that a new request reserves meanwhile: without
-    it, PostgreSQL would wait for that request, and delete its answer then.
+    it, PostgreSQL would wait for that request, and delete its answer then. Returns whether more keys may be due.
     """
-    await connection.execute(
+    status = await connection.execute(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN ("
         "SELECT tenant_id, key FROM idempotency WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1"
         " FOR UPDATE SKIP LOCKED)",
         limit,
     )
+    return row_count(status) >= limit

@@ -215,6 +215,19 @@ async def test_a_search_that_takes_too_long_is_no_fault_of_its_limits(
     assert await quarantine.list_units(rows.connection) == []
 
 
+async def test_jobs_that_ended_long_ago_are_forgotten_batch_by_batch(rows: Rows) -> None:
+    await rows.connection.execute(
+        "INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('t', 'k', 2, true)"  # declared, so it stays
+    )
+    await wait_at(rows, ConcurrencyLimit("t", "k", at_most=2), count=2)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    await finish(rows)
+    await rows.connection.execute("UPDATE job SET finished_at = clock_timestamp() - interval '61 seconds'")
+    for has_more in (True, True, False):
+        assert await concurrency.forget_unused_limits(rows.connection, batch_size=1) is has_more
+    assert await named(rows, "gate_job") == set()
+
+
 async def test_two_jobs_that_end_at_once_admit_two_others(rows: Rows, another: Open) -> None:
     """The second admission has chosen before the first one commits: both chose the same job."""
     limit = ConcurrencyLimit("t", "k", at_most=2)

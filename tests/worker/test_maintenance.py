@@ -20,6 +20,7 @@ from leasehold.db.database import Pool, make_pool
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Templates
+from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import claims, concurrency, jobs
@@ -27,6 +28,7 @@ from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties, _shared
+from leasehold.worker.maintenance.housekeeping import NEXT_BATCH_SECONDS
 from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.maintenance.takeover import Leadership, Takeover
 from tests.factories import ONE, SELDOM, Rows
@@ -280,14 +282,14 @@ def duties(settings: Settings, pool: Pool, announcer: Announcer) -> Duties:
         announcer,
         Templates(of_runs()),
         None,
-        (),
+        (CONVERSION,),
         list[Hint]().extend,
     )
 
 
-async def turn_of(duties: Duties, name: str) -> None:
+async def turn_of(duties: Duties, name: str) -> float | None:
     (duty,) = (one for one in duties.all() if one.name == name)
-    await duty._turn()
+    return await duty._turn()
 
 
 async def test_a_duty_of_the_leader_is_left_alone_by_those_that_do_not_lead(duties: Duties, rows: Rows) -> None:
@@ -355,6 +357,60 @@ async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Dut
     await turn_of(duties, "schedules")
     run = await rows.connection.fetchval("SELECT job_id FROM run WHERE schedule_id = $1", row["id"])
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [run]
+
+
+#: The end of an INSERT of `{n}` rows.
+_EACH = "FROM generate_series(1, {n}) AS row(n)"
+_OLD = "clock_timestamp() - interval '2000 days' " + _EACH
+#: Duty -> the table that it tidies, the most rows of one turn, and an INSERT of `{n}` old rows.
+OLD_ROWS = {
+    "forget_idempotency_keys": (
+        "idempotency", 1000, "INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)"
+        " SELECT 't', n::text, '', now(), " + _OLD,
+    ),
+    "forget_tombstones": (
+        "tombstone", 5000, "INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because, at)"
+        " SELECT gen_random_uuid(), 't', 'p', false, 'expired', " + _OLD,
+    ),
+    "forget_downloads": (
+        "download", 1000, "INSERT INTO download (id, tenant_id, key_prefix, bytes, lapses_at, started_at)"
+        " SELECT gen_random_uuid(), 't', 'k', 1, now(), " + _OLD,
+    ),
+    "forget_rates": ("rate_bucket", 1000, "INSERT INTO rate_bucket (key, full_at) SELECT n::text, " + _OLD),
+    "forget_quarantine": (
+        "quarantine", 1000, "INSERT INTO quarantine (duty, unit, failures, error, failed_at, retry_at)"
+        " SELECT 'leases', n::text, 1, '{{}}', now(), " + _OLD,
+    ),
+    "forget_people": (
+        "person", 1000, "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes, seen_at)"
+        " SELECT gen_random_uuid(), 't', 'i', n::text, n::text, '', '{{}}', " + _OLD,
+    ),
+    "forget_gates": (
+        "gate", 1000, "INSERT INTO gate (tenant_id, key, at_most, declared) SELECT 't', n::text, 1, false " + _EACH,
+    ),
+    "forget_expired_conversions": (
+        "expired_conversion", 1000, "INSERT INTO expired_conversion (job_id, tenant_id, forgotten_at)"
+        " SELECT gen_random_uuid(), 't', " + _OLD,
+    ),
+    "external_files": (
+        "upload WHERE open", 1000, "INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until,"
+        " look_at, forget_at, task_id, epoch) SELECT n::text, 't', true, true, 1, 1, now(), now(), now(),"
+        " gen_random_uuid(), 1 " + _EACH,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("duty", OLD_ROWS)
+async def test_housekeeping_goes_on_soon_after_a_full_batch_so_that_old_rows_do_not_pile_up(
+    duties: Duties, rows: Rows, duty: str
+) -> None:
+    """More of them may come in a minute than a batch has."""
+    table, batch, insert = OLD_ROWS[duty]
+    await rows.connection.execute(insert.format(n=batch + 1))
+    await turn_of(duties, "takeover")
+    for pause, left in ((NEXT_BATCH_SECONDS, 1), (None, 0)):
+        assert await turn_of(duties, duty) == pause
+        assert await rows.connection.fetchval(f"SELECT count(*) FROM {table}") == left
 
 
 async def test_no_duty_trusts_a_server_that_only_reads(settings: Settings) -> None:

@@ -94,8 +94,7 @@ class Duties:
         self._admission_search = concurrency.new_search()
         self._late_step_pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent_connection = _shared(pool, _FREQUENT_CONNECTIONS)
-        self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
-        self._housekeeping = Housekeeping(settings, self._housekeeping_connection, store, kinds)
+        self._housekeeping = Housekeeping(settings, _shared(pool, _HOUSEKEEPING_CONNECTIONS), store, kinds)
 
     def all(self) -> list[Periodic]:
         """The loops of all duties. The worker runs each loop as a task."""
@@ -157,14 +156,11 @@ class Duties:
 
         return Periodic(name, when_leading, every=every)
 
-    def _tidying_duty(self, name: str, statement: Callable[[Connection], Awaitable[None]]) -> Periodic:
-        """A duty of the leading worker that calls `statement` once a minute, with a housekeeping connection."""
-
-        async def turn() -> None:
-            async with self._housekeeping_connection() as connection:
-                await statement(connection)
-
-        return self._leader_duty(name, turn)
+    def _tidying_duty(self, name: str, statement: Callable[[Connection], Awaitable[bool | None]]) -> Periodic:
+        """A duty of the leading worker that calls `statement` once a minute, with a housekeeping connection; soon again
+        if it returns True, because more rows may be due.
+        """
+        return self._leader_duty(name, partial(self._housekeeping.tidy, statement))
 
     async def _end_cancels(self) -> None:
         async with self._frequent_connection() as connection:

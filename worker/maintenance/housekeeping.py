@@ -32,8 +32,8 @@ from leasehold.transitions.quarantine import run_known_units, set_aside
 
 #: How long the objects stay that processes wrote at their start to probe the store.
 _PROBES_KEPT = timedelta(hours=1)
-#: A turn handles one batch. If the batch had units, the next turn comes after this many seconds: more may be due.
-_NEXT_BATCH_SECONDS = 0.1
+#: A turn handles one batch. If more may be due after it, the next turn comes after this many seconds.
+NEXT_BATCH_SECONDS = 0.1
 #: A key that no object has. A request for this key shows only whether the store answers.
 _ABSENT_KEY = "probes/nothing"
 _Unit = TypeVar("_Unit")
@@ -65,15 +65,18 @@ class Housekeeping:
         if isinstance(duty, Turn):
             return duty.turn
 
-        async def tidy(statement: Callable[[Connection], Awaitable[None]]) -> None:
-            async with self._connections() as connection:
-                await statement(connection)
-
         async def forget(duty: Forgetting[Any]) -> float | None:
             units = await self._read(duty.find)
             return await self._forget(duty.duty, units, duty.key, duty.delete, duty.forget)
 
-        return partial(tidy, duty.statement) if isinstance(duty, Tidying) else partial(forget, duty)
+        return partial(self.tidy, duty.statement) if isinstance(duty, Tidying) else partial(forget, duty)
+
+    async def tidy(self, statement: Callable[[Connection], Awaitable[bool | None]]) -> float | None:
+        """Run the statement of a duty, which returns True if more rows may be due. Returns the pause to the next turn;
+        None: the usual pause.
+        """
+        async with self._connections() as connection:
+            return NEXT_BATCH_SECONDS if await statement(connection) else None
 
     async def uploads(self) -> float | None:
         """Inspect the uploads of clients, and delete objects that no row refers to."""
@@ -138,7 +141,7 @@ class Housekeeping:
             await self._forget_rows(duty, deleted, refused, key, forget)
         if store_error is not None:
             raise store_error
-        return _NEXT_BATCH_SECONDS if deleted or refused else None
+        return NEXT_BATCH_SECONDS if deleted or refused else None
 
     async def _delete_objects(
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, row_count
 from leasehold.transitions import limits
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
@@ -108,16 +108,17 @@ async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bo
     return is_remembered
 
 
-async def forget_expired(connection: Connection, limit: int = 1000) -> None:
+async def forget_expired(connection: Connection, limit: int = 1000) -> bool:
     """Forget conversions that were deleted (at `forgotten_at`) REMEMBER_EXPIRED ago. Housekeeping, a loop of the
-    leading worker, calls this.
+    leading worker, calls this. Returns whether more may be due.
     """
-    await connection.execute(
+    status = await connection.execute(
         "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"
         " WHERE forgotten_at < statement_timestamp() - $1::interval ORDER BY forgotten_at LIMIT $2)",
         REMEMBER_EXPIRED,
         limit,
     )
+    return row_count(status) >= limit
 
 
 # SQL: the conversions of a list. $1 the tenant, $2 the user, $3 the states of their jobs; NULL: any.

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, row_count
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.transitions.concurrency.names import LIMIT_UNIT, LIMITS, ConcurrencyLimitName, limit_columns
 from leasehold.transitions.quarantine import not_in
@@ -181,9 +181,11 @@ WHERE g.tenant_id = unused.tenant_id AND g.key = unused.key
 """
 
 
-async def forget_unused_limits(connection: Connection, batch_size: int = 1000) -> None:
-    """Delete the rows of jobs that ended over a minute ago, and limits that no job names and no operator declared."""
-    await connection.execute(
+async def forget_unused_limits(connection: Connection, batch_size: int = 1000) -> bool:
+    """Delete the rows of jobs that ended over a minute ago, and limits that no job names and no operator declared.
+    Returns whether more rows may be due.
+    """
+    status = await connection.execute(
         "DELETE FROM gate_job WHERE (tenant_id, key, job_id) IN (SELECT g.tenant_id, g.key, g.job_id FROM gate_job g"
         " JOIN job j ON j.id = g.job_id WHERE j.finished_at < clock_timestamp() - interval '60 seconds' LIMIT $1)",
         batch_size,
@@ -191,3 +193,4 @@ async def forget_unused_limits(connection: Connection, batch_size: int = 1000) -
     async with connection.transaction():
         unused = [(row["tenant_id"], row["key"]) for row in await connection.fetch(_LOCK_UNUSED, batch_size)]
         await connection.execute(_FORGET_UNUSED, *limit_columns(unused))
+    return max(row_count(status), len(unused)) >= batch_size

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from leasehold.db.database import Connection, unindexed
+from leasehold.db.database import Connection, row_count, unindexed
 
 EXPIRE_EARLY = """
 -- expire_early
@@ -94,11 +94,12 @@ async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
     await connection.execute(FORGET, list(job_ids))
 
 
-async def forget_tombstones(connection: Connection, hours: int, limit: int = 5000) -> None:
-    """Delete tombstones that are older than `hours`."""
-    await connection.execute(
+async def forget_tombstones(connection: Connection, hours: int, limit: int = 5000) -> bool:
+    """Delete tombstones that are older than `hours`. Returns whether more may be due."""
+    status = await connection.execute(
         "DELETE FROM tombstone WHERE job_id IN (SELECT job_id FROM tombstone"
         " WHERE at < statement_timestamp() - make_interval(hours => $1) ORDER BY at LIMIT $2)",
         hours,
         limit,
     )
+    return row_count(status) >= limit
