@@ -74,7 +74,7 @@ async def create_upload_url(
     request_hash = fingerprint(b"POST /upload-url", upload.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
-    if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket):
+    if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket, upload):
         # More than half of the first URL's time has passed, so the same media gets a new URL. An earlier repetition
         # gets the first answer unchanged. So does one after the upload has ended, although its URL may not work.
         ticket = _make_ticket(services, ticket.media_id, ticket.original_key, upload)
@@ -82,14 +82,28 @@ async def create_upload_url(
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
 
-async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
+async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket, upload: UploadRequest) -> bool:
     """Let the upload arrive for `upload_url_seconds` from now. False: the upload has ended, or the media expires within
-    this time. Then the upload gets no new URL.
+    this time. Then the upload gets no new URL. Raises TooMany `upload_quota_exceeded`.
     """
-    async with services.pool.acquire() as connection:
-        return await transitions.extend_upload(
-            connection, caller.tenant_id, ticket.original_key, services.settings.upload_url_seconds
+    tenant_id, key = caller.tenant_id, ticket.original_key
+    async with services.pool.acquire() as connection, connection.transaction():
+        if not await transitions.extend_upload(connection, tenant_id, key, services.settings.upload_url_seconds):
+            return False
+        await uploads.count_again(
+            connection,
+            services.settings,
+            tenant_id,
+            key,
+            _counted_bytes(services.settings, upload),
+            services.admission.upload_room,
         )
+    return True
+
+
+def _counted_bytes(settings: Settings, upload: UploadRequest) -> int:
+    """How many bytes the upload counts while its client may send: the declared ones, else the most it may have."""
+    return upload.content_length or settings.picture_max_bytes
 
 
 def _check_request(upload: UploadRequest, settings: Settings) -> None:
@@ -111,7 +125,7 @@ async def _register_upload(services: Services, connection: Connection, caller: C
         services.settings,
         caller.tenant_id,
         key,
-        counted_bytes=upload.content_length or at_most,
+        counted_bytes=_counted_bytes(services.settings, upload),
         at_most=at_most,
         seconds=services.settings.upload_url_seconds,
         room=services.admission.upload_room,

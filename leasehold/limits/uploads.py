@@ -73,20 +73,28 @@ SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < cl
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
   AND {tenant_stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
-# $1 key, $2 whether no client can begin to send any more, $3 the size of the stored object, $4 seconds until the next
-# inspection. While the client may still send, an upload counts with its declared or its stored bytes, whichever are
-# more. After that it counts with its stored bytes, and the next inspection is the last.
+# $1 key, $2 whether no client could begin to send any more when the object was read, $3 the size of the stored object,
+# $4 seconds until the next inspection, $5 `most` when the object was read, $6 the grace after the end of the URL. While
+# the client may still send, an upload counts with its declared or its stored bytes, whichever are more. After that it
+# counts with its stored bytes, and the next inspection is the last. The upload may have changed since the object was
+# read: if another size may stay (`most`), the upload is due again; and the client may have got a new URL.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
-    bytes = CASE WHEN NOT open THEN 0 WHEN $2 THEN $3 ELSE greatest(bytes, $3) END,
-    look_at = CASE WHEN $2 THEN forget_at ELSE clock_timestamp() + make_interval(secs => $4) END
-WHERE key = $1 AND look_at < clock_timestamp()
+    bytes = CASE WHEN NOT open THEN 0 WHEN $2 AND writable_until + $6::interval < clock_timestamp() THEN $3
+                 ELSE greatest(bytes, $3) END,
+    look_at = CASE WHEN $2 AND writable_until + $6::interval < clock_timestamp() THEN forget_at
+                   ELSE clock_timestamp() + make_interval(secs => $4) END
+WHERE key = $1 AND look_at < clock_timestamp() AND most = $5
 """
-# The row of a file that an external worker has announced stays until the attempt has ended: then the attempt takes the
-# row, or `give_up` closes it (external_files.py). Until then an inspection a day is enough, because no transfer can
-# arrive any more.
-_FORGET_OVER = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL)"
+# $3 `most` when the object was read. The row of a file that an external worker has announced stays until the attempt
+# has ended: then the attempt takes the row, or `give_up` closes it (external_files.py). Until then an inspection a day
+# is enough, because no transfer can arrive any more.
+_FORGET_OVER = """
+-- upload_over
+DELETE FROM upload
+WHERE key = $1 AND tenant_id = $2 AND NOT (open AND task_id IS NOT NULL) AND most = $3
+"""
 _KEEP_OVER = """
 -- upload_kept
 UPDATE upload SET bytes = $3, look_at = clock_timestamp() + interval '1 day'
@@ -136,6 +144,24 @@ async def open_upload(
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(
         _OPEN, key, tenant_id, counted_bytes, at_most, seconds, first_inspection, SLOWEST_TRANSFER, exact, *attempt
+    )
+
+
+async def count_again(
+    connection: Connection, settings: Settings, tenant_id: str, key: str, counted_bytes: int, room: UploadRoom
+) -> None:
+    """Count an open upload as `open_upload` did, because its client gets a new URL. Since its first URL expired, it may
+    have counted less. Call this in the transaction that has changed its row. Raises TooMany `upload_quota_exceeded`.
+    """
+    before = await connection.fetchval("SELECT bytes FROM upload WHERE key = $1 AND tenant_id = $2", key, tenant_id)
+    more = max(counted_bytes, LEAST_COUNTED) - max(before, LEAST_COUNTED)
+    if more <= 0:
+        return
+    if not await room.reserve(connection, tenant_id, more):
+        used_bytes = await _check_room(connection, tenant_id, more, settings.upload_unfinished_bytes)
+        room.add_exactly(tenant_id, used_bytes, more)
+    await connection.execute(
+        "UPDATE upload SET bytes = $3 WHERE key = $1 AND tenant_id = $2", key, tenant_id, counted_bytes
     )
 
 
@@ -205,9 +231,12 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
     async with connections() as connection:
         if upload.transfers_over:
             await connection.execute(_KEEP_OVER, upload.key, upload.tenant_id, size)
-            await connection.execute(_FORGET_OVER, upload.key, upload.tenant_id)
+            await connection.execute(_FORGET_OVER, upload.key, upload.tenant_id, upload.at_most)
         else:
-            await connection.execute(_INSPECTED, upload.key, upload.url_expired, size, INSPECTION_SECONDS)
+            grace = timedelta(seconds=_GRACE_SECONDS)
+            await connection.execute(
+                _INSPECTED, upload.key, upload.url_expired, size, INSPECTION_SECONDS, upload.at_most, grace
+            )
 
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:

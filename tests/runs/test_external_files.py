@@ -33,6 +33,7 @@ from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client
 from tests.runs.test_external import claim, settle
 from tests.support.bucket import Bucket
+from tests.support.inspections import inspect_during
 
 STEPS = [{"id": name, "queue": "reports", "retry": {"max_attempts": 3, "backoff_seconds": [0]}}
          for name in ("make", "use")]  # fmt: skip
@@ -334,6 +335,28 @@ async def test_what_an_attempt_leaves_that_ends_otherwise_goes(
     await rows.execute("UPDATE upload SET forget_at = look_at")
     await keep_house(running)
     assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+
+
+async def test_a_file_whose_attempt_ends_during_its_last_inspection_goes(
+    client: Client, running: Running, rows: Connection, s3: Bucket, run: str
+) -> None:
+    """Its row stays until its object is deleted: nobody else would find the object before the job goes."""
+    task = await claim(client)
+    await hand_in(client, task)
+    await rows.execute(
+        "UPDATE upload SET writable_until = clock_timestamp() - interval '3 days',"
+        " forget_at = clock_timestamp() - interval '2 days', look_at = clock_timestamp()"
+    )
+
+    async def end_attempt() -> None:
+        await settle(client, task, "fail", code="no_luck")
+        await external_files.give_up(rows)
+
+    await inspect_during(running.services, end_attempt)
+    await keep_house(running)
+    assert await s3.keys() == []
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+    assert run
 
 
 async def test_a_name_that_is_announced_again_gets_a_fresh_url(client: Client, rows: Connection, run: str) -> None:

@@ -14,12 +14,14 @@ from leasehold.db.database import Connection, lock_name
 from leasehold.limits import upload_room, uploads
 from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.media.housekeeping import forget_jobless_pictures, jobless_pictures
+from leasehold.pipelines.media.transitions import extend_upload
 from leasehold.settings import Settings
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.media_api import JPEG, PNG, MediaApi, problem, put
 from tests.api.test_conversion import FORM
 from tests.support.bucket import Bucket
+from tests.support.inspections import inspect_during
 
 MIB = 1024 * 1024
 LARGE = JPEG + bytes(3 * MIB)
@@ -100,6 +102,38 @@ async def test_an_object_that_is_too_large_goes_before_anybody_completes_it(
     seen = (await media_api.look(ticket)).json()
     assert (seen["status"], seen["error"]["code"]) == ("FAILED", "too_large")
     problem(await media_api.complete(ticket), 422, "too_large")
+
+
+async def test_an_upload_whose_client_gets_a_new_url_during_its_inspection_is_inspected_again_soon(
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    """Else it would count nothing, and might be too large, for a day."""
+    ticket = await media_api.ticket()
+    await later(rows, 400)
+
+    async def new_url() -> None:
+        assert await extend_upload(rows, "acme", ticket.original_key, 300)
+
+    await inspect_during(api.services, new_url)
+    await put(ticket.upload_url, LARGE, "image/jpeg")
+    await later(rows, 61)
+    await keep_house(api)
+    assert await s3.keys() == []
+    assert (await media_api.look(ticket)).json()["error"]["code"] == "too_large"
+
+
+async def test_an_object_that_is_refused_during_its_inspection_goes_soon(
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    ticket = await media_api.upload()
+    await later(rows, 400)
+
+    async def refuse() -> None:
+        await uploads.close(rows, "acme", ticket.original_key, keep=None)
+
+    await inspect_during(api.services, refuse)
+    await keep_house(api)
+    assert await s3.keys() == []
 
 
 async def test_an_original_that_is_overwritten_by_a_larger_one_after_its_completion_goes(
@@ -218,6 +252,27 @@ async def test_what_nobody_sent_counts_no_longer_when_its_url_is_dead(
     await keep_house(api)
     await media_api.ticket()
     problem(await media_api.ask(), 429, "upload_quota_exceeded")
+
+
+async def test_what_gets_a_new_url_counts_again_and_gets_none_beside_the_bound(
+    media_api: MediaApi, api: Running, rows: Connection
+) -> None:
+    body = {"content_type": "image/jpeg", "file_name": "a.jpg"}
+
+    async def ask(key: str) -> httpx2.Response:
+        return await media_api.client.post("/upload-url", json=body, headers={"Idempotency-Key": key})
+
+    first = {key: (await ask(key)).json() for key in "abc"}
+    await rows.execute("UPDATE idempotency SET expires_at = expires_at - interval '301 seconds'")
+    await later(rows, 400)
+    await keep_house(api)  # nobody has sent anything: each counts a megabyte
+    await media_api.ticket(content_length=100)
+    for key in "ab":
+        assert (await ask(key)).json()["media_id"] == first[key]["media_id"]
+    problem(await ask("c"), 429, "upload_quota_exceeded")
+    sizes = await rows.fetch("SELECT bytes FROM upload WHERE writable_until > clock_timestamp() ORDER BY bytes")
+    assert [row["bytes"] for row in sizes] == [100, 2 * MIB, 2 * MIB]
+    problem(await media_api.ask(content_length=100), 429, "upload_quota_exceeded")
 
 
 async def test_requests_at_once_do_not_exceed_the_bound(media_api: MediaApi) -> None:
