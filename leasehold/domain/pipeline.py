@@ -67,7 +67,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SkipIf:
-    """A condition: the job skips the step when its parameters hold `equals` at the JSON pointer (RFC 6901)."""
+    """A condition: the job skips the step when its parameters hold `equals` at the JSON pointer (RFC 6901). The steps
+    after it then wait for the steps that it needs.
+    """
 
     pointer: str
     equals: Any = True

@@ -58,7 +58,9 @@ class CancelPolicy(_Declaration):
 
 
 class SkipWhen(_Declaration):
-    """The run skips the step when its payload holds `equals` at the JSON pointer."""
+    """The run skips the step when its payload holds `equals` at the JSON pointer. The steps after it then wait for the
+    steps that it needs.
+    """
 
     pointer: str = Field(pattern=r"^(/([^/~]|~[01])*){1,32}$", max_length=500)
     equals: JsonValue = True

@@ -684,6 +684,49 @@ async def test_a_replay_leaves_out_the_steps_that_the_parameters_skip(rows: Rows
     await assert_history(rows, claimed.job_id)
 
 
+CHAIN = Pipeline(
+    "chain",
+    module="tests.factories",
+    steps=[
+        Step("a"),
+        Step("b", needs=("a",), skip_if=SkipIf("/quick")),
+        Step("c", needs=("b",), skip_if=SkipIf("/quick")),
+        Step("d", needs=("c",)),
+    ],
+)
+
+
+async def test_a_step_after_a_skipped_one_waits_for_the_steps_that_the_skipped_one_needs(rows: Rows) -> None:
+    first = await rows.leased(CHAIN, params={"quick": True})
+    assert await rows.statuses(first.job_id) == {"a": "running", "b": "skipped", "c": "skipped", "d": "blocked"}
+    await complete(rows, first)
+    assert await rows.statuses(first.job_id) == {"a": "succeeded", "b": "skipped", "c": "skipped", "d": "pending"}
+    (last,) = await rows.claim_all()
+    await settlements.fail(rows.connection, [Failure(last.lease, "error", "c", "m", False, 0.0)])
+    await jobs.replay(rows.connection, first.job_id, "t", from_step="a")
+    assert await rows.statuses(first.job_id) == {"a": "pending", "b": "skipped", "c": "skipped", "d": "blocked"}
+    for step in ("a", "d"):
+        (again,) = await rows.claim_all()
+        assert again.step == step
+        await complete(rows, again)
+    assert (await rows.job(first.job_id))["status"] == "succeeded"
+    await assert_history(rows, first.job_id)
+
+
+async def test_a_step_after_skipped_ones_that_need_nothing_is_due(rows: Rows) -> None:
+    pipeline = Pipeline(
+        "head",
+        module="tests.factories",
+        steps=[
+            Step("a", skip_if=SkipIf("/quick")),
+            Step("b", needs=("a",), skip_if=SkipIf("/quick")),
+            Step("c", needs=("b",)),
+        ],
+    )
+    claimed = await rows.leased(pipeline, params={"quick": True})
+    assert await rows.statuses(claimed.job_id) == {"a": "skipped", "b": "skipped", "c": "running"}
+
+
 async def test_a_step_that_names_a_need_twice_runs_when_that_step_has_succeeded(rows: Rows) -> None:
     twice = Pipeline("twice", module="tests.factories", steps=[Step("a"), Step("b", needs=("a", "a"))])
     first = await rows.leased(twice)

@@ -134,7 +134,8 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
 def first_state(new: NewJob) -> JobState:
     """The state in which `submit` writes the job. Raises Invalid `nothing_to_do`."""
     steps, skipped = _steps_of(new)
-    states = [_first_task_state(step, *_waits_of(new, step, skipped), skipped) for step in steps]
+    needs = _needs_of(steps, skipped)
+    states = [_first_task_state(step, *_waits_of(new, needs[step.name]), skipped) for step in steps]
     return _first_job_state([(state, step.external) for state, step in zip(states, steps, strict=True)])
 
 
@@ -165,8 +166,8 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
     fans out. Raises Invalid `nothing_to_do`.
     """
     steps, skipped = _steps_of(new)
-    ids = {step.name: new_id() for step in steps}
-    return [_task_record(new, step, position, ids, skipped) for position, step in enumerate(steps)]
+    ids, needs = {step.name: new_id() for step in steps}, _needs_of(steps, skipped)
+    return [_task_record(new, step, position, ids, needs, skipped) for position, step in enumerate(steps)]
 
 
 def _steps_of(new: NewJob) -> tuple[list[Step], set[str]]:
@@ -178,18 +179,34 @@ def _steps_of(new: NewJob) -> tuple[list[Step], set[str]]:
     return steps, skipped
 
 
-def _waits_of(new: NewJob, step: Step, skipped: set[str]) -> tuple[int, datetime | None]:
-    """For how many steps the step waits, and until when."""
-    waiting_on = len(set(step.needs) - skipped)  # a template may name a needed step twice: it counts once
+def _needs_of(steps: Sequence[Step], skipped: set[str]) -> dict[str, set[str]]:
+    """The steps for which each step waits, by name: those that it needs. In place of a skipped step, those for which
+    that step would wait: otherwise the step after it would run beside the step before it.
+    """
+    needs: dict[str, set[str]] = {}
+    for step in steps:  # each step comes after those that it needs
+        needs[step.name] = set().union(*(needs[name] if name in skipped else {name} for name in step.needs))
+    return needs
+
+
+def _waits_of(new: NewJob, needs: set[str]) -> tuple[int, datetime | None]:
+    """For how many steps the step waits, and until when. `needs`: the steps for which it waits."""
+    waiting_on = len(needs)
     not_before = new.not_before if waiting_on == 0 else None
     if new.limits and waiting_on == 0:
         waiting_on = 1  # all concurrency limits together count as one more step that the task needs
     return waiting_on, not_before
 
 
-def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
-    waiting_on, not_before = _waits_of(new, step, skipped)
-    needed_by = [other for other in new.pipeline.steps if step.name in other.needs]
+def _task_record(
+    new: NewJob,
+    step: Step,
+    position: int,
+    ids: Mapping[str, UUID],
+    needs: Mapping[str, set[str]],
+    skipped: set[str],
+) -> dict[str, Any]:
+    waiting_on, not_before = _waits_of(new, needs[step.name])
     return {
         "id": ids[step.name],
         "job_id": new.id,
@@ -201,7 +218,7 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
         "queue": external_queue(new.tenant_id, step.queue) if step.external else pinned_queue(step.queue, new.pin),
         "status": _first_task_state(step, waiting_on, not_before, skipped),
         "waiting_on": waiting_on,
-        "unblocks": [] if step.name in skipped else [ids[other.name] for other in needed_by],
+        "unblocks": [ids[other] for other, needed in needs.items() if step.name in needed],
         "max_attempts": step.max_attempts,
         "handler": step.handler,
         "timeout_seconds": _task_timeout(step),
