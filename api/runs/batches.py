@@ -70,7 +70,9 @@ async def create_runs(
         if runs_to_write:
             queues = queues_of(caller.tenant_id, template_version.pipeline)
             async with services.admission.submitting(connection, caller.payer, queues, len(runs_to_write)) as charge:
-                written_runs.append((len(runs_to_write), await runs.create_together(connection, runs_to_write)))
+                effects = await runs.create_together(connection, runs_to_write)
+                await services.admission.add_queues_of(connection, charge, *(run.id for run in runs_to_write))
+                written_runs.append((len(runs_to_write), effects))
             limit_headers.update(charge.fields)
         id_of_key = existing_ids | {run.dedupe_key: run.id for run in runs_to_write if run.dedupe_key is not None}
         answer_body = BatchAccepted(

@@ -121,6 +121,7 @@ async def _create_alone(
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             run = await _with_delay(connection, new_run, body.delay_seconds)
             effects = await runs.create(connection, run)
+            await services.admission.add_queues_of(connection, charge, run.id)
             written_runs.append((run, effects))
         limit_headers.update(charge.fields)
         status = runs.first_state(run, is_limited=bool(effects.limits))

@@ -58,8 +58,8 @@ class Paid:
 
 
 def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dict[str, int]:
-    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission. `pin`: the label of
-    the workers that alone run the job.
+    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission, if it skips no step
+    (`skip_if`). `pin`: the label of the workers that alone run the job.
     """
     return Counter(
         external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
@@ -108,12 +108,16 @@ class Admission:
             await self._usage.check_exactly(connection, payer.tenant_id)
         await self._check_depth_after_write(connection, paid.queues)
 
-    async def add_queues_of(self, connection: Connection, paid: Paid, job_id: UUID) -> None:
-        """Add to `paid` the queues in which the job's runnable tasks wait. For jobs that are not new, as in a retry."""
+    async def add_queues_of(self, connection: Connection, paid: Paid, *job_ids: UUID) -> None:
+        """Add to `paid` the queues in which the jobs' runnable tasks wait. For jobs that may begin at another step than
+        their pipeline's first ones (`queues_of`): those that are not new, as in a retry, and those that skip steps.
+        """
         if self._settings.queue_depth_limit is None:
             return
         rows = await connection.fetch(
-            "SELECT DISTINCT queue FROM task WHERE job_id = $1 AND status IN ('pending', 'retry', 'waiting')", job_id
+            "SELECT DISTINCT queue FROM task WHERE job_id = ANY($1::uuid[])"
+            " AND status IN ('pending', 'retry', 'waiting')",
+            list(job_ids),
         )
         paid.queues |= {row["queue"] for row in rows}
 

@@ -15,7 +15,11 @@ from leasehold.db import job_reads
 from leasehold.db.database import Connection, connect
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.evaluation.templates import Templates
 from leasehold.limits import rates
+from leasehold.limits.admission import Admission
+from leasehold.pipelines import SHIPPED
+from leasehold.schedules import firing as schedules
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import claims, concurrency, jobs, settlements
@@ -27,6 +31,7 @@ from tests.api.conftest import client_of, serving
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history, terms
 from tests.runs.conftest import SCOPES, Client
+from tests.runs.work import pipelines
 
 ONE = Pipeline("one", module="tests.factories", steps=[Step("only")])
 
@@ -231,6 +236,31 @@ async def test_a_full_queue_sheds_new_runs(runs_settings: Settings, rows: Connec
         answers = [await client.submit() for _ in range(3)]
         assert [answer.status_code for answer in answers] == [202, 202, 429]
         problem(answers[-1], 429, "queue_full")
+
+
+async def test_a_full_queue_sheds_new_runs_that_begin_there_because_they_skip_their_first_step(
+    runs_settings: Settings, rows: Connection
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"queue_depth_limit": 2})
+    steps = [{"id": "a", "queue": "one", "skip_if": {"pointer": "/quick"}}, {"id": "b", "queue": "two"}]
+    quick = {"payload": {"quick": True}}
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        assert (await client.post("/v1/templates", type="skipping", steps=steps)).status_code == 201
+        first = await client.start("skipping", **quick)
+        problem(await client.post("/v1/runs/batch", template="skipping", runs=[quick, quick]), 429, "queue_full")
+        await client.start("skipping", **quick)
+        problem(await client.submit("skipping", **quick), 429, "queue_full")
+        problem(await client.post(f"/v1/runs/{first}/rerun"), 429, "queue_full")
+        await client.start("skipping")  # it begins in the other queue, which has room
+        yearly = {"template": "skipping", "payload_template": quick["payload"], "cron": "@yearly"}
+        schedule = (await client.post("/v1/schedules", **yearly)).json()["id"]
+        await rows.execute("UPDATE schedule SET next_run_at = clock_timestamp(), overlap = 'allow_all'")
+        admission = Admission(limited, SHIPPED)
+        assert await schedules.fire_due(rows, Templates(pipelines()), 60, admission=admission) == []
+        last_error = (await client.http.get(f"/v1/schedules/{schedule}")).json()["last_error"]
+        assert last_error["code"] == "queue_full"
 
 
 async def test_a_rate_is_one_for_all_who_ask_at_once(rows: Connection, settings: Settings) -> None:
