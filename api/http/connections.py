@@ -148,7 +148,8 @@ class Guarded(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head_bytes(len(name) + len(value) + HEADER_COSTS)
-        super().on_header(name, value)
+        if not self._in_message:  # else it follows a body: a trailer, which uvicorn would add to the headers
+            super().on_header(name, value)
 
     def _count_head_bytes(self, size: int) -> None:
         self._parsed_bytes += size

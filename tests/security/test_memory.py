@@ -316,6 +316,20 @@ async def test_a_url_that_is_none_is_refused_on_a_connection_that_has_served_bef
         assert await reader.read() == b""
 
 
+async def test_what_follows_a_body_is_no_header(api: Running, make_key: MakeKey) -> None:
+    """A proxy removes headers that a client must not send, and may pass trailers (RFC 9110, 6.5.1)."""
+    key = await make_key()
+    sent = head("/upload-url", "Transfer-Encoding: chunked", "Content-Type: application/json", "X-Request-Id: mine")
+    trailer = f"Authorization: Bearer {key.text}\r\nX-Request-Id: of-the-trailer\r\n\r\n"
+    async with connected(api.url) as (reader, writer), asyncio.timeout(60):
+        writer.write(sent + b"2\r\n{}\r\n0\r\n" + trailer.encode() + LIVE)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"x-request-id: mine" in answer
+        await reader.readuntil(b"}")
+        assert await status(reader) == 200, "the next request is read as before"
+
+
 async def test_a_refusal_is_never_written_into_an_answer_under_way(api: Running, media_api: MediaApi) -> None:
     whole = (await media_api.client.get("/openapi.json")).content
     async with connected(api.url) as (reader, writer), asyncio.timeout(60):
