@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 import orjson
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from leasehold.domain.errors import TaskFailed
+from leasehold.domain.errors import Invalid, TaskFailed
+from leasehold.domain.sentences import full_stop
+from leasehold.domain.storable import NotStorable, encode_storable, storable_text
+from leasehold.domain.workflow_names import NAME_RULE, is_name
 
 if TYPE_CHECKING:
     from leasehold.app.chunks import Chunks
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from leasehold.client.models import Chunk
 
 R = TypeVar("R")  # the type of the task's result
+
+#: Characters of the reason for a cancel; the rest is cut off. The API accepts no more.
+_MAX_REASON = 500
 
 
 class Run(Generic[R]):
@@ -78,8 +84,9 @@ class Run(Generic[R]):
     def signal(self, name: str, payload: Any = None) -> None:
         """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
 
-        Raises NotFound, Conflict `run_ended`, Invalid `invalid_payload` when the run waits for the signal now and the
-        payload does not fit, TooMany `too_many_signals`, and Unreachable: the signal may be stored.
+        Raises NotFound, Conflict `run_ended`, Invalid `invalid_payload` when the payload cannot be stored, or when the
+        run waits for the signal now and the payload does not fit, Invalid `invalid_name` for a name that no wait can
+        have, TooMany `too_many_signals`, and Unreachable: the signal may be stored.
         """
         self._connections.call(self._signal(name, payload))
 
@@ -143,10 +150,13 @@ class Run(Generic[R]):
         return await self._outcome()
 
     async def _signal(self, name: str, payload: Any) -> None:
-        await (await self._connections.link()).signal(self.id, name, to_jsonable_python(payload))
+        if not is_name(name):
+            raise Invalid("invalid_name", f"The name of a signal has {NAME_RULE}.")
+        await (await self._connections.link()).signal(self.id, name, _storable(payload))
 
     async def _cancel(self, reason: str) -> str:
-        return await (await self._connections.link()).cancel(self.id, reason)
+        # An odd reason, such as the text of an error, must not keep the run from being cancelled.
+        return await (await self._connections.link()).cancel(self.id, storable_text(reason)[:_MAX_REASON])
 
     def _result_of(self, outcome: Outcome) -> R:
         if outcome.error is not None:
@@ -165,3 +175,18 @@ class Run(Generic[R]):
         except RuntimeError:
             return
         raise RuntimeError(f"run.{name}() would block the event loop that runs here: await run.{async_name}()")
+
+
+def _storable(payload: Any) -> Any:
+    """The payload of a signal as JSON that the workflow reads as it was sent. Raises Invalid `invalid_payload`."""
+    try:
+        as_json = to_jsonable_python(payload)
+        encode_storable(as_json)
+    except NotStorable as error:
+        place = error.path or "its root"
+        raise Invalid(
+            "invalid_payload", full_stop(f"The payload cannot be stored: at {place}, {error.reason}")
+        ) from None
+    except (PydanticSerializationError, ValueError) as error:  # pydantic raises a ValueError for a circular list
+        raise Invalid("invalid_payload", full_stop(f"The payload is not JSON: {error}")) from None
+    return as_json

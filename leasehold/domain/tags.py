@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from leasehold.domain.errors import Invalid
+from leasehold.domain.storable import storable_text
 
 #: The most tags of a job, and the most characters of a tag's name and of its value.
 MAX_TAGS, MAX_TAG_CHARACTERS = 8, 64
@@ -21,6 +22,9 @@ def check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in tags.items():
         if not NAME.fullmatch(name):
             raise Invalid("invalid_tags", f"The name of a tag must match {NAME_PATTERN}.")
-        if not 1 <= len(value) <= MAX_TAG_CHARACTERS:
-            raise Invalid("invalid_tags", f"The value of a tag has 1 to {MAX_TAG_CHARACTERS} characters.")
+        text: object = value  # type checkers know a str, but nothing checks what a program gives
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_TAG_CHARACTERS:
+            raise Invalid("invalid_tags", f"The value of a tag is a text of 1 to {MAX_TAG_CHARACTERS} characters.")
+        if storable_text(text) != text:
+            raise Invalid("invalid_tags", "The value of a tag has no NUL character and no half of a surrogate pair.")
     return tags

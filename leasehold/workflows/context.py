@@ -19,6 +19,7 @@ from leasehold.domain.backoff import capped
 from leasehold.domain.errors import Permanent, ResultUnreadable
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.storable import encode_storable
+from leasehold.domain.workflow_names import NAME_RULE, is_name
 from leasehold.workflows.pending import (
     Gather,
     LocalCall,
@@ -38,9 +39,6 @@ P = ParamSpec("P")  # the parameters of a task or function
 R = TypeVar("R")  # the result of a task
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")  # the result of any other call
-
-#: Characters in the longest name of a step or a signal.
-MAX_NAME = 200
 
 
 class TaskOf(Protocol[P, R_co]):
@@ -196,8 +194,8 @@ def _seconds(duration: timedelta | float) -> float:
 
 
 def _checked_name(name: str) -> str:
-    if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or any(sign in name for sign in "#/"):
-        raise Permanent("bad_name", f"a name has 1 to {MAX_NAME} printable characters without # and /, not {name!r}")
+    if not is_name(name):
+        raise Permanent("bad_name", f"a name has {NAME_RULE}, not {name!r}")
     return name
 
 

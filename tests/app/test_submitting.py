@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, RootModel, SecretStr, model_serializer, model_validator
 
-from leasehold import App, InvalidArguments, Retry, TaskFailed, current
+from leasehold import App, Context, InvalidArguments, Retry, TaskFailed, current
 from leasehold.app import link
 from leasehold.app.calls import Call
 from leasehold.app.link import DatabaseLink
@@ -60,6 +60,11 @@ async def wait_long() -> None:
 
 @app.task
 def nothing() -> None: ...
+
+
+@app.workflow
+async def approves(ctx: Context) -> Any:
+    return await ctx.wait_for("go")
 
 
 @app.task
@@ -240,6 +245,44 @@ async def test_a_cancelled_run_stops_and_says_why(serve: Serve) -> None:
         await unstarted
 
 
+@pytest.mark.parametrize(("reason", "shown"), [("a\x00b", "ab"), ("half: \ud83d", "half: ?"), ("x" * 501, "x" * 500)])
+async def test_no_reason_keeps_a_run_from_being_cancelled(connection: Connection, reason: str, shown: str) -> None:
+    run = await send_receipt.asubmit(Order(id=1))
+    assert await run.acancel(reason) == "cancelled"
+    assert await connection.fetchval("SELECT cancel ->> 'reason' FROM job") == shown
+
+
+@pytest.mark.parametrize(
+    ("payload", "sentence"),
+    [
+        ("a\x00b", "at its root, a text with a NUL character cannot be stored"),
+        ({"a\x00": 1}, "NUL character"),
+        ({"prices": [1.5, float("nan")]}, "at /prices/1, JSON has neither NaN nor infinity"),
+        (2**70, "at its root, an integer has at most 64 bits"),
+        ("half: \ud83d", "surrogates not allowed"),
+        (object(), "The payload is not JSON: Unable to serialize"),
+    ],
+)
+async def test_a_signal_that_its_workflow_could_not_read_as_it_was_sent_is_refused(
+    connection: Connection, payload: Any, sentence: str
+) -> None:
+    run = await approves.asubmit()
+    with pytest.raises(Invalid, match=sentence) as refused:
+        await run.asignal("go", payload)
+    assert refused.value.code == "invalid_payload"
+    assert await connection.fetchval("SELECT count(*) FROM signal") == 0
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\x00", "a/b", "a#1"])
+async def test_a_signal_for_which_no_workflow_can_wait_is_refused(connection: Connection, name: str) -> None:
+    run = await approves.asubmit()
+    with pytest.raises(Invalid, match="1 to 200 printable characters without # and /") as refused:
+        await run.asignal(name)
+    assert refused.value.code == "invalid_name"
+    await run.asignal("x" * 200)
+    assert await connection.fetchval("SELECT count(*) FROM signal") == 1
+
+
 async def test_arguments_are_checked_where_submit_is_called_and_nothing_is_written(connection: Connection) -> None:
     with pytest.raises(InvalidArguments, match=r"^/id: "):
         await send_receipt.asubmit({"id": "x"})  # type: ignore[call-overload]  # that is the test
@@ -257,7 +300,8 @@ async def test_arguments_are_checked_where_submit_is_called_and_nothing_is_writt
 @pytest.mark.parametrize(
     "options",
     [{"key": ""}, {"key": "é"}, {"key": "x" * 201}, {"delay": timedelta(seconds=-1)}, {"priority": "urgent"},
-     {"tags": {"Customer": "7"}}],
+     {"tags": {"Customer": "7"}}, {"tags": {"customer": 7}}, {"tags": {"customer": "7\x00"}},
+     {"tags": {"customer": "\ud83d"}}, {"tags": {"customer": ""}}, {"tags": {"customer": "7" * 65}}],
 )  # fmt: skip
 async def test_options_are_checked_too(options: Any, connection: Connection) -> None:
     with pytest.raises(Invalid):
