@@ -16,7 +16,7 @@ from leasehold.app.current import Current, enter, leave
 from leasehold.app.process_frames import CallOfProcess
 from leasehold.app.results import Results
 from leasehold.app.terms import TaskTerms
-from leasehold.domain.errors import Permanent
+from leasehold.domain.errors import OVERTAKEN, Permanent, StepError
 from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
@@ -57,6 +57,8 @@ class Handling:
         token = enter(Current(self._name, attempt))
         try:
             result = await self._function(*positional, **named)
+        except OVERTAKEN:
+            raise
         except self._never_retried as error:
             raise permanent_error_of(error) from error
         finally:
@@ -81,6 +83,8 @@ class Handling:
             else:
                 batches: Batches = attempt.opened.batches
                 result = await batches.result_of(self._name, attempt.tenant_id, self._batch, item, call_all)
+        except OVERTAKEN:
+            raise
         except self._never_retried as error:
             raise permanent_error_of(error) from error
         return await done_with_result(attempt, self._results.encoded(result))
@@ -124,6 +128,8 @@ class Handling:
         token = enter(Current(self._name, attempt))
         try:
             result = self._function(*positional, **named)
+        except OVERTAKEN:
+            raise
         except self._never_retried as error:
             raise permanent_error_of(error) from error
         finally:
@@ -141,4 +147,6 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
 
 def permanent_error_of(error: Exception) -> Permanent:
     """The error that ends a run: its function raised an exception that its Retry names in `never`."""
+    if isinstance(error, StepError):  # its code tells programs why
+        return Permanent(error.code, error.message)
     return Permanent("handler_error", text_of(error))

@@ -18,8 +18,7 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.options import IGNORED, CeleryOptions, not_supported
 from leasehold.celery.result import EXPIRED, AsyncResult
 from leasehold.domain.errors import (
-    LeaseLost,
-    ObjectExists,
+    OVERTAKEN,
     Permanent,
     Retryable,
     StepError,
@@ -156,7 +155,7 @@ class CeleryTask:
         bound_self = _BoundSelf(self, request)
         try:
             return self._call_function(bound_self, args, kwargs)
-        except Retry:
+        except (Retry, *OVERTAKEN):
             raise
         except StepError as error:
             # A Retryable that the function itself raises uses up `max_retries`, too.
@@ -172,7 +171,7 @@ class CeleryTask:
         """Call the function. An error of `autoretry_for` becomes a retry, unless it is an error of Leasehold."""
         try:
             return self.run(bound_self, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
-        except StepError:
+        except (StepError, *OVERTAKEN):
             raise
         except self.options.autoretry_for as error:
             bound_self.retry(exc=error, countdown=self._countdown(bound_self.request.retries))
@@ -182,10 +181,9 @@ class CeleryTask:
 
         The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
         For an error that does not come from `self.retry`, such as a store that is away or a middleware that fails, this
-        function therefore applies the task's own `max_retries`. An attempt that has lost its lease decides nothing:
-        LeaseLost and ObjectExists (another attempt has stored the output) are signs of that.
+        function therefore applies the task's own `max_retries`. An attempt that another has overtaken decides nothing.
         """
-        if not self.options.bind or isinstance(error, Retry | LeaseLost | ObjectExists):
+        if not self.options.bind or isinstance(error, (Retry, *OVERTAKEN)):
             return False
         return retries >= self.options.times
 

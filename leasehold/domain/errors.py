@@ -358,6 +358,11 @@ class ObjectExists(StoreError):
     pass
 
 
+#: The errors that show that another attempt may have the task by now. Whoever catches the errors of a handler passes
+#: these on: an attempt that meets one must settle nothing.
+OVERTAKEN = (LeaseLost, ObjectExists)
+
+
 class ObjectCorrupt(StoreError):
     pass
 

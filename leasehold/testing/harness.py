@@ -22,7 +22,7 @@ from leasehold.app.run import Run
 from leasehold.app.task import Task
 from leasehold.app.terms import STEP
 from leasehold.db.database import Connection, connected
-from leasehold.domain.errors import DeclarationError
+from leasehold.domain.errors import OVERTAKEN, DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings, as_variables, servers_of_database
@@ -277,7 +277,7 @@ def _raise_next(errors: list[BaseException], never: _NeverRetried) -> None:
     if not errors:
         return
     error = errors.pop(0)
-    if isinstance(error, never):
+    if isinstance(error, never) and not isinstance(error, OVERTAKEN):
         raise permanent_error_of(error) from error
     raise error
 

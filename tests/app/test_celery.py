@@ -96,6 +96,16 @@ def unlucky(self, kind):
     return kind
 
 
+@app.task(autoretry_for=(Exception,), max_retries=1)
+def overtaken(error):
+    raise error
+
+
+@app.task(bind=True)
+def overtaken_bound(self, error):
+    raise error
+
+
 @app.app.middleware
 async def fails(attempt: Current) -> AsyncIterator[None]:
     yield
@@ -316,6 +326,14 @@ async def test_an_error_around_a_bound_task_has_no_more_retries_than_the_task(
 def test_an_attempt_that_lost_its_lease_ends_no_run(error: Exception) -> None:
     assert unlucky.is_last(RuntimeError(), 2)
     assert not unlucky.is_last(error, 2)
+    token = enter(Current("t", LocalAttempt("acme")))
+    try:
+        with pytest.raises(type(error)):
+            overtaken.work([error], {}, None)
+        with pytest.raises(type(error)):
+            overtaken_bound.work([error], {}, None)
+    finally:
+        leave(token)
 
 
 async def test_a_countdown_that_has_passed_starts_at_once(serve: Serve) -> None:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
 
-from leasehold import App, Context, Retry, current
+from leasehold import App, Batch, Context, Retry, current
 from leasehold.app import processes
 from leasehold.db.database import Connection
+from leasehold.domain.errors import LeaseLost, ObjectExists, Retryable
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob, submit
 from leasehold.worker.attempts import inline
 from leasehold.worker.worker import Worker
 
 SECONDS = 60.0
-QUICK = Retry(times=2, delay=timedelta(seconds=0.05), never=(KeyError,))
+QUICK = Retry(times=2, delay=timedelta(seconds=0.05), never=(KeyError, Retryable))
+ERRORS: dict[str, Callable[[str], Exception]] = {
+    "key": KeyError, "value": ValueError, "mine": lambda message: Retryable(message, code="mine")
+}  # fmt: skip
 app = App("shop")
 events: list[str] = []
 
@@ -91,12 +96,12 @@ def much_in_a_thread(size: int) -> str:
 
 @app.task(retry=QUICK)
 def fail(kind: str) -> None:
-    raise {"key": KeyError, "value": ValueError}[kind](f"attempt {current().number}")
+    raise ERRORS[kind](f"attempt {current().number}")
 
 
 @app.task(retry=QUICK)
 async def fail_in_the_loop(kind: str) -> None:
-    raise {"key": KeyError, "value": ValueError}[kind](f"attempt {current().number}")
+    raise ERRORS[kind](f"attempt {current().number}")
 
 
 @app.task
@@ -238,6 +243,41 @@ async def test_a_failed_attempt_is_tried_again_as_often_as_declared_and_never_af
     _, row, _ = await run(connection, task, "key")
     assert (row["status"], row["attempt"], row["error"]["code"]) == ("failed", 1, "handler_error")
     assert row["error"]["message"] == "KeyError: 'attempt 1'"
+    _, row, _ = await run(connection, task, "mine")
+    assert (row["status"], row["attempt"], row["error"]["code"]) == ("failed", 1, "mine")
+    assert row["error"]["message"] == "attempt 1"
+
+
+@pytest.mark.parametrize("error", [LeaseLost(), ObjectExists("key")])
+@pytest.mark.parametrize("kind", ["in a thread", "in the loop", "in a batch"])
+async def test_an_attempt_that_another_has_overtaken_ends_no_run_whatever_never_names(
+    kind: str, error: Exception
+) -> None:
+    """An attempt whose checkpoint raised LeaseLost must settle nothing: its lease may be valid for seconds yet."""
+    never = Retry(never=(Exception,))
+    own = App("own")
+
+    def raises() -> None:
+        raise error
+
+    async def raises_in_the_loop() -> None:
+        raise error
+
+    async def raises_in_a_batch(numbers: list[int]) -> list[int]:
+        raise error
+
+    match kind:
+        case "in a thread":
+            task: Any = own.task(retry=never)(raises)
+        case "in the loop":
+            task = own.task(retry=never)(raises_in_the_loop)
+        case _:
+            task = own.task(retry=never, batch=Batch(size=2))(raises_in_a_batch)
+    params = task.arguments.model.model_validate(task.arguments.encoded([1] if "batch" in kind else [], {}))
+    attempt = SimpleNamespace(number=2, params=params, call=lambda function: function())
+    handler = task.pipeline.handlers["run"]
+    with pytest.raises(type(error)):
+        await (asyncio.to_thread(handler, attempt) if kind == "in a thread" else handler(attempt))
 
 
 async def test_a_result_without_json_fails_the_run_at_once(worker: Worker, connection: Connection) -> None:

@@ -20,9 +20,8 @@ import structlog
 from leasehold.db import handler_reads
 from leasehold.db.database import Pool
 from leasehold.domain.errors import (
+    OVERTAKEN,
     Cancelled,
-    LeaseLost,
-    ObjectExists,
     Permanent,
     RequestError,
     Retryable,
@@ -293,7 +292,7 @@ class Runner:
                 message = f"the cleanup after the cancel failed: {text_of(stop.__cause__)}"
                 log_and_stream.recorder.add_final("error", message, trace=traceback_of(stop.__cause__))
             return settlement
-        except (LeaseLost, ObjectExists):
+        except OVERTAKEN:
             # ObjectExists: another attempt has written different bytes under this attempt's key, so another worker has
             # probably taken the lease over. Settle nothing: the newer attempt settles the task.
             return None
