@@ -39,7 +39,7 @@ class Actions:
         if pipeline is None:
             return []
         keep_seconds = self.settings.retention_days * 86_400
-        return await webhooks.dispatch(
+        hints, _ = await webhooks.dispatch(
             connection,
             pipeline,
             keep_seconds,
@@ -47,6 +47,7 @@ class Actions:
             job_id=job_id,
             pipelines=self.templates.pipelines,
         )
+        return hints
 
 
 @dataclass(frozen=True, slots=True)

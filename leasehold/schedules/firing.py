@@ -115,9 +115,10 @@ async def fire_due(
     limit: int = 50,
     pause_after: int = STUCK_AFTER,
     admission: Admission | None = None,
-) -> list[CreatedRun]:
-    """Submit the runs of due schedules, each schedule in a transaction of its own. After this function returns, publish
-    the hints (messages that tell workers of new tasks) of each `CreatedRun`.
+) -> tuple[list[CreatedRun], bool]:
+    """Submit the runs of due schedules, each schedule in a transaction of its own. Returns the runs, and whether more
+    schedules may be due: then call this again soon, because a tick that waits for longer than ON_TIME is missed. After
+    this function returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
 
     `keep_seconds`: how long a run is kept after its end. `limit`: at most this many schedules with a due tick are
     fired, and at most this many with a buffered tick.
@@ -127,17 +128,20 @@ async def fire_due(
     None: nothing is charged. If `admission` refuses a tick, the tick stays due and is tried again in the same way. The
     schedule is never paused because of such refusals. When the tick is older than ON_TIME, it counts as a missed tick.
     """
+    fired: set[UUID] = set()  # without the schedules that another worker fires at the same time
 
     async def fire_ticks(schedule_id: UUID) -> list[CreatedRun]:
         schedule = await connection.fetchrow(_LOCK_DUE, schedule_id)
         if schedule is None:
             return []
+        fired.add(schedule_id)
         return await _fire(connection, templates, schedule, keep_seconds, pause_after, admission)
 
     async def fire_buffered(schedule_id: UUID) -> list[CreatedRun]:
         schedule = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
         if schedule is None:
             return []
+        fired.add(schedule_id)
         await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", schedule["id"])
         prepared = await prepare(connection, templates, schedule)
         return await _submit_by_overlap(
@@ -145,14 +149,17 @@ async def fire_due(
         )
 
     created_runs: list[CreatedRun] = []
+    is_full = False
     own_pipelines = [pipeline.name for pipeline in templates.pipelines]
     for statement, fire in ((_FIND_DUE, fire_ticks), (_FIND_BUFFERED, fire_buffered)):
-        for row in await connection.fetch(statement, limit, own_pipelines):
+        rows = await connection.fetch(statement, limit, own_pipelines)
+        is_full = is_full or len(rows) == limit
+        for row in rows:
             schedule_id = row["id"]
             work = partial(fire, schedule_id)
             on_failure = partial(_record_failure, connection, schedule_id, pause_after)
             created_runs += await run_unit(connection, DUTY, schedule_id, work, on_failure) or ()
-    return created_runs
+    return created_runs, is_full and bool(fired)
 
 
 async def _record_failure(

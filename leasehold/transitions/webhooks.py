@@ -104,10 +104,10 @@ async def dispatch(
     limit: int = 100,
     job_id: UUID | None = None,
     pipelines: Iterable[Pipeline] | None = None,
-) -> list[Announcement]:
+) -> tuple[list[Announcement], bool]:
     """Write the deliveries of each ended job, or of `job_id` alone, and the `on_failure` runs of failed jobs. Returns
-    the hints to be published (messages that tell workers of due tasks). A job whose deliveries cannot be written delays
-    no other job.
+    the hints to be published (messages that tell workers of due tasks), and whether more than `limit` jobs may have
+    ended. A job whose deliveries cannot be written delays no other job.
 
     `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed job of another app is left
     to a process with that app's code. `job_id`: the caller will change this job's row in the same transaction. So its
@@ -121,8 +121,13 @@ async def dispatch(
     own_names = None if is_any_app else [pipeline.name for pipeline in own_pipelines]
     follower_of = {pipeline.name: pipeline.on_failure for pipeline in own_pipelines if pipeline.on_failure is not None}
 
+    is_full = False
+
     async def take(only: object | None) -> list[asyncpg.Record]:
-        return await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(follower_of))
+        nonlocal is_full
+        ended = await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(follower_of))
+        is_full = is_full or len(ended) == limit
+        return ended
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         webhooks = await connection.fetch(_ENABLED_WEBHOOKS, sorted({job["tenant_id"] for job in ended}))
@@ -151,7 +156,8 @@ async def dispatch(
         return hints
 
     # `run_units` takes all due jobs together. If that fails, it takes each job by itself (`only`).
-    return await run_units(connection, DUTY, take, write_deliveries, key=lambda job: job["id"])
+    hints = await run_units(connection, DUTY, take, write_deliveries, key=lambda job: job["id"])
+    return hints, is_full
 
 
 def _follower(pipeline: Pipeline, job: Any, keep_seconds: int) -> NewJob:

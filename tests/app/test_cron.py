@@ -136,9 +136,9 @@ async def test_workers_that_start_at_once_write_each_schedule_once(connection: C
 async def test_a_worker_without_the_code_leaves_the_schedule_to_one_that_has_it(connection: Connection) -> None:
     await written(connection, shop())
     await connection.execute("UPDATE schedule SET next_run_at = clock_timestamp()")
-    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == []
+    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == ([], False)
     assert {(row["failures"], row["last_error"]) for row in (await rows(connection)).values()} == {(0, None)}
-    assert len(await fire_due(connection, Templates(shop().pipelines()), 60)) == 2
+    assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == 2
 
 
 @pytest.mark.parametrize("change", [None, "present = false", "draining = true", "handlers = '{shop.other}'"])
@@ -154,11 +154,11 @@ async def test_a_worker_without_the_code_also_leaves_a_clients_schedule_to_a_wor
     await connection.execute("UPDATE worker SET present = true")
     if change is not None:
         await connection.execute(f"UPDATE worker SET {change}")
-    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == []
+    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == ([], False)
     codes = {(row["last_error"] or {}).get("code") for row in (await rows(connection)).values()}
     assert codes == ({None} if change is None else {"template_not_found"})
     if change is None:
-        assert len(await fire_due(connection, Templates(shop().pipelines()), 60)) == 2
+        assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == 2
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ async def test_a_worker_without_the_code_leaves_the_end_of_a_failed_task_to_one_
     await connection.execute(
         "UPDATE job SET error = $2, status = 'failed', finished_at = clock_timestamp() WHERE id = $1", run.id, failed
     )
-    assert await webhooks.dispatch(connection, deliveries, 60, pipelines=App("other").pipelines()) == []
+    assert await webhooks.dispatch(connection, deliveries, 60, pipelines=App("other").pipelines()) == ([], False)
     assert await connection.fetchval("SELECT notify FROM job WHERE id = $1", run.id)
     await webhooks.dispatch(connection, deliveries, 60, pipelines=app.pipelines())
     assert await connection.fetchval("SELECT params ->> 'run_id' FROM job WHERE pipeline = 'flow.report'") == str(

@@ -153,7 +153,8 @@ async def fire(c: Connection, other: Case, overlap: str, *, of_schedule: bool) -
         "UPDATE schedule SET next_run_at = date_trunc('second', clock_timestamp()) WHERE id = $1 RETURNING next_run_at",
         schedule,
     )
-    for made in await schedules.fire_due(c, Templates(Pipelines(other.template.pipeline)), 60):
+    created_runs, _ = await schedules.fire_due(c, Templates(Pipelines(other.template.pipeline)), 60)
+    for made in created_runs:
         await concurrency.admit(c, made.limits, made.departed)
     run = await c.fetchval("SELECT job_id FROM run WHERE schedule_id = $1 AND tick = $2", schedule, tick)
     row = await c.fetchrow("SELECT buffered_at, next_run_at FROM schedule WHERE id = $1", schedule)

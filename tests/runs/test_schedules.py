@@ -451,7 +451,7 @@ async def test_a_firing_that_cancels_locks_the_rates_first_as_every_submission_d
         await until_waiting(rows)
         # The submission goes on with the run that it replaces. If the firing held it, each would wait for the other.
         await rows.execute("SELECT FROM job WHERE id = $1 FOR UPDATE NOWAIT", run)
-    assert len(await firing) == 1
+    assert len((await firing)[0]) == 1
     await scheduler.close()
     states = {row["job_id"]: row["status"] for row in await runs_of(rows, made["id"])}
     assert (states.pop(run), len(states)) == ("cancelled", 1)
@@ -503,7 +503,7 @@ async def test_a_tick_that_a_backfill_has_made_cancels_nothing_when_it_is_due(cl
     await rows.execute(
         "UPDATE run SET tick = next_run_at FROM schedule WHERE job_id = $1 AND schedule.id = schedule_id", UUID(run)
     )
-    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == []
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == ([], False)
     assert (await client.look(run))["status"] in ("pending", "queued")
 
 

@@ -193,7 +193,7 @@ async def test_a_schedule_that_was_mended_fires_again(rows: Connection) -> None:
     await schedules.fire_due(rows, TEMPLATES, KEEP)
     await rows.execute("UPDATE schedule SET timezone = 'Europe/Berlin'")
     await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp()")
-    assert len(await schedules.fire_due(rows, TEMPLATES, KEEP)) == 1
+    assert len((await schedules.fire_due(rows, TEMPLATES, KEEP))[0]) == 1
     row = await of_schedule(rows, bad)
     assert (row["last_error"], row["failures"]) == (None, 0)
 
@@ -202,7 +202,7 @@ async def test_a_buffered_start_that_cannot_be_made_fails_alone(rows: Connection
     later = datetime.now(UTC) + timedelta(hours=1)
     bad = await schedule(rows, next_run_at=later, buffered_at=later, payload_template=[1])
     good = await schedule(rows, next_run_at=later, buffered_at=later)
-    assert [await schedules.fire_due(rows, TEMPLATES, KEEP) for _ in range(2)][1] == []
+    assert [await schedules.fire_due(rows, TEMPLATES, KEEP) for _ in range(2)][1] == ([], False)
     assert (await runs_of(rows, bad), await runs_of(rows, good)) == (0, 1)
     assert await set_aside(rows, schedules.DUTY) == {str(bad): 1}
 
@@ -210,7 +210,7 @@ async def test_a_buffered_start_that_cannot_be_made_fails_alone(rows: Connection
 async def test_nothing_of_a_firing_that_failed_midway_is_left(rows: Connection) -> None:
     bad = await schedule(rows, cron="* * * * *", catch_up="all", next_run_at=datetime.now(UTC) - timedelta(minutes=30))
     await poison(rows, "schedule", "{row}.next_run_at < NEW.next_run_at", on="UPDATE")  # its last statement
-    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == []
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == ([], False)
     assert await runs_of(rows, bad) == 0
     assert await set_aside(rows, schedules.DUTY) == {str(bad): 1}
 
@@ -377,11 +377,12 @@ async def test_a_run_that_webhooks_cannot_be_told_of_keeps_back_no_other(verbs: 
     ids = []
     for _ in range(2):
         await schedule(rows)
-        ids.append((await schedules.fire_due(rows, TEMPLATES, KEEP))[0].id)
+        (made,), _ = await schedules.fire_due(rows, TEMPLATES, KEEP)
+        ids.append(made.id)
     await jobs.request_cancel(rows, ids, "acme", reason="", by="test")
     assert await rows.fetchval("SELECT count(*) FROM job WHERE notify") == 2
     await poison(rows, "job", f"{{row}}.id = '{ids[0]}'")
-    told = [hint for _ in range(3) for hint in await webhooks.dispatch(rows, deliveries, KEEP)]
+    told = [hint for _ in range(3) for hint in (await webhooks.dispatch(rows, deliveries, KEEP))[0]]
     assert len(told) == 1
     assert await set_aside(rows, webhooks.DUTY) == {str(ids[0]): 1}
 

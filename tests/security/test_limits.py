@@ -674,7 +674,7 @@ async def eventually(ask: Request, status: int) -> httpx2.Response:
 async def fire(rows: Connection, bounds: Settings) -> int:
     """As each worker does it again and again; what was set aside for a moment is tried now."""
     await rows.execute("DELETE FROM quarantine")
-    made = await schedules.fire_due(rows, Templates(Pipelines()), 60, admission=Admission(bounds, SHIPPED))
+    made, _ = await schedules.fire_due(rows, Templates(Pipelines()), 60, admission=Admission(bounds, SHIPPED))
     return len(made)
 
 

@@ -264,7 +264,7 @@ async def test_a_schedule_whose_template_turned_malicious_fails_alone(
     assert (evil.status_code, honest.status_code) == (201, 201)
     assert (await write(client, costly(), version=2)).status_code == 201
     await rows.execute("UPDATE schedule SET next_run_at = clock_timestamp() - interval '1 second'")
-    made = await schedules.fire_due(rows, Templates(pipelines(), evaluator), 60)  # as a worker's scheduler does it
+    made, _ = await schedules.fire_due(rows, Templates(pipelines(), evaluator), 60)  # as a worker's scheduler does it
     assert len(made) == 1
     said = (await client.http.get(f"/v1/schedules/{evil.json()['id']}")).json()
     assert said["last_error"]["code"] == "payload_too_complex"

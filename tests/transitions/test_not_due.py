@@ -44,7 +44,8 @@ def on_connection(work: Callable[[Connection], Awaitable[Any]]) -> Look:
 
 
 async def fire_due(connection: Connection) -> Any:
-    return await schedules.fire_due(connection, Templates(Pipelines()), 60)
+    created_runs, has_more = await schedules.fire_due(connection, Templates(Pipelines()), 60)
+    return created_runs or has_more
 
 
 FOR_EACH = f"FROM generate_series(1, {MANY}) AS n"

@@ -16,11 +16,12 @@ import pytest
 from leasehold.broker import Hint, outbox
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import Pool, make_pool
+from leasehold.db.database import Pool, connected, make_pool
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Templates
 from leasehold.pipelines.conversion.pipeline import CONVERSION
+from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import claims, concurrency, jobs
@@ -411,6 +412,82 @@ async def test_housekeeping_goes_on_soon_after_a_full_batch_so_that_old_rows_do_
     for pause, left in ((NEXT_BATCH_SECONDS, 1), (None, 0)):
         assert await turn_of(duties, duty) == pause
         assert await rows.connection.fetchval(f"SELECT count(*) FROM {table}") == left
+
+
+#: Schedules that are due now, each with a run to make; they fire in one turn of a duty. `{n}`: their number.
+_DUE_SCHEDULES = (
+    "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,"
+    " overlap, catch_up, catch_up_seconds, next_run_at)"
+    " SELECT gen_random_uuid(), 'acme', 'scripted', '0 0 1 1 *', 'UTC', '{{}}', 'tenant', '', 1, 'allow_all', 'one',"
+    " 3600, clock_timestamp() " + _EACH
+)
+
+
+async def test_schedules_that_are_due_at_once_all_fire_without_a_pause(duties: Duties, rows: Rows) -> None:
+    """A tick that is more than a minute late is missed: with pauses, a worker fired a hundred schedules a second."""
+    await rows.connection.execute(_DUE_SCHEDULES.format(n=51))
+    for pause, made in ((0.0, 50), (None, 51)):
+        assert await turn_of(duties, "schedules") == pause
+        assert await rows.connection.fetchval("SELECT count(*) FROM run") == made
+
+
+async def test_a_worker_pauses_while_others_fire_the_due_schedules(
+    duties: Duties, rows: Rows, settings: Settings
+) -> None:
+    await rows.connection.execute(_DUE_SCHEDULES.format(n=50))
+    async with connected(settings, "another worker") as another, another.transaction():
+        await another.execute("SELECT FROM schedule FOR UPDATE")
+        assert await turn_of(duties, "schedules") is None
+
+
+async def test_jobs_past_their_deadline_all_end_without_a_pause(duties: Duties, rows: Rows) -> None:
+    """Until its end is written, a job past its deadline may still begin."""
+    await rows.submit(count=101)
+    await rows.connection.execute("UPDATE job SET deadline_at = clock_timestamp() - interval '1 second'")
+    await turn_of(duties, "takeover")
+    for pause, expired in ((0.0, 100), (None, 101)):
+        assert await turn_of(duties, "deadlines") == pause
+        assert await rows.connection.fetchval("SELECT count(*) FROM job WHERE status = 'expired'") == expired
+
+
+async def test_cancels_whose_grace_has_passed_all_end_without_a_pause(duties: Duties, rows: Rows) -> None:
+    await rows.submit(count=101)
+    claimed = await claims.claim_due(rows.connection, rows.terms, ["default"], 101)
+    await jobs.request_cancel(rows.connection, [one.job_id for one in claimed], "t", reason="r", by="b")
+    await rows.connection.execute("UPDATE job SET cancel_by = clock_timestamp() - interval '1 second'")
+    await turn_of(duties, "takeover")
+    for pause, cancelled in ((0.0, 100), (None, 101)):
+        assert await turn_of(duties, "cancels") == pause
+        assert await rows.connection.fetchval("SELECT count(*) FROM job WHERE status = 'cancelled'") == cancelled
+
+
+async def test_the_tasks_of_a_dead_worker_are_all_freed_without_a_pause(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows
+) -> None:
+    _, leader = takeover(settings, pool, announcer)
+    await leader.turn()
+    await rows.submit(count=201)
+    await claims.claim_due(rows.connection, rows.terms, ["default"], 201)
+    await rows.connection.execute("UPDATE task SET lease_until = clock_timestamp() - interval '1 minute'")
+    leader._pauses.forget()  # the pause is over
+    for pause, freed in ((0.0, 200), (None, 201)):
+        assert await leader.turn() == pause
+        assert await rows.connection.fetchval("SELECT count(*) FROM task WHERE status = 'pending'") == freed
+
+
+async def test_the_ends_of_jobs_are_all_told_without_a_pause(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows
+) -> None:
+    """With pauses, a worker told of two hundred ends a second: where more jobs ended, some were never told of."""
+    store = ObjectStore.from_settings(settings)
+    templates = Templates(of_runs())
+    registration = Registration(new_id(), ["default"])
+    duties = Duties(settings, registration, pool, store, announcer, templates, deliveries, (), list[Hint]().extend)
+    await rows.submit(count=101)
+    await rows.connection.execute("UPDATE job SET status = 'cancelled', finished_at = clock_timestamp(), notify = true")
+    for pause, left in ((0.0, 1), (None, 0)):
+        assert await turn_of(duties, "webhooks") == pause
+        assert await rows.connection.fetchval("SELECT count(*) FROM job WHERE notify") == left
 
 
 async def test_no_duty_trusts_a_server_that_only_reads(settings: Settings) -> None:

@@ -50,6 +50,9 @@ _EVERY_SECONDS = 0.5
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
+#: The most jobs of one turn of a duty that ends jobs or tells of their ends. After a full turn the next one follows
+#: immediately, because any number of jobs may have passed their deadline at once.
+_JOBS_AT_ONCE = 100
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
 #: How many connections the frequent duties share, and how many the housekeeping duties share.
@@ -162,14 +165,19 @@ class Duties:
         """
         return self._leader_duty(name, partial(self._housekeeping.tidy, statement))
 
-    async def _end_cancels(self) -> None:
+    async def _end_cancels(self) -> float | None:
         async with self._frequent_connection() as connection:
-            ended_jobs = await sweeps.end_cancels(connection, self._takeover.dead, self._settings.max_losses)
-            count_ended_jobs(ended_jobs)
+            ended_jobs = await sweeps.end_cancels(
+                connection, self._takeover.dead, self._settings.max_losses, _JOBS_AT_ONCE
+            )
+        count_ended_jobs(ended_jobs)
+        return 0.0 if len(ended_jobs) == _JOBS_AT_ONCE else None
 
-    async def _end_jobs(self) -> None:
+    async def _end_jobs(self) -> float | None:
         async with self._frequent_connection() as connection:
-            count_ended_jobs(await sweeps.expire_jobs(connection))
+            ended_jobs = await sweeps.expire_jobs(connection, _JOBS_AT_ONCE)
+        count_ended_jobs(ended_jobs)
+        return 0.0 if len(ended_jobs) == _JOBS_AT_ONCE else None
 
     async def _follow_children(self) -> None:
         """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed."""
@@ -215,35 +223,40 @@ class Duties:
             self._last_limit = limits[-1] if limits else _BEFORE_ALL
             self._announcer.announce(await concurrency.admit_each(connection, limits, self._admission_search))
 
-    async def _fire_schedules(self) -> None:
-        """Write the schedules that apps declare in code, if this worker has not done so yet. Then fire the due ones."""
+    async def _fire_schedules(self) -> float | None:
+        """Write the schedules that apps declare in code, if this worker has not done so yet. Then fire the due ones.
+        Returns 0, which means another turn immediately, if more may be due.
+        """
         async with self._frequent_connection() as connection:
             while self._unwritten_schedules:
                 app = next(iter(self._unwritten_schedules))
                 await declared.reconcile(connection, self._settings.tenant, app, self._unwritten_schedules[app])
                 del self._unwritten_schedules[app]
-            for fired in await schedules.fire_due(
+            created_runs, has_more = await schedules.fire_due(
                 connection,
                 self._templates,
                 self._keep_seconds,
                 pause_after=self._settings.schedule_failures_limit,
                 admission=self._admission,
-            ):
+            )
+            for fired in created_runs:
                 count_ended_jobs(fired.ended)
                 self._announcer.announce(fired.hints)
                 self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
+        return 0.0 if has_more else None
 
-    async def _dispatch_webhooks(self, deliveries: Pipeline) -> None:
+    async def _dispatch_webhooks(self, deliveries: Pipeline) -> float | None:
         async with self._frequent_connection() as connection:
-            self._announcer.announce(
-                await webhooks.dispatch(
-                    connection,
-                    deliveries,
-                    self._keep_seconds,
-                    self._reported_jobs,
-                    pipelines=list(self._templates.pipelines),
-                )
+            hints, has_more = await webhooks.dispatch(
+                connection,
+                deliveries,
+                self._keep_seconds,
+                self._reported_jobs,
+                limit=_JOBS_AT_ONCE,
+                pipelines=list(self._templates.pipelines),
             )
+        self._announcer.announce(hints)
+        return 0.0 if has_more else None
 
     async def _keep_event_days(self, connection: Connection) -> None:
         await history.keep_event_days(connection, days_ahead=7, days_kept=self._settings.retention_days + 1)

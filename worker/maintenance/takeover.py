@@ -28,6 +28,8 @@ LATEST_SECONDS = 8.0
 #: After a worker has died, the leader reads expired leases at every turn for this many seconds: some rows may still be
 #: locked, and other workers may have died at the same time.
 _HURRY_SECONDS = 5.0
+#: The most leases that one turn ends. After a full turn the next one follows immediately.
+_LEASES_AT_ONCE = 200
 
 
 class Leadership:
@@ -65,14 +67,18 @@ class Takeover:
         self._hurry_until = 0.0
         self._pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
 
-    async def turn(self) -> None:
+    async def turn(self) -> float | None:
+        """Returns 0, which means another turn immediately, if more leases may have expired."""
         async with self._pool.acquire() as connection:
-            if await self._leadership.renew(connection):
-                await self._expire_leases(connection)
+            if await self._leadership.renew(connection) and await self._expire_leases(connection):
+                self._pauses.forget()
+                return 0.0
+        return None
 
-    async def _expire_leases(self, connection: Connection) -> None:
+    async def _expire_leases(self, connection: Connection) -> bool:
         """End the expired leases: immediately when a worker has died, else only when the pause is over. The query is
-        slow, because it reads every row version of running tasks since the last vacuum.
+        slow, because it reads every row version of running tasks since the last vacuum. Returns whether more leases may
+        have expired.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):  # a worker has died since the last turn
@@ -80,13 +86,19 @@ class Takeover:
         self.dead = tuple(dead)
         if self._pauses.due or monotonic() < self._hurry_until:
             began = monotonic()
-            await self._expire(connection, dead)
+            lease_count = await self._expire(connection, dead)
             self._pauses.done(began)
+            return lease_count >= _LEASES_AT_ONCE
+        return False
 
-    async def _expire(self, connection: Connection, dead: Sequence[UUID]) -> None:
-        lease_count, hints, failed_jobs = await sweeps.expire_leases(connection, dead, self._settings.max_losses)
+    async def _expire(self, connection: Connection, dead: Sequence[UUID]) -> int:
+        """Returns how many leases ended."""
+        lease_count, hints, failed_jobs = await sweeps.expire_leases(
+            connection, dead, self._settings.max_losses, _LEASES_AT_ONCE
+        )
         count_ended_jobs(failed_jobs)
         if lease_count:
             log.warning("leases of dead workers ended", leases=lease_count, workers=[str(owner) for owner in dead])
             metrics.EXPIRED.inc(lease_count)
             self._announcer.announce(hints)
+        return lease_count
