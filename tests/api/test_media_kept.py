@@ -9,6 +9,7 @@ import pytest
 
 from leasehold.db.database import Connection
 from leasehold.pipelines import SHIPPED
+from leasehold.pipelines.media.housekeeping import forget_jobless_pictures, jobless_pictures
 from leasehold.settings import Settings
 from leasehold.transitions import claims, sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
@@ -57,6 +58,27 @@ async def test_a_deleted_picture_is_gone_with_all_that_was_made_of_it_in_any_sta
     await keep_house(api)
     assert await s3.keys() == []
     assert (await count(rows, "media"), await count(rows, "job")) == (0, 0)
+
+
+async def test_an_upload_that_may_still_be_completed_keeps_its_object(
+    media_api: MediaApi, api: Running, s3: Bucket
+) -> None:
+    ticket = await media_api.upload()
+    await keep_house(api)
+    assert await s3.keys() == [ticket.original_key]
+    assert (await media_api.complete(ticket)).status_code == 202
+
+
+async def test_a_picture_that_is_refused_while_its_time_runs_out_still_says_why(
+    media_api: MediaApi, api: Running, rows: Connection
+) -> None:
+    """Housekeeping has found it, and deletes its object first: meanwhile the client's call refuses the object."""
+    ticket = await media_api.upload(PNG)
+    await rows.execute("UPDATE media SET expires_at = clock_timestamp()")
+    ((media_id, _),) = await jobless_pictures(rows)
+    problem(await media_api.complete(ticket), 422, "mislabelled")
+    await forget_jobless_pictures(rows, [media_id])
+    assert (await media_api.look(ticket)).json()["status"] == "FAILED"
 
 
 async def test_nobody_elses_picture_is_deleted_and_not_without_the_right(
