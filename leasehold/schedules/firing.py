@@ -310,6 +310,8 @@ async def _submit_by_overlap(
             if to_cancel and admission is not None:
                 # As in every submission, the rates are locked before the jobs. A charge of 0 only locks them.
                 await admission.charge(connection, Payer(schedule["tenant_id"]), 0)
+            if to_cancel:
+                await runs.lock_limits(connection, _new_run(prepared, schedule, tick, keep_seconds))
             limit_names, ended = await _cancel(connection, schedule, to_cancel)
             created = await _submit_charged(connection, prepared, schedule, tick, keep_seconds, admission)
     except (TooMany, Unavailable):  # are RequestErrors, too, but pass: the tick stays due
@@ -427,29 +429,34 @@ async def _submit(
     keep_seconds: int,
 ) -> CreatedRun | None:
     """Submit the run. None: the tick has its run already. Raises RequestError."""
-    template_version, params = prepared
     try:
         async with connection.transaction():
-            new = NewRun(
-                template_version=template_version,
-                tenant_id=schedule["tenant_id"],
-                params=params,
-                scope=schedule["scope"],
-                scope_id=schedule["scope_id"],
-                priority=schedule["priority"],
-                schedule_id=schedule["id"],
-                tick=tick,
-                keep_seconds=keep_seconds,
-                tags=schedule["tags"],
-                callback_url=schedule["callback_url"],
-            )
-            created = await runs.create(connection, new)
+            created = await runs.create(connection, _new_run(prepared, schedule, tick, keep_seconds))
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "run_of_tick":
             raise
         return None
     await connection.execute(_RECORD_SUBMISSION, schedule["id"], tick)
     return created
+
+
+def _new_run(
+    prepared: tuple[TemplateVersion, dict[str, Any]], schedule: Any, tick: datetime | None, keep_seconds: int
+) -> NewRun:
+    template_version, params = prepared
+    return NewRun(
+        template_version=template_version,
+        tenant_id=schedule["tenant_id"],
+        params=params,
+        scope=schedule["scope"],
+        scope_id=schedule["scope_id"],
+        priority=schedule["priority"],
+        schedule_id=schedule["id"],
+        tick=tick,
+        keep_seconds=keep_seconds,
+        tags=schedule["tags"],
+        callback_url=schedule["callback_url"],
+    )
 
 
 async def _record_refusal(

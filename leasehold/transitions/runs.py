@@ -283,24 +283,38 @@ class _Admission:
         return CreatedRun(run_id, hints, names, self.replaced, self.ended)
 
 
-async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:
-    """The admission of a run by its template's concurrency policy. `replace_same_scope` cancels older runs."""
+async def lock_limits(connection: Connection, new: NewRun) -> None:
+    """Lock the limits at which the run will wait, until the caller's transaction ends. Call this before a statement
+    that locks other jobs: an admission locks limits first, too, and would deadlock with another order.
+    """
+    rules = (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
+    await concurrency.lock_limits(connection, _terms_of(new, rules).limits)
+
+
+def _terms_of(new: NewRun, rules: TenantRules) -> AdmissionTerms:
+    """The admission terms of a run by its template's concurrency policy."""
     policy = new.template_version.pipeline.terms.concurrency
-    scope_digest = _scope_digest(new)
     declared_limits = _declared_limits(rules, new)
-    if policy == "reject_same_scope":
-        return _Admission(AdmissionTerms(declared_limits, scope_digest))
     if policy == "allow":
-        return _Admission(AdmissionTerms(declared_limits))
+        return AdmissionTerms(declared_limits)
+    scope_digest = _scope_digest(new)
+    if policy == "reject_same_scope":
+        return AdmissionTerms(declared_limits, scope_digest)
+    # The run waits until the earlier runs of its scope have ended. This limit is the last one.
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
-    terms = AdmissionTerms([*declared_limits, scope])
-    if policy == "replace_same_scope":
-        # Lock all limits before the older runs, in the order of their names, as an admission does: it would deadlock
-        # with another order. The lock of the scope also puts replacements in order.
-        await concurrency.lock_limits(connection, terms.limits)
-        older, ended = await _replace(connection, new, scope)
-        return _Admission(terms, older, ended)
-    return _Admission(terms)  # the run waits until the earlier runs of its scope have ended
+    return AdmissionTerms([*declared_limits, scope])
+
+
+async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:
+    """The admission of a run. The policy `replace_same_scope` cancels older runs."""
+    terms = _terms_of(new, rules)
+    if new.template_version.pipeline.terms.concurrency != "replace_same_scope":
+        return _Admission(terms)
+    # Lock the limits before the older runs, as an admission does. The lock of the scope also puts replacements in
+    # order.
+    await concurrency.lock_limits(connection, terms.limits)
+    older, ended = await _replace(connection, new, terms.limits[-1])
+    return _Admission(terms, older, ended)
 
 
 _UNFINISHED_BY_KEY = """

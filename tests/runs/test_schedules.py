@@ -21,6 +21,8 @@ from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.transitions.quarantine import run_unit
+from leasehold.transitions import concurrency
+from leasehold.transitions.concurrency.room import rooms_of
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.runs.conftest import Client
@@ -494,6 +496,24 @@ async def test_a_change_locks_the_quarantine_first_as_a_firing_that_fails_does(
     await worker.close()
     assert (await changing[0]).json()["failures"] == 0
     assert await rows.fetchval("SELECT count(*) FROM quarantine") == 0
+async def test_a_firing_that_cancels_locks_the_limits_first_as_every_admission_does(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    await client.http.put("/v1/limits", json={"tenant_id": "acme", "key": "template:scripted", "at_most": 1})
+    made = await make(client, overlap="cancel_other")
+    run = UUID((await client.post(f"/v1/schedules/{made['id']}/run-now")).json()["id"])
+    await due(rows, made["id"])
+    scheduler = await connect(settings, "scheduler")
+    async with rows.transaction():
+        await rooms_of(rows, await concurrency.limits_of(rows, [run]), None)  # as an admission of the run begins
+        firing = asyncio.create_task(schedules.fire_due(scheduler, TEMPLATES, KEEP))
+        await until_waiting(rows)
+        # The admission goes on with the run. If the firing held it, each would wait for the other.
+        await rows.execute("SELECT FROM job WHERE id = $1 FOR UPDATE NOWAIT", run)
+    assert len(await firing) == 1
+    await scheduler.close()
+    states = {row["job_id"]: row["status"] for row in await runs_of(rows, made["id"])}
+    assert (states.pop(run), len(states)) == ("cancelled", 1)
 
 
 async def test_a_tick_that_a_backfill_has_made_cancels_nothing_when_it_is_due(client: Client, rows: Connection) -> None:
