@@ -6,17 +6,15 @@ Limits count jobs of every kind that a tenant submits: runs, pictures, conversio
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import orjson
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Invalid
+from leasehold.domain.json_digest import LENGTH, json_digest
 from leasehold.domain.json_pointer import value_at
 from leasehold.domain.pipeline import Pipeline, PipelineLimit
 from leasehold.transitions import jobs
@@ -46,7 +44,7 @@ class TenantRules:
 
 #: The key of a limit for one value of the payload ends with `=` and the value's digest (`payload:T:/pointer=3f2a...`).
 #: This is the length of that end.
-_SUFFIX_LENGTH = 41
+_SUFFIX_LENGTH = 1 + LENGTH
 
 _TENANT_RULES = """
 -- run_surroundings
@@ -103,7 +101,7 @@ def applicable_limits(
     for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(payload_prefix):
-            key = f"{key}={_digest(value_at(params, key.removeprefix(payload_prefix)))}"
+            key = f"{key}={json_digest(value_at(params, key.removeprefix(payload_prefix)))}"
         elif key not in plain_keys:
             continue
         if key == "tenant":
@@ -116,12 +114,8 @@ def applicable_limits(
 
 
 def _pipeline_limit(tenant_id: str, pipeline: str, limit: PipelineLimit, params: Mapping[str, Any]) -> ConcurrencyLimit:
-    value = "" if limit.pointer is None else f":{limit.pointer}:={_digest(value_at(params, limit.pointer))}"
+    value = "" if limit.pointer is None else f":{limit.pointer}:={json_digest(value_at(params, limit.pointer))}"
     return ConcurrencyLimit(tenant_id, f"code:{pipeline}{value}", limit.at_most, limit.per_minute)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[: _SUFFIX_LENGTH - 1]
 
 
 async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:

@@ -5,7 +5,6 @@ concurrency limits that apply to it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,13 +13,13 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import orjson
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
+from leasehold.domain.json_digest import json_digest
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.states import JobState
 from leasehold.evaluation.templates import TemplateVersion
@@ -371,14 +370,10 @@ async def _translate_conflicts(connection: Connection, new: NewRun, terms: Admis
 
 def _scope_digest(new: NewRun) -> str:
     """A digest that is equal for all runs of a scope. The template's `dedupe_keys` name parameters that belong to the
-    scope. The digest's length is fixed, because long parameters would make a key too long for an index.
+    scope.
     """
-    scope = [
-        new.scope,
-        new.scope_id,
-        [[key, new.params.get(key)] for key in new.template_version.pipeline.terms.dedupe_keys],
-    ]
-    return hashlib.sha256(orjson.dumps(scope, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+    dedupe_keys = new.template_version.pipeline.terms.dedupe_keys
+    return json_digest([new.scope, new.scope_id, [[key, new.params.get(key)] for key in dedupe_keys]])
 
 
 async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:

@@ -186,6 +186,22 @@ async def test_a_limit_by_a_value_of_the_payload_counts_each_value_by_itself(cli
     assert [(await client.look(run))["held"] for run in runs] == [False, True, False]
 
 
+@pytest.mark.parametrize("spellings", [(7, 7.0), (1e16, 10**16), ({"a": [0, 1e3]}, {"a": [-0.0, 1000]})])
+async def test_a_number_is_one_value_however_it_is_spelled(client: Client, spellings: tuple[object, object]) -> None:
+    await template(client, "allow")
+    await client.http.put("/v1/limits", json={"key": "payload:scoped:/number", "at_most": 1})
+    runs = [await client.start("scoped", payload={"number": number}) for number in spellings]
+    assert [(await client.look(run))["held"] for run in runs] == [False, True]
+
+
+async def test_a_number_of_a_scope_is_one_value_however_it_is_spelled(client: Client) -> None:
+    await template(client, "reject_same_scope", dedupe_keys=["target"])
+    await client.start("scoped", payload={"target": 1})
+    problem(await client.submit("scoped", payload={"target": 1.0}), 409, "same_scope_running")
+    await client.start("scoped", payload={"target": 1.5})
+    await client.start("scoped", payload={"target": True})
+
+
 async def test_a_limit_by_a_value_in_a_list_counts_each_value_by_itself(client: Client) -> None:
     await client.http.put("/v1/limits", json={"key": "payload:scripted:/numbers/1", "at_most": 1})
     runs = [await client.start(payload={"numbers": numbers}) for numbers in ([7, 1], [8, 1], [7, 2])]

@@ -1,0 +1,31 @@
+"""The digest of a JSON value, as a part of keys: of the limit that counts a value of the payload, and of a scope."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+#: The length of a digest. It is fixed, because a long value would make a key too long for an index.
+LENGTH = 40
+#: The whole numbers that orjson writes and reads as integers.
+_LEAST, _BEYOND = -(2**63), 2**64
+
+
+def json_digest(value: Any) -> str:
+    """Equal for equal values, in whatever order an object's keys come and however a number is spelled."""
+    encoded = orjson.dumps(_with_plain_numbers(value), option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(encoded).hexdigest()[:LENGTH]
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    """The value, with 7 in place of 7.0: these are one number, and PostgreSQL returns 1e16 as 10000000000000000."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and _LEAST <= value < _BEYOND else value
+    if isinstance(value, Mapping):
+        return {key: _with_plain_numbers(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_plain_numbers(one) for one in value]
+    return value
