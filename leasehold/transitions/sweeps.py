@@ -20,7 +20,7 @@ from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, row_count, unindexed
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
-from leasehold.transitions.jobs.deletions import LEAVES_NO_RUN
+from leasehold.transitions.jobs.deletions import COUNTS_AT_NO_RATE, LEAVES_NO_RUN
 from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in, run_units
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
@@ -299,8 +299,8 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     Left out are the jobs that are set aside after a failure, the jobs of tenants that move or have moved to another
     cell (an installation of its own), and the runs whose result an unfinished workflow awaits: if the workflow's
     function runs again from its top, it reads the result again. A workflow that did not succeed stays until the runs
-    that it started have been cancelled. A job whose webhook deliveries are not written yet stays for another day at
-    most, because they are made from its row.
+    that it started have been cancelled, and a job that a rate has admitted stays for a minute. A job whose webhook
+    deliveries are not written yet stays for another day at most, because they are made from its row.
     """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
@@ -308,7 +308,7 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
         " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
         "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
         f"     AND {unindexed('parent.finished_at IS NULL')})"
-        f" AND {LEAVES_NO_RUN}"
+        f" AND {LEAVES_NO_RUN} AND {COUNTS_AT_NO_RATE}"
         f" AND {not_in(RETENTION, 'id')} AND {tenant_stays('job.tenant_id')} ORDER BY expires_at LIMIT $1",
         limit,
     )

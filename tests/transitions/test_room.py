@@ -8,16 +8,16 @@ from uuid import UUID
 import pytest
 
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
-from leasehold.transitions import claims, concurrency, jobs, settlements
+from leasehold.transitions import claims, concurrency, jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion
 from tests.factories import ONE, Rows
 
 NAME = ("t", "k")
 
 
-async def held(rows: Rows, count: int, **bounds: Any) -> list[UUID]:
+async def held(rows: Rows, count: int, key: str = "k", **bounds: Any) -> list[UUID]:
     """Jobs that wait at a limit with these bounds."""
-    made = [jobs.NewJob(ONE, "t", limits=[ConcurrencyLimit(*NAME, **bounds)]) for _ in range(count)]
+    made = [jobs.NewJob(ONE, "t", limits=[ConcurrencyLimit("t", key, **bounds)]) for _ in range(count)]
     async with rows.connection.transaction():
         await jobs.submit(rows.connection, made)
     return [job.id for job in made]
@@ -121,6 +121,26 @@ async def test_what_ended_at_a_rate_is_forgotten_after_the_minute_and_not_before
     await aged(rows, 61)
     await admitted(rows, ended)
     assert await rows.connection.fetchval(count) == 0
+
+
+async def test_a_job_that_is_deleted_within_the_minute_counts_at_a_rate_as_any_other(rows: Rows) -> None:
+    """Else whoever deletes its jobs would start as many as it likes. Its rows go when the minute is over."""
+    made = await held(rows, 2, per_minute=1)
+    unlimited = await held(rows, 1, at_most=1, key="other")
+    assert await admitted(rows) == 1
+    await concurrency.admit(rows.connection, [("t", "other")])
+    await finish(rows, 2)
+    gone = [made[0], *unlimited]
+    assert set(await jobs.delete_together(rows.connection, gone, "t")) == set(gone)
+    await sweeps.forget_jobs(rows.connection, gone)
+    assert await rows.connection.fetchval("SELECT array_agg(id) FROM job WHERE id = ANY($1)", gone) == made[:1]
+    assert await sweeps.forgettable_jobs(rows.connection) == []
+    assert await admitted(rows) == 0
+    await aged(rows, 61)
+    assert [job.job_id for job in await sweeps.forgettable_jobs(rows.connection)] == made[:1]
+    await sweeps.forget_jobs(rows.connection, made[:1])
+    assert await admitted(rows) == 1
+    assert await rows.connection.fetchval("SELECT count(*) FROM job") == 1
 
 
 async def test_a_limit_that_another_tenant_has_under_the_same_name_is_another(rows: Rows) -> None:

@@ -71,12 +71,19 @@ LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
           WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'
             AND {unindexed("child.finished_at IS NULL AND child.status <> 'cancel_requested'")}))"""
 
+#: SQL: no rate of a concurrency limit counts the admission of `job` any more: that would be forgotten with the job.
+COUNTS_AT_NO_RATE = """NOT EXISTS (
+          SELECT 1 FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
+          WHERE g.job_id = job.id AND gate.per_minute IS NOT NULL
+            AND g.admitted_at > clock_timestamp() - interval '60 seconds')"""
+
 # `keep_seconds` is 0 in a job that somebody deleted. Any other job has expired.
 FORGET = f"""
 -- job_forget
 WITH deleted AS (
     DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
       AND {LEAVES_NO_RUN}
+      AND {COUNTS_AT_NO_RATE}
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
@@ -89,7 +96,7 @@ ON CONFLICT (job_id) DO NOTHING
 
 async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Delete the rows of jobs past `expires_at`, and write a tombstone for each. A failed workflow may stay for a
-    moment: retention tries again.
+    moment, and a job that a rate has admitted for a minute: retention tries again.
     """
     await connection.execute(FORGET, list(job_ids))
 
