@@ -4,6 +4,7 @@ worker that drains claims nothing more, and exits.
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
@@ -29,6 +30,9 @@ from leasehold.transitions import limits, queues, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
+#: A template or a kind, and the key of a limit.
+_TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
+_KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
 #: The bound is longer than the name of any queue, and short enough for an index.
 QueueName = Annotated[str, Path(max_length=200)]
 
@@ -57,10 +61,7 @@ class Limit(BaseModel):
     )
 
     tenant_id: str = Field(EVERYBODY, min_length=1, max_length=100)
-    key: str = Field(
-        pattern=r"^(tenant|queue:[a-z][a-z0-9_-]{0,62}|template:[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
-        r"|payload:[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?:(/[^/\n]{1,100}){1,5})$"
-    )
+    key: str = Field(pattern=_KEY)
     at_most: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(None, description="Jobs at once.")
     per_minute: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(
         None, description="Jobs that start within any minute."
@@ -192,13 +193,14 @@ async def set_limit(request: Request, body: Limit, caller: Operator) -> Response
 
 
 @router.delete(
-    "/limits/{tenant_id}/{key:path}",
+    "/limits/{tenant_id:path}/{key:path}",
     operation_id="liftLimit",
     summary="Lift a limit",
     responses=problems({HTTPStatus.NOT_FOUND: "`limit_not_found`"}),
 )
 async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operator) -> Response:
     services = services_of(request)
+    tenant_id, key = _split(f"{tenant_id}/{key}")
     async with services.pool.acquire() as connection, connection.transaction():
         limit_ids = await limits.withdraw(connection, tenant_id, key)
         if not limit_ids:
@@ -206,3 +208,12 @@ async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operato
         await record(connection, caller, "limit.lifted", key, tenant_id=tenant_id)
     await publish_and_admit(services, hints=[], limits=limit_ids)
     return json_response({"tenant_id": tenant_id, "key": key})
+
+
+def _split(address: str) -> tuple[str, str]:
+    """The tenant and the key of `TENANT/KEY`, in which both may have slashes. Raises NotFound."""
+    for found in re.finditer("/", address):
+        tenant_id, key = address[: found.start()], address[found.end() :]
+        if tenant_id and re.fullmatch(_KEY, key):
+            return tenant_id, key
+    raise NotFound("limit_not_found", "There is no such limit.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 import pytest
@@ -321,6 +322,19 @@ async def test_a_limit_by_a_pointer_with_an_equals_sign_is_not_moved_by_its_neig
         reason["limit"] for reason in await reasons(client, held)
     }
     await client.post(f"/v1/runs/{run}/cancel")
+
+
+@pytest.mark.parametrize("tenant", ["*", "acme/eu", "/", "a/tenant", "a//b"])
+@pytest.mark.parametrize("key", ["tenant", "queue:default", "payload:scripted:/a/tenant"])
+async def test_every_limit_that_can_be_set_can_be_lifted(
+    client: Client, rows: Connection, tenant: str, key: str
+) -> None:
+    body = {"tenant_id": tenant, "key": key, "at_most": 1}
+    assert (await client.http.put("/v1/limits", json=body)).status_code == 200
+    answer = await client.http.delete(f"/v1/limits/{quote(tenant, safe='')}/{quote(key, safe='')}")
+    assert (answer.status_code, answer.json()) == (200, {"tenant_id": tenant, "key": key})
+    assert not await rows.fetchval("SELECT count(*) FROM gate WHERE declared")
+    problem(await client.http.delete(f"/v1/limits/{tenant}/{key}"), 404, "limit_not_found")
 
 
 async def test_limits_are_listed_in_pages(client: Client) -> None:
