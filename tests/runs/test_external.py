@@ -97,6 +97,13 @@ async def test_a_task_outside_is_done_and_the_run_goes_on_inside(
     await assert_history(Rows(rows), UUID(run))
 
 
+async def test_a_queue_that_a_claim_names_twice_counts_once(client: Client, template: str) -> None:
+    for _ in range(3):
+        await client.start(template, payload={"number": 1})
+    body = {"worker_id": "w1", "queues": ["reports", "reports", "others"], "limit": 3}
+    assert len((await client.post("/v1/external/claim", **body)).json()["tasks"]) == 3
+
+
 async def test_a_queue_keeps_its_name_in_a_tenant_with_colons(running: Running, rows: Connection) -> None:
     key = await create_key(rows, tenant_id="eu:acme", client_id="tests", scopes=[*SCOPES, JOBS_READ])
     async with client_of(running.url, key.text) as http:

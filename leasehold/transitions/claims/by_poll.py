@@ -182,7 +182,7 @@ async def poll(
     requested_at = monotonic()
     rows = await connection.fetch(
         POLL,
-        list(queues),
+        list(dict.fromkeys(queues)),  # a queue that is named twice would yield each of its tasks twice
         terms.owner,
         timedelta(seconds=terms.ttl),
         limit,
