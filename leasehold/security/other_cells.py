@@ -38,6 +38,8 @@ LIMIT_SECONDS = 2.0
 #: Seconds for which all requests share one answer of a cell.
 _SHARED_SECONDS = 2.0
 _MAX_BYTES = 64 * 1024
+#: The largest count of a cell: beyond 64 bits, this API could not repeat it in its own answer.
+_MAX_COUNT = 2**53 - 1
 #: The endpoints of a cell that other cells ask: for its load, and for a job or a tenant.
 OWN_PATH, FIND_PATH = "/v1/cells/own", "/v1/cells/own/find"
 
@@ -55,14 +57,14 @@ class CellLoad(BaseModel):
     cell: str = Field(pattern=rf"^{CELL.pattern}$")
     version: str = Field(max_length=100)
     versions: list[str] = Field(max_length=1000)
-    workers: int = Field(ge=0)
-    due: int = Field(ge=0)
+    workers: int = Field(ge=0, le=_MAX_COUNT)
+    due: int = Field(ge=0, le=_MAX_COUNT)
     has_more: bool
     oldest_seconds: float | None = Field(ge=0, allow_inf_nan=False)
-    running: int = Field(ge=0)
-    failed: int = Field(ge=0)
-    tenants: int = Field(ge=0)
-    moving: int = Field(ge=0)
+    running: int = Field(ge=0, le=_MAX_COUNT)
+    failed: int = Field(ge=0, le=_MAX_COUNT)
+    tenants: int = Field(ge=0, le=_MAX_COUNT)
+    moving: int = Field(ge=0, le=_MAX_COUNT)
     console: str | None = Field(pattern=r"^(/[a-z0-9][a-z0-9_-]{0,62}){1,3}$")
 
 

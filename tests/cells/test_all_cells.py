@@ -326,6 +326,21 @@ async def test_a_console_of_another_cell_cannot_be_any_address(asked: Asked) -> 
             assert "evil" not in await asked.page()
 
 
+@pytest.mark.parametrize("member", ["workers", "due", "running", "failed", "tenants", "moving", "oldest_seconds"])
+async def test_a_number_of_another_cell_that_no_answer_can_have_hides_no_other_cell(asked: Asked, member: str) -> None:
+    """JSON has numbers of any size, and an answer of this API has integers of 64 bits."""
+    load = (await asked.cells())["b"]["load"]
+    body = json.dumps(load | {"cell": "c", member: 10**400}).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with answering(lambda _head: head + body) as (address, _heads):
+        add_to_map(asked.two, c=address)
+        give_keys(asked.two.a.running, asked.keys_file, **asked.keys, c=asked.keys["a"])
+        cells = await asked.cells()
+        assert cells["b"]["load"] == load
+        assert (cells["c"]["load"], cells["c"]["because"]) == (None, "not_understood")
+        await asked.page()
+
+
 async def test_no_key_reaches_the_browser_or_the_answer(asked: Asked) -> None:
     texts = [await asked.page(), await asked.page("?find=acme"), (await asked.api.get("/v1/cells")).text]
     secrets = [key[-43:] for key in asked.keys.values()]
