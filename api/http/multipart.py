@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -145,9 +145,9 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     names = (
         "part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end",
     )  # fmt: skip
-    parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in names})  # type: ignore[arg-type]  # its callbacks are a TypedDict
     received_bytes = 0
     try:
+        parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in names})  # type: ignore[arg-type]  # its callbacks are a TypedDict
         async for piece in _pieces(request):
             received_bytes += len(piece)
             if received_bytes > max_bytes:
@@ -156,7 +156,7 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
             for event in callbacks.collected_events:
                 yield event
             callbacks.collected_events.clear()
-    except (MultipartParseError, ClientDisconnect) as error:
+    except (FormParserError, ClientDisconnect) as error:
         raise _malformed_form() from error
     if not callbacks.is_complete:
         raise _malformed_form()

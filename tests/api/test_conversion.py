@@ -156,8 +156,9 @@ CUT = b'--b\r\nContent-Disposition: form-data; name="model"; filename="a.onnx"\r
         ("multipart/form-data; boundary=b", b"no boundary at all"),
         ("multipart/form-data", CUT),
         ("multipart/form-data; boundary=b", b"--b\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n--b--\r\n"),
+        ("multipart/form-data; boundary=" + "b" * 300, CUT),
     ],
-    ids=["cut", "no parts", "no boundary named", "endless headers"],
+    ids=["cut", "no parts", "no boundary named", "endless headers", "a long boundary"],
 )
 async def test_what_is_no_form_is_told_so_and_leaves_nothing_behind(
     api: Running, client: httpx2.AsyncClient, kind: str, body: bytes
