@@ -44,7 +44,7 @@ def claims_of(token: object, keys: Sequence[object], *, issuer: str, client_id: 
     try:
         decoded = jwt.decode(token if isinstance(token, str) else "", _key_set(keys), algorithms=ALGORITHMS)
         registry.validate(decoded.claims)
-    except (JoseError, ValueError) as error:
+    except (JoseError, ValueError, TypeError) as error:  # TypeError: a value of the header is of another type
         log.warning("an ID token was refused", reason=type(error).__name__, claim=getattr(error, "claim", None))
         raise TokenRefused("its ID token is not valid") from None
     claims: dict[str, Any] = decoded.claims
@@ -60,7 +60,7 @@ def _key_set(listed_keys: Sequence[object]) -> KeySet:
     """The listed keys that can check a signature. A provider may list keys for other uses, too: these are left out."""
     keys = []
     for key in listed_keys:
-        if not isinstance(key, dict) or key.get("kty") not in _KEY_TYPES or key.get("use", "sig") != "sig":
+        if not isinstance(key, dict) or str(key.get("kty")) not in _KEY_TYPES or key.get("use", "sig") != "sig":
             continue
         try:
             keys.append(import_key(key))

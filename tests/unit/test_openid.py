@@ -113,14 +113,19 @@ def test_a_token_that_leaves_out_what_binds_it_to_this_sign_in_is_refused(claim:
         claims(id_token(**left_out))
 
 
-@pytest.mark.parametrize("token", [None, 7, "", "a.b.c", ["a"]])
+#: JSON as a token has it. Of this header the library expects a list.
+ODD_HEADER = base64.urlsafe_b64encode(b'{"alg": "ES256", "crit": 1}').decode().rstrip("=")
+
+
+@pytest.mark.parametrize("token", [None, 7, "", "a.b.c", ["a"], f"{ODD_HEADER}.e30.AA"])
 def test_what_is_no_token_is_refused(token: object) -> None:
     with pytest.raises(TokenRefused):
         claims(token)
 
 
 def test_keys_that_cannot_check_a_signature_are_left_out() -> None:
-    useless: list[Any] = [None, "key", {"kty": "RSA", "kid": "broken"}, {"kty": "EC"}, {"kty": "oct", "k": "AAAA"}, {}]
+    useless: list[Any] = [None, "key", {"kty": "RSA", "kid": "broken"}, {"kty": "EC"}, {"kty": "oct", "k": "AAAA"}, {},
+                          {"kty": ["RSA"]}, {"kty": {}}, {**PUBLIC[0], "use": ["sig"]}]  # fmt: skip
     assert claims(id_token(), [*useless, *PUBLIC])["sub"] == "vera"
     assert claims(id_token(), [{**key, "use": "sig"} for key in PUBLIC])["sub"] == "vera"
     for keys in (useless, [{**key, "use": "enc"} for key in PUBLIC]):
