@@ -13,6 +13,7 @@ from leasehold.db import idempotency
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import Reservation, StoredAnswer
 from leasehold.domain.errors import Conflict, Invalid
+from leasehold.pipelines.media import transitions
 from tests.api.conftest import MakeKey, Running, client_of, count
 from tests.api.media_api import MediaApi, problem
 
@@ -112,6 +113,14 @@ async def test_an_upload_that_has_ended_gets_the_first_answer_again(media_api: M
     await rows.execute("UPDATE idempotency SET expires_at = expires_at - interval '301 seconds'")
     again = (await media_api.client.post("/upload-url", json=BODY, headers=KEY)).json()
     assert again == first
+
+
+async def test_nobody_elses_upload_gets_a_longer_life(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.ticket()
+    before = await rows.fetchrow("SELECT * FROM upload")
+    assert not await transitions.extend_upload(rows, "rival", ticket.original_key, 600)
+    assert await rows.fetchrow("SELECT * FROM upload") == before
+    assert await transitions.extend_upload(rows, "acme", ticket.original_key, 600)
 
 
 @pytest.mark.parametrize("key", ["x" * 256, "", "é"])

@@ -79,6 +79,18 @@ async def test_a_picture_that_is_refused_while_its_time_runs_out_still_says_why(
     problem(await media_api.complete(ticket), 422, "mislabelled")
     await forget_jobless_pictures(rows, [media_id])
     assert (await media_api.look(ticket)).json()["status"] == "FAILED"
+@pytest.mark.parametrize("is_completed", [False, True])
+async def test_a_deleted_picture_leaves_its_room_at_once_and_no_late_object(
+    media_api: MediaApi, rows: Connection, *, is_completed: bool
+) -> None:
+    """Before housekeeping forgets the picture itself: until then its upload would count as an unfinished one."""
+    ticket = await (media_api.upload() if is_completed else media_api.ticket())
+    if is_completed:
+        await media_api.complete(ticket)
+    await media_api.client.delete(f"/media/{ticket.media_id}")
+    upload = await rows.fetchrow("SELECT open, bytes, most, look_at <= clock_timestamp() AS is_due FROM upload")
+    assert upload is not None
+    assert tuple(upload) == (False, 0, -1, True)
 
 
 async def test_nobody_elses_picture_is_deleted_and_not_without_the_right(
