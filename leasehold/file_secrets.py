@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, DotEnvSettingsSource
 
 log = structlog.get_logger(__name__)
 
-#: A larger file is refused: it cannot be a secret, so the path must be wrong.
+#: A larger file cannot be a secret: the path must be wrong.
 MAX_BYTES = 1024 * 1024
 
 
@@ -31,17 +31,19 @@ class FileSecret(SecretStr):
     has Secrets in memory.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        """`max_bytes`: a larger file is refused."""
         self.path = path
+        self._max_bytes = max_bytes
         self._stamp = _stamp_of(path)
         self._was_readable = True
         self._callbacks: list[Callable[[], None]] = []
-        super().__init__(_content_of(path))
+        super().__init__(_content_of(path, max_bytes))
 
     def get_secret_value(self) -> str:
         try:
             if (stamp := _stamp_of(self.path)) != self._stamp:
-                self._secret_value = _content_of(self.path)
+                self._secret_value = _content_of(self.path, self._max_bytes)
                 self._stamp = stamp
                 for callback in self._callbacks:
                     callback()
@@ -177,9 +179,9 @@ def _stamp_of(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _content_of(path: Path) -> str:
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError("it is larger than any secret")
+def _content_of(path: Path, max_bytes: int) -> str:
+    if path.stat().st_size > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
     text = path.read_text(encoding="utf-8").strip()
     if not text:
         raise ValueError("it is empty")

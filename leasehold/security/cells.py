@@ -22,6 +22,8 @@ from leasehold.settings import Settings
 
 #: The name of a cell. It is a part of the API keys that the cell makes.
 CELL = re.compile(r"[a-z0-9]{1,11}")
+#: The largest map: that of about a million tenants.
+MAX_MAP_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Cells:
         if settings.cells_file is None:
             raise BadSetting("LEASEHOLD_CELLS_FILE", "a cell needs the map of all cells")
         try:
-            return cls(settings.cell, FileSecret(Path(settings.cells_file)))
+            return cls(settings.cell, FileSecret(Path(settings.cells_file), MAX_MAP_BYTES))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise BadSetting("LEASEHOLD_CELLS_FILE", f"{settings.cells_file}: {reason}") from None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import orjson
 import pytest
 
 from leasehold.domain.errors import BadSetting, WrongCell
-from leasehold.security.cells import Cells, parse
+from leasehold.security.cells import MAX_MAP_BYTES, Cells, parse
 from leasehold.settings import Settings
 
 TWO = {"cells": {"a": "https://a.example/", "b": "https://b.example/api"}, "tenants": {"acme": "b"}}
@@ -102,6 +103,21 @@ def test_before_its_key_is_read_a_tenant_is_sent_away_only_from_a_cell_that_has_
         assert (refused.value.cell, refused.value.address) == ("a", "https://a.example")
         cells.refuse_elsewhere(tenant, "unknown")
         cells.refuse_elsewhere(tenant, "b")
+
+
+def test_a_map_may_place_as_many_tenants_as_cells_can_have(tmp_path: Path) -> None:
+    """The file of a secret is smaller, and a map that grows beyond it would be read no more."""
+    map_file = written(tmp_path / "cells.json", TWO)
+    cells = cells_of(map_file)
+    many = {f"tenant-{number:06}-of-a-name-of-forty-characters": "b" for number in range(200_000)}
+    written(map_file, TWO | {"tenants": many})
+    for found in (cells, cells_of(map_file)):
+        with pytest.raises(WrongCell):
+            found.refuse_elsewhere("tenant-199999-of-a-name-of-forty-characters")
+    os.truncate(written(map_file, TWO), MAX_MAP_BYTES + 1)
+    assert len(cells.map.tenants) == 200_000, "the last map that could be read"
+    with pytest.raises(BadSetting, match="it has more than 67108864 bytes"):
+        cells_of(map_file)
 
 
 def test_a_changed_map_holds_at_once_and_a_broken_one_never(tmp_path: Path) -> None:

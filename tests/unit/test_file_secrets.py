@@ -74,7 +74,7 @@ def test_a_file_that_keeps_its_size_is_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "No such file"), ("", "empty"), ("x" * (MAX_BYTES + 1), "larger"), (b"\xff\xfe", "utf-8")],
+    [(None, "No such file"), ("", "empty"), ("x" * (MAX_BYTES + 1), "more than 1048576 bytes"), (b"\xff\xfe", "utf-8")],
 )
 def test_a_file_that_cannot_be_used_at_the_start_ends_it_and_is_named(
     content: str | bytes | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
