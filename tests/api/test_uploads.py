@@ -10,6 +10,8 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
+from leasehold.api.media import uploads
+from leasehold.api.media.inspection import inspect_upload
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests import heif
@@ -134,6 +136,25 @@ async def test_completing_ten_times_at_once_gives_the_same_answer_and_one_job(
     ticket = await media_api.upload()
     answers = await asyncio.gather(*(media_api.complete(ticket) for _ in range(10)))
     await assert_one_job(rows, answers)
+
+
+async def test_a_request_that_another_one_was_faster_than_is_not_charged(
+    settings: Settings, make_key: MakeKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await make_key()
+    limited = settings.model_copy(update={"submissions_per_tenant": 2})
+    async with serving(limited) as api, client_of(api.url, key.text) as client:
+        media_api = MediaApi(client)
+        ticket, other_ticket = await media_api.upload(), await media_api.upload()
+
+        async def inspect_after_another_request(*arguments: Any) -> object:
+            monkeypatch.undo()
+            assert (await media_api.complete(ticket)).status_code == 202
+            return await inspect_upload(*arguments)
+
+        monkeypatch.setattr(uploads, "inspect_upload", inspect_after_another_request)
+        assert (await media_api.complete(ticket)).status_code == 202
+        assert (await media_api.complete(other_ticket)).status_code == 202
 
 
 async def assert_one_job(rows: Connection, answers: list[httpx2.Response]) -> None:
