@@ -9,6 +9,7 @@ bytes times weight. If this is more than `_MAX_STEPS`, or if the schema is not f
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -89,9 +90,11 @@ def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
         return None
 
 
-def compile_schema(schema: Any) -> Draft202012Validator:
-    """A validator that sends no requests, and whose patterns take linear time. Raises ValidationError, ReferencingError
-    or ValueError.
+def compile_schema(schema: Any, formats: dict[str, Callable[[str], bool]] | None = None) -> Draft202012Validator:
+    """A validator that sends no requests, and whose patterns take linear time. `formats`: checks of texts, in place of
+    JSON Schema's own checks of these formats. Raises ValidationError, ReferencingError or ValueError.
     """
     linear_time = RegexOptions()  # the engine that does not backtrack
-    return Draft202012Validator(schema, validate_formats=True, pattern_options=linear_time, offline=True)
+    return Draft202012Validator(
+        schema, validate_formats=True, formats=formats, pattern_options=linear_time, offline=True
+    )

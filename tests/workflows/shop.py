@@ -6,10 +6,11 @@ import ast
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any
+from uuid import UUID
 
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, NaiveDatetime, PlainSerializer
 
 from leasehold import App, Cancelled, Context, NotWhileUndoing, Permanent, Retry, SignalInvalid, TaskFailed, current
 
@@ -120,6 +121,35 @@ async def insists(ctx: Context) -> list[str]:
             refusals.append(f"{error.signal} {error.path}: {error.reason}")
         else:
             return [*refusals, approval.by]
+
+
+class Timed(BaseModel):
+    """Each field reads texts that the format of JSON Schema does not allow."""
+
+    at: datetime | None = None
+    local: NaiveDatetime | None = None
+    day: date | None = None
+    opens: time | None = None
+    lasts: timedelta | None = None
+    key: UUID | None = None
+    url: AnyUrl | None = None
+
+
+class Patterned(BaseModel):
+    """The pattern is Python's own: JSON Schema has no such thing."""
+
+    model_config = ConfigDict(regex_engine="python-re")
+    word: str = Field(pattern="^(?!a)")
+
+
+@app.workflow
+async def listens_to_times(ctx: Context) -> list[str]:
+    return sorted((await ctx.wait_for("go", Timed)).model_fields_set)
+
+
+@app.workflow
+async def listens_to_a_word(ctx: Context) -> str:
+    return (await ctx.wait_for("go", Patterned)).word
 
 
 @app.workflow

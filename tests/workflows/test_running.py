@@ -9,6 +9,7 @@ import pytest
 
 from leasehold import App, DeclarationError
 from leasehold.domain.errors import Invalid
+from leasehold.evaluation.model_schemas import compile_model_schema
 from leasehold.transitions import jobs
 from leasehold.transitions.workflows.reading import SHORT, Journal, Reading
 from leasehold.worker.attempts.journals import Journals
@@ -426,6 +427,58 @@ async def test_a_signal_that_does_not_fit_the_wait_is_refused_whoever_sends_it(r
     assert refused.value.code == "invalid_payload"
     await runs.signal(run, "approved", {"by": "anna"})
     assert await runs.ended(run) == ("succeeded", ["anna"])
+
+
+TIMED = {
+    "at": "2026-03-29T02:30:00",
+    "local": "2026-03-29T02:30:00",
+    "day": "2026-03-29T00:00:00",
+    "opens": "08:30:00",
+    "lasts": "PT1.5S",
+    "key": "0192f0c1d4604e8aad0bb99fedfc2e04",
+    "url": "https://de.wikipedia.org/wiki/K\u00f6ln",
+}
+
+
+async def test_a_signal_that_the_model_of_the_wait_reads_is_taken_whatever_the_formats_of_json_schema_allow(
+    runs: Runs, worker_of: Start
+) -> None:
+    """So are Python's own values as they are written: a time without a zone, a duration of seconds."""
+    await worker_of()
+    run = await runs.submit(shop.listens_to_times)
+    await runs.waits(run)
+    await runs.signal(run, "go", TIMED)
+    assert await runs.ended(run) == ("succeeded", sorted(TIMED))
+
+
+@pytest.mark.parametrize("field", TIMED)
+async def test_a_signal_that_no_model_reads_is_refused_by_the_formats(runs: Runs, worker_of: Start, field: str) -> None:
+    await worker_of()
+    run = await runs.submit(shop.listens_to_times)
+    await runs.waits(run)
+    with pytest.raises(Invalid, match=f"at /{field}: ") as refused:
+        await runs.signal(run, "go", {field: "no such thing"})
+    assert refused.value.code == "invalid_payload"
+
+
+def test_an_address_and_a_pattern_are_for_the_model_alone_to_check() -> None:
+    schema = {"properties": {"mail": {"format": "email"}, "pattern": {"format": "regex"}}}
+    validator = compile_model_schema(schema)
+    assert validator is not None
+    assert validator.is_valid({"mail": "j\u00fcrgen@ex\u00e4mple.de", "pattern": "^(?!a)"})
+
+
+async def test_a_pattern_that_only_python_knows_is_checked_by_the_workflow(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    run = await runs.submit(shop.listens_to_a_word)
+    await runs.waits(run)
+    await runs.signal(run, "go", {"word": "bee"})
+    assert await runs.ended(run) == ("succeeded", "bee")
+    refusing = await runs.submit(shop.listens_to_a_word)
+    await runs.waits(refusing)
+    await runs.signal(refusing, "go", {"word": "ant"})
+    status, error = await runs.ended(refusing)
+    assert (status, error["code"]) == ("failed", "signal_invalid")
 
 
 @MEMORY

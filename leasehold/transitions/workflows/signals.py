@@ -12,7 +12,7 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, Invalid, NotFound, TooMany
 from leasehold.evaluation.child import first_mismatch
 from leasehold.evaluation.evaluator import mismatch_sentence
-from leasehold.evaluation.flat import compile_schema
+from leasehold.evaluation.model_schemas import compile_model_schema
 
 #: Seconds after which a client may try again when a run has too many signals.
 _RETRY_SECONDS = 5.0
@@ -113,7 +113,8 @@ async def send(
         raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
     # Read the schema after the lock: so the query sees a wait that a suspension has written meanwhile.
     schema = await schema_of(connection, run_id, tenant_id, name)
-    if schema is not None and (problem := first_mismatch(compile_schema(schema), payload)) is not None:
+    validator = None if schema is None else compile_model_schema(schema)
+    if validator is not None and (problem := first_mismatch(validator, payload)) is not None:
         raise Invalid("invalid_payload", mismatch_sentence(*problem))
     rows = await connection.fetch(SEND, run_id, tenant_id, name, payload, at_most)
     if not rows:
