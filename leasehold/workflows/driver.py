@@ -91,6 +91,7 @@ class Driver:
         self._last_of_name: dict[str, int] = {}
         # Waits that raised SignalInvalid, each with the id of its signal.
         self._invalid_signals: list[tuple[SignalCall[Any], int]] = []
+        self._ends: list[Call] = []  # how awaited runs have ended, not recorded yet (see `_receive_end`)
         self._main: Branch | None = None
         self._active: Branch | None = None
         self._ready: deque[Branch] = deque()  # branches that can go on
@@ -250,16 +251,16 @@ class Driver:
     async def _receive_result(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
         """As `_receive`, for a call that no cancel has ended."""
         branch = self._branch_of(call)
-        if isinstance(call, RunCall | ResultCall) and entry.status == "succeeded":
-            self._resolve(call, branch, entry, await self._result(port, call, entry))
+        if isinstance(call, ResultCall):
+            await self._receive_end(port, call, branch, entry)
+        elif isinstance(call, RunCall) and entry.status == "succeeded":
+            self._resolve(call, branch, entry.at, await self._result(port, call, entry))
         elif isinstance(call, RunCall) and entry.status in ("failed", "cancelled", "skipped"):
             self._reject(call, TaskFailed(entry.code or entry.status, entry.message or f"the step was {entry.status}"))
         elif isinstance(call, StartCall):
             assert entry.child is not None
             call.resolve(call.make(entry.child))
             self._wake(call)
-        elif isinstance(call, ResultCall) and (error := _error_of_run(entry)) is not None:
-            self._reject(call, error)
         elif isinstance(call, SleepCall) and (entry.state == "done" or entry.seconds == 0):  # no seconds are left
             self._end_sleep(call, branch, entry)
         elif isinstance(call, LocalCall) and entry.state == "done":
@@ -272,6 +273,31 @@ class Driver:
         else:
             self._wait(call, entry.seconds)
 
+    async def _receive_end(self, port: Port, call: ResultCall[Any], branch: Branch, entry: Entry) -> None:
+        """Give the call how its run has ended: as the journal has recorded it, else as the run is now.
+
+        Record it with the next call that the code makes: a replay must come to that call again, also after the run was
+        retried and has ended otherwise, or was deleted. Until then nothing depends on it. Exception: a large result
+        stays where it is, for as long as the run is kept.
+        """
+        if entry.state == "failed":
+            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
+        elif entry.state == "done" and entry.value is not None and "at" in entry.value:
+            result = call.task.decode_result(entry.value["value"])
+            self._resolve(call, branch, datetime.fromisoformat(entry.value["at"]), result)
+        elif entry.status == "succeeded":
+            result = await self._result(port, call, entry)
+            if entry.value is None or "output" not in entry.value:
+                value = {"value": None if entry.value is None else entry.value.get("value"), "at": entry.at.isoformat()}
+                self._ends.append(Call(call.branch, call.number, call.kind, call.name, "done", value))
+            self._resolve(call, branch, entry.at, result)
+        elif (error := _error_of_run(entry)) is not None:
+            value = {"code": error.code, "message": error.message}
+            self._ends.append(Call(call.branch, call.number, call.kind, call.name, "failed", value))
+            self._reject(call, error)
+        else:
+            self._wait(call, entry.seconds)
+
     def _ended_by_cancel(self, call: Journaled[Any], entry: Entry) -> bool:
         """Whether the step or run ended because this run is being cancelled. The call then gets no result from it:
         `_cancel` raises Cancelled where the call is awaited.
@@ -280,7 +306,9 @@ class Driver:
             return False
         if isinstance(call, RunCall):
             return entry.status in ("cancelled", "skipped")
-        return isinstance(call, ResultCall) and entry.status == "cancelled" and entry.at >= self._cancelled_at
+        if not isinstance(call, ResultCall) or entry.state != "open":  # the end that the journal has recorded counts
+            return False
+        return entry.status == "cancelled" and entry.at >= self._cancelled_at
 
     async def _result(self, port: Port, call: RunCall[Any] | ResultCall[Any], entry: Entry) -> Any:
         """The result of the step or run. A large result is an output, which the port fetches."""
@@ -336,7 +364,7 @@ class Driver:
         """
         if entry.state == "open":
             self.calls.append(Call(call.branch, call.number, call.kind, call.name, "done"))
-        self._resolve(call, branch, entry, None)
+        self._resolve(call, branch, entry.at, None)
 
     def _deliver(self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime) -> None:
         """Give the call the payload of its signal, or SignalInvalid if the payload does not fit."""
@@ -349,8 +377,8 @@ class Driver:
         call.resolve(value)
         self._wake(call)
 
-    def _resolve(self, call: Journaled[Any], branch: Branch, entry: Entry, value: Any) -> None:
-        branch.now = max(branch.now, entry.at)
+    def _resolve(self, call: Journaled[Any], branch: Branch, at: datetime, value: Any) -> None:
+        branch.now = max(branch.now, at)
         call.resolve(value)
         self._wake(call)
 
@@ -561,7 +589,11 @@ class Driver:
         self.calls.append(call)
 
     def _count_row(self) -> None:
-        """Raises Permanent `workflow_too_long` if the workflow makes more calls than it may."""
+        """Count a new call, and record the ends of runs that the code knew when it made the call. Raises Permanent
+        `workflow_too_long` if the workflow makes more calls than it may.
+        """
+        self.calls += self._ends
+        self._ends = []
         self._row_count += 1
         if self._row_count > self._max_calls:
             sentence = (

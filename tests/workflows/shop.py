@@ -348,6 +348,37 @@ async def repeats_large(ctx: Context, size: int) -> str:
     return "y" + await ctx.run(large, size)
 
 
+#: What `unreliable` does: it fails until it is in here.
+repaired: set[int] = set()
+
+
+@app.task(retry=Retry(times=0))
+async def unreliable(number: int) -> int:
+    if number not in repaired:
+        raise Permanent("broken", "it is broken")
+    return number
+
+
+@app.workflow
+async def starts_unreliable(ctx: Context, number: int) -> int:
+    return await (await ctx.start(unreliable, number)).result()
+
+
+@app.workflow
+async def survives_its_child(ctx: Context, number: int) -> list[str]:
+    """It makes other calls if the run that it starts fails, and then waits."""
+    child = await ctx.start(unreliable, number)
+    try:
+        results = [str(await child.result()), ctx.now().isoformat()]
+    except TaskFailed as failed:
+        results = [failed.code, str(await ctx.run(double, number))]
+    try:
+        return [*results, str(await ctx.wait_for("go", int))]
+    except Cancelled:
+        await ctx.call(_undo, results[0])
+        raise
+
+
 @app.workflow
 async def runs_a_workflow(ctx: Context) -> str:
     return await ctx.run(checkout, SEVEN)

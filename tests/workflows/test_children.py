@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from leasehold.domain.errors import Cancelled
+from leasehold.transitions import jobs, sweeps
 from leasehold.transitions.workflows.reading import Journal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.context import Context
@@ -65,6 +66,91 @@ async def test_the_result_of_a_run_that_is_deleted_meanwhile_is_an_error_and_no_
     await worker_of()
     status, error = await runs.ended(run)
     assert (status, error["code"]) == ("failed", "run_deleted")
+
+
+async def _child_of(runs: Runs, run: UUID) -> UUID:
+    child: UUID = await runs.connection.fetchval(
+        "SELECT child_id FROM journal WHERE job_id = $1 AND kind = 'start'", run
+    )
+    return child
+
+
+WAITS_FOR_GO = "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'signal' AND e.state = 'open')"
+
+
+async def test_a_run_that_failed_and_is_retried_changes_nothing_in_a_workflow_that_has_gone_on(
+    runs: Runs, worker_of: Start
+) -> None:
+    """A replay takes the failure from the journal, which has the calls that followed."""
+    await worker_of(workflow_memory=0)
+    shop.repaired.clear()
+    run = await runs.submit(shop.survives_its_child, 21)
+    await runs.until(run, WAITS_FOR_GO)
+    child = await _child_of(runs, run)
+    shop.repaired.add(21)
+    await jobs.replay(runs.connection, child, "t")
+    assert await runs.ended(child) == ("succeeded", 21)
+    await runs.signal(run, "go", 7)
+    status, results = await runs.ended(run)
+    assert (status, results) == ("succeeded", ["broken", "42", "7"])
+
+
+async def test_a_workflow_that_failed_with_its_run_reads_the_result_after_both_are_retried(
+    runs: Runs, worker_of: Start
+) -> None:
+    """It has made no call since: nothing depends on the failure."""
+    await worker_of(workflow_memory=0)
+    shop.repaired.clear()
+    run = await runs.submit(shop.starts_unreliable, 5)
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "broken")
+    shop.repaired.add(5)
+    child = await _child_of(runs, run)
+    await jobs.replay(runs.connection, child, "t")
+    assert await runs.ended(child) == ("succeeded", 5)
+    await jobs.replay(runs.connection, run, "t")
+    assert await runs.ended(run) == ("succeeded", 5)
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+async def test_a_result_that_a_workflow_has_read_stays_when_its_run_is_deleted(
+    runs: Runs, worker_of: Start, *, succeeds: bool
+) -> None:
+    first = await worker_of(workflow_memory=0)
+    shop.repaired.clear()
+    if succeeds:
+        shop.repaired.add(21)
+    run = await runs.submit(shop.survives_its_child, 21)
+    await runs.until(run, WAITS_FOR_GO)
+    await first.__aexit__()
+    child = await _child_of(runs, run)
+    ended_at = await runs.connection.fetchval("SELECT finished_at FROM job WHERE id = $1", child)
+    assert await jobs.delete(runs.connection, child, "t") is not None
+    await sweeps.forget_jobs(runs.connection, [child])
+    assert await runs.connection.fetchval("SELECT count(*) FROM job WHERE id = $1", child) == 0
+    await runs.signal(run, "go", 7)
+    await worker_of(workflow_memory=0)
+    status, results = await runs.ended(run)
+    expected = ["21", ended_at.isoformat()] if succeeds else ["broken", "42"]
+    assert (status, results) == ("succeeded", [*expected, "7"])
+
+
+async def test_a_cancel_meets_a_workflow_where_it_waits_whatever_became_of_a_run_that_it_had_seen_fail(
+    runs: Runs, worker_of: Start
+) -> None:
+    first = await worker_of(workflow_memory=0)
+    shop.repaired.clear()
+    shop.ran.clear()
+    run = await runs.submit(shop.survives_its_child, 21)
+    await runs.until(run, WAITS_FOR_GO)
+    await first.__aexit__()
+    child = await _child_of(runs, run)
+    await jobs.replay(runs.connection, child, "t")
+    assert await runs.cancel(run) == "cancel_requested"
+    assert await runs.cancel(child) == "cancelled"
+    await worker_of(workflow_memory=0)
+    assert (await runs.ended(run))[0] == "cancelled"
+    assert shop.ran == [("undo", "broken")]
 
 
 class SlowJournal:

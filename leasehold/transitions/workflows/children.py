@@ -131,9 +131,9 @@ LIMIT $1
 
 
 # Closes the rows whose runs no workflow waits for any more: all rows of a workflow that succeeded, and otherwise the
-# rows whose run has ended. A row `result` stays open until its workflow has ended, too: while it is open, retention
-# keeps the run (`forgettable_jobs` in sweeps.py), because the workflow's function may run again and read the result
-# again. Rows that are `done` are not in the index of open rows.
+# rows whose run has ended. A row `result` stays open until its workflow has ended, too, or has recorded the result:
+# while it is open, retention keeps the run (`forgettable_jobs` in sweeps.py), because the workflow's function may run
+# again and read the result again. Rows that are `done` are not in the index of open rows.
 _CLOSE = """
 -- workflow_children_close
 UPDATE journal e SET state = 'done'
