@@ -300,7 +300,8 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     cell (an installation of its own), and the runs whose result an unfinished workflow awaits: if the workflow's
     function runs again from its top, it reads the result again. A workflow that did not succeed stays until the runs
     that it started have been cancelled, and a job that a rate has admitted stays for a minute. A job whose webhook
-    deliveries are not written yet stays for another day at most, because they are made from its row.
+    deliveries are not written yet stays for another day at most, because they are made from its row. The lock leaves
+    out a job whose retry began while the job had not expired, and is not committed yet.
     """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
@@ -309,7 +310,8 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
         "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
         f"     AND {unindexed('parent.finished_at IS NULL')})"
         f" AND {LEAVES_NO_RUN} AND {COUNTS_AT_NO_RATE}"
-        f" AND {not_in(RETENTION, 'id')} AND {tenant_stays('job.tenant_id')} ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(RETENTION, 'id')} AND {tenant_stays('job.tenant_id')} ORDER BY expires_at LIMIT $1"
+        " FOR UPDATE SKIP LOCKED",
         limit,
     )
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]

@@ -15,6 +15,7 @@ from leasehold.db.database import Connection
 from leasehold.db.idempotency import Reservation, StoredAnswer
 from leasehold.domain.errors import TooMany
 from leasehold.limits import rates
+from leasehold.pipelines.media.housekeeping import jobless_pictures
 from leasehold.transitions import quarantine, sweeps
 from tests.factories import Rows
 from tests.support.lock_waits import until_waiting
@@ -91,3 +92,36 @@ async def test_what_is_renewed_while_it_is_being_forgotten_stays(rows: Rows, ano
         waiting.cancel()
     await forgotten
     assert await case.is_kept(renewing)
+
+
+async def test_a_job_whose_retry_began_just_before_its_time_was_over_keeps_its_objects(
+    rows: Rows, another: Open
+) -> None:
+    """Housekeeping deletes the objects of the jobs that it finds, before it deletes their rows."""
+    await rows.submit(count=2)
+    await rows.connection.execute(
+        "UPDATE job SET status = 'failed', finished_at = clock_timestamp(), expires_at = clock_timestamp()"
+    )
+    retrying = (await another()).connection
+    (retried, other) = [row["id"] for row in await rows.connection.fetch("SELECT id FROM job ORDER BY id")]
+    async with retrying.transaction():
+        await retrying.execute(  # as `replay` does, while the time was not over
+            "UPDATE job SET status = 'pending', finished_at = NULL, expires_at = NULL WHERE id = $1", retried
+        )
+        assert [job.job_id for job in await sweeps.forgettable_jobs(rows.connection)] == [other]
+
+
+async def test_a_picture_whose_completion_began_just_before_its_time_was_over_keeps_its_object(
+    rows: Rows, another: Open
+) -> None:
+    await rows.submit()
+    await rows.connection.execute(
+        "INSERT INTO media (id, tenant_id, content_type, original_key, file_name, expires_at)"
+        " SELECT gen_random_uuid(), 't', 'image/jpeg', n::text, '', clock_timestamp() FROM generate_series(1, 2) AS n"
+    )
+    completing = (await another()).connection
+    async with completing.transaction():
+        await completing.execute(  # as `complete_upload` does, while the time was not over
+            "UPDATE media SET status = 'UPLOADED', job_id = job.id, expires_at = NULL FROM job WHERE original_key = '1'"
+        )
+        assert [key for _, key in await jobless_pictures(rows.connection)] == ["2"]

@@ -56,11 +56,13 @@ async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tup
     """The id and the key of each picture without a job whose time is over: its upload was not completed in time, or was
     refused and kept for a while, or a client deleted it. The duty deletes the objects first, then calls
     `forget_jobless_pictures`. Left out: pictures whose deletion failed lately, and those of tenants that move to
-    another cell (another installation).
+    another cell (another installation). The lock also leaves out a picture whose completion began in time, and is not
+    committed yet.
     """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
-        f" AND {not_in(JOBLESS, 'id')} AND {tenant_stays('media.tenant_id')} ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(JOBLESS, 'id')} AND {tenant_stays('media.tenant_id')} ORDER BY expires_at LIMIT $1"
+        " FOR UPDATE SKIP LOCKED",
         limit,
     )
     return [(row["id"], row["original_key"]) for row in rows]
