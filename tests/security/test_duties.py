@@ -40,7 +40,7 @@ from leasehold.transitions.settlements import Completion, Suspending
 from leasehold.transitions.workflows import children
 from leasehold.transitions.workflows.records import Call
 from leasehold.worker.attempts.reporter import Reporter
-from leasehold.worker.maintenance.housekeeping import Housekeeping
+from leasehold.worker.maintenance.housekeeping import NEXT_BATCH_SECONDS, Housekeeping
 from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
@@ -482,6 +482,23 @@ async def test_a_source_image_that_cannot_be_forgotten_keeps_no_other(
         await housekeeping.turns_of_kinds()["expired_sources"]()
     assert await set_aside(rows, generations.SOURCES) == {"": 1, "sources/stays": 1}
     assert await rows.fetchval("SELECT count(*) FROM source_image") == 2
+
+
+async def test_a_store_that_refuses_every_unit_is_asked_for_one_batch_a_minute(
+    rows: Connection, housekeeping: Housekeeping
+) -> None:
+    """As one whose policy forbids deletes: all expired units would be set aside as fast as the store refuses them."""
+    insert = (
+        "INSERT INTO source_image (key, tenant_id, expires_at)"
+        " VALUES ($1, 't', clock_timestamp() - interval '1 second')"
+    )
+    turn = housekeeping.turns_of_kinds()[generations.SOURCES]
+    await rows.execute(insert, "")  # no store has an object without a name
+    assert await turn() is None  # the usual pause
+    assert await set_aside(rows, generations.SOURCES) == {"": 1}
+    await rows.execute("DELETE FROM quarantine")
+    await rows.execute(insert, "sources/goes")
+    assert await turn() == NEXT_BATCH_SECONDS
 
 
 # --- what is told

@@ -133,7 +133,8 @@ class Housekeeping:
         """Call `delete` for the objects of each unit, then `forget` for the rows of the units whose objects are
         deleted.
 
-        Returns the pause to the next turn; None for the usual pause, because this turn had no units. Raises
+        Returns the pause to the next turn; None for the usual pause, because this turn had no units, or the store
+        refused each of them: it may refuse all others, too, and each of them would be set aside. Raises
         StoreUnavailable if the store is away.
         """
         deleted, refused, store_error = await self._delete_objects(units, delete)
@@ -141,7 +142,7 @@ class Housekeeping:
             await self._forget_rows(duty, deleted, refused, key, forget)
         if store_error is not None:
             raise store_error
-        return NEXT_BATCH_SECONDS if deleted or refused else None
+        return NEXT_BATCH_SECONDS if deleted else None
 
     async def _delete_objects(
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
