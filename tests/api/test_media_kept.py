@@ -9,7 +9,7 @@ import pytest
 
 from leasehold.db.database import Connection
 from leasehold.pipelines import SHIPPED
-from leasehold.pipelines.media.housekeeping import forget_jobless_pictures, jobless_pictures
+from leasehold.pipelines.media.housekeeping import forget_jobless_pictures, forget_with_jobs, jobless_pictures
 from leasehold.settings import Settings
 from leasehold.transitions import claims, sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
@@ -91,6 +91,15 @@ async def test_a_deleted_picture_leaves_its_room_at_once_and_no_late_object(
     upload = await rows.fetchrow("SELECT open, bytes, most, look_at <= clock_timestamp() AS is_due FROM upload")
     assert upload is not None
     assert tuple(upload) == (False, 0, -1, True)
+
+
+async def test_a_picture_stays_while_its_job_has_not_expired(media_api: MediaApi, rows: Connection) -> None:
+    """Whoever forgets jobs names them, and may have read them before."""
+    ticket = await media_api.submitted()
+    await finish_all(rows, ticket.media_id)
+    job_id = await rows.fetchval("SELECT job_id FROM media")
+    await sweeps.forget_jobs(rows, [job_id], [forget_with_jobs])
+    assert (await media_api.look(ticket)).json()["status"] == "READY"
 
 
 async def test_nobody_elses_picture_is_deleted_and_not_without_the_right(
