@@ -80,7 +80,7 @@ async def _main() -> None:
         while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATORS}):
             await connection.commit()
             if not waits:
-                patience.waiting("Another migration runs. This one waits for its end.")
+                patience.report("Another migration runs. This one waits for its end.")
             waits = True
             await asyncio.sleep(_LOOK_SECONDS)
         pid: int = await connection.scalar(text("SELECT pg_backend_pid()"))

@@ -45,11 +45,13 @@ def _refusing_unknown_revision() -> Iterator[None]:
         raise Invalid("unknown_revision", full_stop(str(error))) from None
 
 
-async def upgrade(settings: Settings, revision: str, on_wait: Callable[[str], None] = lambda _: None) -> None:
+async def upgrade(settings: Settings, revision: str, report: Callable[[str], None] = lambda _: None) -> None:
     """Bring the platform's schema to `revision`. With `head`, bring the schemas of all kinds of work up to date, too.
     The audit gets a row for each schema that changed.
 
-    `on_wait`: called with a sentence when the migration waits for other sessions.
+    With `head`, a schema that a newer release has migrated stays as it is: processes of this release run on it, too. So
+    an installation can go back to this release. `report`: called with a sentence about such a schema, and when the
+    migration waits for other sessions.
 
     Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, for a revision that
     the schema has passed, and if the role `database_app_role` does not exist or has the right to change the schema.
@@ -66,13 +68,13 @@ async def upgrade(settings: Settings, revision: str, on_wait: Callable[[str], No
             await _check_not_passed(connection, revision)
         if role is not None:
             await check_role(connection, role)
-    patience = Patience(settings.migrate_lock_seconds, settings.migrate_seconds, on_wait)
+    patience = Patience(settings.migrate_lock_seconds, settings.migrate_seconds, report)
     with _refusing_unknown_revision():
-        await _migrate(settings, CORE, revision, patience)
+        is_newer = await _migrate(settings, CORE, revision, patience)
     for schema in schemas:
         if schema is not CORE and revision == "head":
             await _migrate(settings, schema, "head", patience)
-    if role is not None:
+    if role is not None and not is_newer:  # else the newer release has granted what its tables need
         async with connected(settings, "migrate") as connection:
             await grant(connection, role)
 
@@ -87,18 +89,36 @@ async def _check_not_passed(connection: Connection, revision: str) -> None:
         )
 
 
-async def _migrate(settings: Settings, schema: Schema, revision: str, patience: Patience) -> None:
-    """Bring one schema to `revision`. Record in the audit what was applied, even if an error follows."""
+async def _migrate(settings: Settings, schema: Schema, revision: str, patience: Patience) -> bool:
+    """Bring one schema to `revision`. Record in the audit what was applied, even if an error follows. Returns True if
+    `revision` is `head`, and a newer release has migrated the schema: then nothing is changed.
+    """
     progress = Progress()
     url = settings.database_url.get_secret_value()
     versions = None if schema is CORE else schema.versions
     try:
         await migrate(url, revision, versions=versions, table=schema.table, patience=patience, progress=progress)
-    except BaseException:
+    except BaseException as error:
         with suppress(*TRY_AGAIN):  # if PostgreSQL is away, the migration's own error says so
             await _record(settings, schema, progress)
+        # Alembic does not know the schema's revision. The schema is read only now, because the newer release may have
+        # migrated while this migration waited for it.
+        if isinstance(error, CommandError) and revision == "head":
+            newer_revision = await _newer_revision(settings, schema)
+            if newer_revision is not None:
+                name = "The schema" if schema is CORE else f"The schema of {schema.name}"
+                patience.report(f"{name} is at {newer_revision}, of a newer release, and stays as it is.")
+                return True
         raise
     await _record(settings, schema, progress)
+    return False
+
+
+async def _newer_revision(settings: Settings, schema: Schema) -> str | None:
+    """The revision of a schema that a newer release has migrated. None: this release knows the schema's revision."""
+    async with connected(settings, "migrate") as connection:
+        state = await state_of(connection, schema)
+    return state.revision if state.newer else None
 
 
 async def _record(settings: Settings, schema: Schema, progress: Progress) -> None:

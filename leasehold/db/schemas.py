@@ -45,11 +45,12 @@ class Revisions:
 @dataclass(frozen=True, slots=True)
 class SchemaState:
     """The revision of a schema in a database (`revision`; None before the first migration), and the newest revision of
-    this release (`head`). `behind`: `leasehold migrate` must run.
+    this release (`head`). `behind`: `leasehold migrate` must run. `newer`: a newer release has migrated the schema.
     """
 
     revision: str | None
     behind: bool
+    newer: bool
     head: str
 
 
@@ -62,7 +63,8 @@ async def state_of(connection: Connection, schema: Schema) -> SchemaState:
     if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", schema.table):
         revision = await connection.fetchval(f"SELECT version_num FROM {schema.table}")
     is_older = revision in revisions.all and revision != revisions.head
-    return SchemaState(revision, revision is None or is_older, revisions.head)
+    is_newer = revision is not None and revision not in revisions.all
+    return SchemaState(revision, revision is None or is_older, is_newer, revisions.head)
 
 
 #: A thread holds this lock while it parses a file. With older releases of Python, `ast.parse` raises SystemError now

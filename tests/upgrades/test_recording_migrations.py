@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.cli import migrate as migrating
-from leasehold.cli.migrate import upgrade
+from leasehold.cli.migrate import plan_of_upgrade, upgrade
 from leasehold.db import schemas as revisions
 from leasehold.db.database import migrate
 from leasehold.db.roles import grant
@@ -174,3 +174,50 @@ async def test_an_unknown_revision_is_refused(audited: str) -> None:
     with pytest.raises(Invalid) as refused:
         await upgrade(settings_of(audited), "9999_nothing")
     assert refused.value.code == "unknown_revision"
+
+
+async def test_a_schema_that_a_newer_release_has_migrated_stays_as_it_is(audited: str) -> None:
+    """To go back to an older release, its processes start on the newer schema, and so does its `leasehold migrate`,
+    for which Compose and the chart wait. The newer release knows best which rights its tables need.
+    """
+    role = f"app_{audited.rpartition('/')[2][-12:]}"
+    connection = await asyncpg.connect(audited)
+    sentences: list[str] = []
+    try:
+        await connection.execute(f'CREATE ROLE "{role}"')
+        await connection.execute("UPDATE alembic_version SET version_num = '9999_newer'")
+        await upgrade(settings_of(audited, database_app_role=role), "head", sentences.append)
+        assert sentences == ["The schema is at 9999_newer, of a newer release, and stays as it is."]
+        assert await connection.fetchval("SELECT version_num FROM alembic_version") == "9999_newer"
+        assert await recorded(audited) == []
+        assert not await connection.fetchval("SELECT has_table_privilege($1, 'job', 'SELECT')", role)
+        await connection.execute(f'DROP ROLE "{role}"')
+    finally:
+        await connection.close()
+    assert (await plan_of_upgrade(settings_of(audited), "head")).revisions == ()
+
+
+@pytest.mark.parametrize("target", [LATER, "+1"])
+async def test_a_newer_schema_is_not_taken_to_a_revision_of_this_release(audited: str, target: str) -> None:
+    await asked(audited, "UPDATE alembic_version SET version_num = '9999_newer' RETURNING 1")
+    for asking in (upgrade, plan_of_upgrade):
+        with pytest.raises(Invalid) as refused:
+            await asking(settings_of(audited), target)
+        assert refused.value.code == "unknown_revision"
+
+
+async def test_a_newer_schema_of_a_kind_stays_and_the_platforms_is_migrated(
+    audited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    settings = settings_of(audited, pipelines="printing:pipelines")
+    connection = await asyncpg.connect(audited)
+    try:
+        await connection.execute("CREATE TABLE alembic_version_printing (version_num text)")
+        await connection.execute("INSERT INTO alembic_version_printing VALUES ('p9999')")
+        assert {planned.schema for planned in (await plan_of_upgrade(settings, "head")).revisions} == {"leasehold"}
+        await upgrade(settings, "head")
+        assert await connection.fetchval("SELECT version_num FROM alembic_version_printing") == "p9999"
+    finally:
+        await connection.close()
+    assert await recorded(audited) == [(HEAD, f'{{"was":"{AUDITED}"}}')]

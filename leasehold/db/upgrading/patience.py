@@ -41,18 +41,18 @@ Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
 def _report_nothing(_sentence: str) -> None:
-    """The default of `Patience.waiting`."""
+    """The default of `Patience.report`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a migration waits. `lock_seconds`: how long a statement waits for a lock. `seconds`: for how long one
-    revision is tried again. `waiting`: called with a sentence each time that the migration has to wait.
+    revision is tried again. `report`: called with a sentence each time that the migration has to wait.
     """
 
     lock_seconds: float = 1.0
     seconds: float = 60.0
-    waiting: Callable[[str], None] = _report_nothing
+    report: Callable[[str], None] = _report_nothing
 
     @property
     def session(self) -> dict[str, str]:
@@ -111,7 +111,7 @@ async def run_patiently(
                 deadline, pause = loop.time() + patience.seconds, _FIRST_PAUSE
             if loop.time() + pause >= deadline:
                 raise SchemaLocked(patience.seconds, blockers)
-            patience.waiting("A table is in use. The migration lets others through, and tries again.")
+            patience.report("A table is in use. The migration lets others through, and tries again.")
             if not is_watched:
                 is_watched = True
                 await stack.enter_async_context(_watch_blockers(pid, connect, patience, blockers))

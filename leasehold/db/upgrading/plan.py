@@ -90,7 +90,8 @@ class Plan:
 
 async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str = "head") -> Plan:
     """The plan for a database, which is only read. `target`: a revision of the first schema, the platform's; `head`:
-    the newest revisions of all schemas. Raises alembic's CommandError for an unknown revision.
+    the newest revisions of all schemas, where a schema that a newer release has migrated stays as it is. Raises
+    alembic's CommandError for an unknown revision.
     """
     indexes = await connection.fetch(_INDEXES)
     tables = await connection.fetch(_TABLES)
@@ -101,9 +102,11 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
         is_platform = number == 0
         if not is_platform and target != "head":
             break
-        current_revision = (await state_of(connection, schema)).revision
+        state = await state_of(connection, schema)
+        if state.newer and target == "head":
+            continue
         folder: Path | None = None if is_platform else schema.versions
-        pending = render(current_revision, target, versions=folder, indexes=validity_by_index)
+        pending = render(state.revision, target, versions=folder, indexes=validity_by_index)
         planned_revisions.extend(_plan_revision(schema.name, rendered, schema_tables) for rendered in pending)
     return Plan(tuple(planned_revisions), {row["name"]: Size(row["rows"], row["bytes"]) for row in tables})
 
