@@ -323,8 +323,9 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
     services = services_of(request)
     async with services.pool.acquire() as connection:
         schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
-    payload = payload_of(inputs_of(schema), form)
-    problem = refusal(orjson.dumps(payload), services.settings.json_max_depth)
+    max_depth = services.settings.json_max_depth
+    payload = payload_of(inputs_of(schema), form, max_depth)
+    problem = refusal(orjson.dumps(payload), max_depth)  # the member of a field makes its JSON one level deeper
     if problem is not None:
         raise Invalid(problem.code, problem.detail)
     await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)

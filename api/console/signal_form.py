@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
+from leasehold.api.http.strict_json import refusal
 from leasehold.domain.errors import Invalid
 
 Kind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "json"]
@@ -73,24 +74,28 @@ def _input_of(name: str, schema: Any, *, required: bool) -> Input | None:
     return None if kind is None else Input(name, title, kind, required, (), hint)
 
 
-def payload_of(inputs: list[Input], form: Mapping[str, str]) -> Any:
+def payload_of(inputs: list[Input], form: Mapping[str, str], max_depth: int) -> Any:
     """The payload that a person has filled in. Raises Invalid for text that is not the JSON or the number that its
-    field expects. The endpoint checks the payload against the schema.
+    field expects, and for JSON that a request could not have (strict_json.py): a parser would change an integer beyond
+    64 bits. The endpoint checks the payload against the schema.
     """
     if [field.name for field in inputs] == [""]:
-        return _typed_value(inputs[0], form.get("payload", ""))
-    values = {field.name: _typed_value(field, form.get(f"payload.{field.name}", "")) for field in inputs}
+        return _typed_value(inputs[0], form.get("payload", ""), max_depth)
+    values = {field.name: _typed_value(field, form.get(f"payload.{field.name}", ""), max_depth) for field in inputs}
     return {field.name: values[field.name] for field in inputs if values[field.name] is not None or field.null_if_empty}
 
 
-def _typed_value(field: Input, text: str) -> Any:
-    """The value of the field. None: the field is empty."""
+def _typed_value(field: Input, text: str, max_depth: int) -> Any:
+    """The value of the field. None: the field is empty. `max_depth`: how deep its JSON may be nested."""
     if field.kind == "boolean":
         return {"true": True, "false": False}.get(text)
     if field.kind in ("text", "choice"):
         return text if text or field.required else None
     if not text.strip():
         return None
+    problem = refusal(text.encode(), max_depth)
+    if problem is not None:
+        raise Invalid(problem.code, f"{field.label}: {problem.detail}")
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -185,6 +185,8 @@ async def test_a_schedule_that_paused_itself_is_resumed_where_it_is_listed(
     assert "No schedule has paused itself." in await viewer.see("/to-settle?what=schedules")
 
 
+#: Deeper than any JSON here.
+DEEP = 64
 APPROVAL = {
     "type": "object",
     "title": "Approval",
@@ -222,6 +224,22 @@ async def test_a_wait_is_answered_by_its_form_and_a_wrong_answer_says_what_is_wr
     assert [row["payload"] for row in sent] == [{"by": "anna", "amount": 12, "final": True}]
     stranger = await person(ROLES["operator"], tenant="other")
     assert (await stranger.send(path, payload="1")).status_code == 404
+
+
+async def test_an_answer_with_a_number_that_cannot_be_kept_exactly_is_refused(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """As the API refuses it. Rounded, the number of an order would be that of another order."""
+    somebody = await person(ROLES["operator"])
+    huge = "12345678901234567890123"
+    for schema, field, text in (
+        (APPROVAL, "payload.amount", huge),
+        (None, "payload", f'{{"order": {huge}}}'),
+    ):
+        job_id = await waits(maker, rows, schema)
+        answer = {"payload.by": "anna", field: text, "back": f"/jobs/{job_id}"}
+        assert "an integer beyond 64 bits" in await somebody.do(f"/jobs/{job_id}/signals/approved", **answer)
+    assert await rows.fetchval("SELECT count(*) FROM signal") == 0
 
 
 async def test_each_of_two_waits_for_one_signal_gets_the_answer_that_a_person_gives_it_within_a_minute(
@@ -262,11 +280,11 @@ def test_a_form_has_the_fields_of_its_schema_or_one_for_json() -> None:
     assert [one.kind for one in inputs_of({"type": "array", "items": {}})] == ["json"]
     nested = {"type": "object", "properties": {"a": {"type": "object", "properties": {}}}}
     assert [one.kind for one in inputs_of(nested)] == ["json"]
-    assert payload_of(anything, {"payload": '{"a": [1]}'}) == {"a": [1]}
-    assert payload_of(anything, {"payload": ""}) is None
-    assert payload_of(inputs_of({"type": "boolean"}), {"payload": "false"}) is False
+    assert payload_of(anything, {"payload": '{"a": [1]}'}, DEEP) == {"a": [1]}
+    assert payload_of(anything, {"payload": ""}, DEEP) is None
+    assert payload_of(inputs_of({"type": "boolean"}), {"payload": "false"}, DEEP) is False
     text = [Input("a", "A", "text", required=True), Input("b", "B", "text", required=False)]
-    assert payload_of(text, {"payload.a": "", "payload.b": ""}) == {"a": ""}
+    assert payload_of(text, {"payload.a": "", "payload.b": ""}, DEEP) == {"a": ""}
 
 
 class Grading(BaseModel):
@@ -304,7 +322,7 @@ async def test_an_empty_field_answers_null_where_a_required_member_may_be_null(
 def test_a_field_with_one_option_that_is_not_null_must_be_filled_in() -> None:
     schema = {"type": "object", "required": ["n"], "properties": {"n": {"anyOf": [{"type": "integer"}]}}}
     assert inputs_of(schema) == [Input("n", "n", "integer", required=True)]
-    assert payload_of(inputs_of(schema), {"payload.n": ""}) == {}
+    assert payload_of(inputs_of(schema), {"payload.n": ""}, DEEP) == {}
 
 
 async def test_a_keys_secret_is_shown_once_and_the_key_works(
