@@ -82,6 +82,9 @@ OBJECTIVES = (
 # budget of 30 days; with the second 5 %, and with the third and the fourth 10 %.
 _BURNS = {"page": ((14.4, "1h", "5m"), (6.0, "6h", "30m")), "ticket": ((3.0, "1d", "2h"), (1.0, "3d", "6h"))}
 
+#: A selector without the queues of external workers: their tasks may wait for long on purpose.
+NOT_EXTERNAL = 'queue!~"ext:.*"'
+_UNLESS_PAUSED = "unless max by (queue) (leasehold_queue_paused) == 1"
 ALERTS = (
     Alert(
         "LeaseholdLeasesStuck", "max(leasehold_lease_overdue_oldest_seconds) > 60", "2m", "page",
@@ -89,14 +92,14 @@ ALERTS = (
     ),
     Alert(
         "LeaseholdQueueWaiting",
-        "max by (queue) (leasehold_queue_oldest_due_seconds) > 300 unless max by (queue) (leasehold_queue_paused) == 1",
+        f"max by (queue) (leasehold_queue_oldest_due_seconds{{{NOT_EXTERNAL}}}) > 300 {_UNLESS_PAUSED}",
         "5m", "page",
         "The oldest task of queue {{ $labels.queue }} could have run five minutes ago", "queue-waiting",
     ),
     Alert(
         "LeaseholdQueueWithoutWorkers",
-        'max by (queue) (leasehold_queue_tasks{state="due",queue!~"ext:.*"}) > 0'
-        " and max by (queue) (leasehold_queue_workers) == 0",
+        f'max by (queue) (leasehold_queue_tasks{{state="due",{NOT_EXTERNAL}}}) > 0'
+        f" and max by (queue) (leasehold_queue_workers) == 0 {_UNLESS_PAUSED}",
         "2m", "page",
         "Tasks wait in queue {{ $labels.queue }}, and no worker serves it", "queue-without-workers",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana.alerts import NOT_EXTERNAL
 from grafana.describe import Board, Panel, Row, exported, number, percentiles, rate
 
 _NOW = Row(
@@ -35,7 +36,7 @@ _NOW = Row(
             bad=0.999,
             low_is_bad=True,
         ),
-        number("Oldest due task", "How long the oldest task that could run has waited.", exported("leasehold_queue_oldest_due_seconds"), "s", warn=60, bad=300),
+        number("Oldest due task", "How long the oldest task that could run has waited, without those of external workers.", exported("leasehold_queue_oldest_due_seconds", where=NOT_EXTERNAL), "s", warn=60, bad=300),
         number("Dead letters", "Failed tasks that wait for somebody to replay them.", exported("leasehold_dead_letters"), warn=1, bad=100),
         number("Workers", "Workers that serve.", exported("leasehold_workers", where='state="serving"'), bad=1, low_is_bad=True),
         number("Overdue leases", "Leases that have passed and that nobody took over: the sweeper should have.", "sum(max by (queue) (leasehold_leases_overdue))", warn=1, bad=5),
