@@ -41,6 +41,7 @@ from leasehold.cli.moving_rows import (
     drop_copies,
     first_table_with_rows,
     hold_new_work,
+    leave_shared_limits,
     moved_tables,
     object_prefixes,
     refuse_writes,
@@ -434,6 +435,7 @@ async def _set_stage(cells: _Cells, move: Move, stage: str) -> None:
     async with cells.source.transaction():
         await cells.source.execute("UPDATE tenant_move SET stage = $2 WHERE tenant_id = $1", move.tenant, stage)
         if stage == "moved":
+            await leave_shared_limits(cells.source, move.tenant)
             await _record(cells.source, "tenant.moved_out", move.tenant, cells.source_name, move.to)
 
 

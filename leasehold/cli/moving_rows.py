@@ -347,6 +347,26 @@ async def drop_copies(target: Connection, tenant: str) -> None:
         await target.execute(f"DROP TABLE {row['name']}")
 
 
+# Admissions lock the same rows of `gate`, in the same order.
+_LOCK_SHARED_LIMITS = """
+SELECT 1 FROM gate t WHERE t.tenant_id = '*' AND EXISTS (
+    SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id
+    WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1)
+ORDER BY t.tenant_id, t.key FOR UPDATE
+"""
+_LEAVE_SHARED_LIMITS = """
+DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' AND j.tenant_id = $1
+"""
+
+
+async def leave_shared_limits(connection: Connection, tenant: str) -> None:
+    """Let the tenant's jobs take no place at the limits that all tenants share (`*`). In the old cell they never end,
+    so they would keep these places from other tenants until `clean`. Call this in a transaction, after the switch.
+    """
+    await connection.fetch(_LOCK_SHARED_LIMITS, tenant)
+    await connection.execute(_LEAVE_SHARED_LIMITS, tenant)
+
+
 async def first_table_with_rows(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> str | None:
     """The name of the first table that has rows of the tenant; None if there is none."""
     for table in tables:

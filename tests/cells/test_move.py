@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -219,6 +220,22 @@ async def test_the_old_cell_refuses_what_is_new_and_goes_on_to_serve_others(two:
     assert (answer.status_code, answer.json()["code"]) == (503, "tenant_moving")
     assert int(answer.headers["retry-after"]) > 0
     await submit(two.a.running.url, other)
+
+
+async def test_jobs_that_have_moved_take_no_place_at_a_limit_that_all_tenants_of_the_old_cell_share(two: Two) -> None:
+    """They never end in the old cell, and days may pass before `clean` deletes them there."""
+    key, other, limit = await two.a.key(), await two.a.key("other"), "template:noop"
+    async with rows_of(two.a) as rows:
+        await rows.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('*', $1, 2, true)", limit)
+        await submit(two.a.running.url, other)
+        admitted, waiting = [UUID(await submit(two.a.running.url, key)) for _ in range(2)]
+        await moved(two)
+        new, too_many = [UUID(await submit(two.a.running.url, other)) for _ in range(2)]
+        held = {row["id"] for row in await rows.fetch("SELECT id FROM job WHERE held")}
+    assert (new in held, held) == (False, {waiting, too_many})
+    async with rows_of(two.b) as rows:
+        places = await rows.fetch("SELECT job_id, admitted_at FROM gate_job WHERE tenant_id = '*'")
+    assert {row["job_id"]: row["admitted_at"] is not None for row in places} == {admitted: True, waiting: False}
 
 
 async def test_a_tenant_moves_while_clients_submit_and_workers_work(two: Two, tmp_path: Path) -> None:
