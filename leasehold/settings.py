@@ -753,6 +753,11 @@ class Settings(SettingsWithFiles):
         return {"on": "/console", "off": None}.get(self.console, self.console)
 
     @property
+    def silent_seconds(self) -> float:
+        """A worker without a heartbeat for this many seconds counts as silent: it has missed three renewals."""
+        return 3 * self.renew_seconds
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """The names in `worker_queues`."""
         return tuple(name.strip() for name in self.worker_queues.split(",") if name.strip())

@@ -68,21 +68,22 @@ class Numbers:
     workers: int | None
 
 
-async def numbers_of(connection: Connection, caller: Caller) -> Numbers:
+async def numbers_of(connection: Connection, caller: Caller, silent_seconds: float) -> Numbers:
+    """`silent_seconds`: a worker without a heartbeat for this many seconds does not count."""
     live = None
     if JOBS_READ in caller.scopes:
         live = await overview_reads.unfinished_counts(connection, caller.tenant_id, _LONG_WAIT)
     if OPERATE not in caller.scopes:
         return Numbers(live, None, None)
-    queues = list(await run_reads.queues(connection, MAX_TASKS, _MAX_OF_ALL))
-    return Numbers(live, queues, await overview_reads.worker_count(connection))
+    queues = list(await run_reads.queues(connection, silent_seconds, MAX_TASKS, _MAX_OF_ALL))
+    return Numbers(live, queues, await overview_reads.worker_count(connection, silent_seconds))
 
 
 async def findings_of(request: Request, services: Services, caller: Caller) -> tuple[list[Finding], Numbers]:
     """All findings, the worst first, and the numbers. Only an operator gets findings about other tenants."""
     findings = await _findings_about_parts(request, caller)
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
-        numbers = await numbers_of(connection, caller)
+        numbers = await numbers_of(connection, caller, services.settings.silent_seconds)
         if OPERATE in caller.scopes:
             findings += await _findings_about_fleet(connection, numbers)
         if JOBS_READ in caller.scopes:
@@ -127,7 +128,7 @@ def _capitalized(text: str) -> str:
 async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> list[Finding]:
     findings = []
     if not numbers.workers:
-        findings.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
+        findings.append(Finding("bad", "No worker has a heartbeat: nothing runs.", "/workers", "Workers"))
     for row in numbers.queues or ():
         findings += _findings_about_queue(row, has_workers=bool(numbers.workers))
     for row in await overview_reads.quarantined(connection):  # what a duty, a worker's maintenance loop, set aside

@@ -39,10 +39,11 @@ _MAX_QUEUES = 200
 @may_read_standby
 async def show_queues(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
+    silent_seconds = services.settings.silent_seconds
 
     async def read() -> tuple[list[Row], list[Row]]:
         async with services.pool.acquire() as connection:
-            queues = list(await run_reads.queues(connection, _MAX_TASKS, _MAX_OF_ALL))
+            queues = list(await run_reads.queues(connection, silent_seconds, _MAX_TASKS, _MAX_OF_ALL))
             shown_queues = [row["queue"] for row in queues[:_MAX_QUEUES]]
             return queues, list(await overview_reads.limits_of_queues(connection, shown_queues))
 

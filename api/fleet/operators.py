@@ -79,15 +79,18 @@ class Limit(BaseModel):
     operation_id="listQueues",
     summary="List queues",
     description="Each queue has `queue`, `runnable` (tasks that wait for a worker now, counted up to a bound), "
-    "`has_more` (there may be more than were counted), `oldest`, `workers`, `starts_per_minute` (attempts that the "
+    "`has_more` (there may be more than were counted), `oldest`, `workers` (those that take work, and have had a "
+    "heartbeat within three renewals), `starts_per_minute` (attempts that the "
     "registered workers started within the last minute, as of their last heartbeats; null for queues of external "
     "workers) and `paused_because`.",
     responses=problems({}),
 )
 @may_read_standby
 async def list_queues(request: Request, _caller: Operator) -> Response:
-    async with services_of(request).pool.acquire() as connection:
-        return json_response({"queues": [dict(row) for row in await run_reads.queues(connection)]})
+    services = services_of(request)
+    silent_seconds = services.settings.silent_seconds
+    async with services.pool.acquire() as connection:
+        return json_response({"queues": [dict(row) for row in await run_reads.queues(connection, silent_seconds)]})
 
 
 @router.post(

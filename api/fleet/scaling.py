@@ -27,8 +27,6 @@ from leasehold.domain.scaling import QueueLoad, served_queues, wanted_workers
 from leasehold.settings import POOL_NAME, WorkerPool
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFirst)
-#: A worker without a heartbeat for this many of its heartbeat intervals does not count.
-_SILENT_INTERVALS = 3
 
 
 class VersionLoad(BaseModel):
@@ -86,11 +84,10 @@ async def get_scaling(
     if worker_pool is None:
         raise NotFound("pool_not_found", "LEASEHOLD_POOLS declares no such pool.")
     queues = sorted(served_queues(frozenset(worker_pool.queues) or _all_queues(services), worker_pool.labels))
-    silent_seconds = _SILENT_INTERVALS * services.settings.renew_seconds
     async with services.pool.acquire() as connection:
         due_rows = await scaling_reads.due_tasks(connection, queues)
         running_rows = await scaling_reads.running_attempts(connection, queues)
-        workers = await scaling_reads.workers(connection, pool, silent_seconds)
+        workers = await scaling_reads.workers(connection, pool, services.settings.silent_seconds)
     return json_response(_answer(pool, worker_pool, queues, due_rows, running_rows, workers))
 
 

@@ -19,7 +19,7 @@ MAX_COUNTED = 1000
 # `share`: at most `max_tasks` of each line are counted, about $1 in all lines together. `due_tasks`: the tasks of each
 # line that could start now: their number and the oldest one's instant. `failing_tenant`: tenants with failed tasks.
 # `tenant`: tenants with jobs. The recursive CTEs (`line`, `failing_tenant`, `tenant`) jump through an index from one
-# value to the next, and `nth` counts the values.
+# value to the next, and `nth` counts the values. $2 seconds without a heartbeat after which a worker is silent.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
@@ -47,6 +47,8 @@ WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
     SELECT next.tenant_id, tenant.nth + 1 FROM tenant CROSS JOIN LATERAL (
         SELECT j.tenant_id FROM job j WHERE j.tenant_id > tenant.tenant_id ORDER BY j.tenant_id LIMIT 1) AS next
     WHERE tenant.nth < $1
+), living_worker AS (
+    SELECT version FROM worker WHERE seen_at > statement_timestamp() - make_interval(secs => $2)
 )
 SELECT (SELECT coalesce(sum(n), 0)::int FROM due_tasks) AS due,
        (SELECT coalesce(bool_or(due_tasks.n >= share.max_tasks), false) FROM due_tasks CROSS JOIN share)
@@ -61,22 +63,22 @@ SELECT (SELECT coalesce(sum(n), 0)::int FROM due_tasks) AS due,
        (SELECT count(*)::int FROM tenant WHERE NOT EXISTS (
             SELECT 1 FROM tenant_move m
             WHERE m.tenant_id = tenant.tenant_id AND m.direction = 'out' AND m.stage = 'moved')) AS tenants,
-       (SELECT count(*)::int FROM worker) AS workers,
-       ARRAY(SELECT DISTINCT w.version FROM (SELECT version FROM worker LIMIT $1) AS w ORDER BY 1) AS versions,
+       (SELECT count(*)::int FROM living_worker) AS workers,
+       ARRAY(SELECT DISTINCT w.version FROM (SELECT version FROM living_worker LIMIT $1) AS w ORDER BY 1) AS versions,
        (SELECT count(*)::int FROM tenant_move m WHERE m.direction = 'out' AND m.stage <> 'moved') AS moving
 """
 
 
-async def load(connection: Connection) -> Row:
+async def load(connection: Connection, silent_seconds: float) -> Row:
     """The load of the cell. `due`: tasks that could start now, without those of paused queues. `has_more`: there may be
     more due tasks. `oldest_seconds`: how long the oldest due task has waited; None: none waits. `running`: running
     tasks. `failed`: steps that failed for good within the last hour. `tenants`: tenants with jobs, without those that
-    have moved away. `workers`, `versions`: the number and the versions of the workers. `moving`: tenants that are on
-    their way to another cell.
+    have moved away. `workers`, `versions`: the number and the versions of the workers that have had a heartbeat
+    within `silent_seconds`. `moving`: tenants that are on their way to another cell.
 
     Tasks, steps and tenants are counted up to MAX_COUNTED.
     """
-    row = await connection.fetchrow(LOAD, MAX_COUNTED)
+    row = await connection.fetchrow(LOAD, MAX_COUNTED, silent_seconds)
     assert row is not None
     return row
 

@@ -61,12 +61,15 @@ async def silent_steps(connection: Connection, tenant_id: str, seconds: float) -
     return counted
 
 
-_WORKERS = "SELECT count(*)::int FROM worker"
+_WORKERS = """
+-- overview_workers
+SELECT count(*)::int FROM worker WHERE seen_at > statement_timestamp() - make_interval(secs => $1)
+"""
 
 
-async def worker_count(connection: Connection) -> int:
-    """The number of registered workers, of all tenants."""
-    counted: int = await connection.fetchval(_WORKERS)
+async def worker_count(connection: Connection, silent_seconds: float) -> int:
+    """The number of workers that have had a heartbeat within `silent_seconds`, of all tenants."""
+    counted: int = await connection.fetchval(_WORKERS, silent_seconds)
     return counted
 
 

@@ -113,7 +113,8 @@ async def list_runs(
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
-# $1 the most due tasks that are counted in a queue, $2 in all queues together. `queue_with_tasks`: the queues that have
+# $1 the most due tasks that are counted in a queue, $2 in all queues together, $3 seconds without a heartbeat after
+# which a worker is silent: in most cases it has died, and its row is left. `queue_with_tasks`: the queues that have
 # waiting tasks; the recursion jumps through an index from queue to queue. `served_queue`: the queues of workers.
 # `queue_starts`: the attempts that workers report for the last minute. `share`: at most `max_tasks` are counted in each
 # queue. A queue of external workers is stored as `ext:<tenant>:<queue>`.
@@ -126,7 +127,8 @@ WITH RECURSIVE queue_with_tasks(queue) AS (
         SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') AND t.queue > last.queue
         ORDER BY t.queue LIMIT 1) AS next
 ), served_queue AS (
-    SELECT unnest(w.queues) AS queue, count(*) AS workers FROM worker w WHERE NOT w.draining GROUP BY 1
+    SELECT unnest(w.queues) AS queue, count(*) AS workers FROM worker w
+    WHERE NOT w.draining AND w.seen_at > statement_timestamp() - make_interval(secs => $3) GROUP BY 1
 ), queue_starts AS (
     SELECT starts.key AS queue, sum(starts.value::bigint)::bigint AS n
     FROM worker w CROSS JOIN jsonb_each_text(w.starts_per_minute) AS starts
@@ -157,14 +159,17 @@ ORDER BY q.queue LIMIT 1000
 _MAX_IN_ALL_QUEUES = 200_000
 
 
-async def queues(connection: Connection, at_most: int = MAX_COUNTED, in_all: int = _MAX_IN_ALL_QUEUES) -> Sequence[Row]:
-    """Queues of all tenants that have tasks or workers, or are paused. `runnable`: due tasks, counted up to `at_most`
+async def queues(
+    connection: Connection, silent_seconds: float, at_most: int = MAX_COUNTED, in_all: int = _MAX_IN_ALL_QUEUES
+) -> Sequence[Row]:
+    """Queues of all tenants that have tasks or workers, or are paused. `workers`: those that take work, and have had a
+    heartbeat within `silent_seconds`. `runnable`: due tasks, counted up to `at_most`
     in each queue and up to about `in_all` in all queues together. `has_more`: the queue may have more due tasks than
     were counted. `oldest`: when the oldest counted task became due. `starts_per_minute`: the attempts that the
     registered workers started in the minute before they last renewed their rows; None for a queue of external workers,
     whose claims are not counted.
     """
-    return await connection.fetch(_QUEUES, at_most, in_all)
+    return await connection.fetch(_QUEUES, at_most, in_all, silent_seconds)
 
 
 _RUNNABLE = """

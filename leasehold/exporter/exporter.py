@@ -139,7 +139,7 @@ class Exporter(Collector):
         self._owner = owner
         self._pool = pool
         self._replica = replica
-        self._silent_seconds = 3 * settings.renew_seconds
+        self._silent_seconds = settings.silent_seconds
         self._is_enabled = settings.metrics
         self._latest: Rows | None = None
         self._pauses = Pauses(share=_MAX_SHARE, at_least=EVERY_SECONDS, at_most=_MAX_PAUSE_SECONDS)

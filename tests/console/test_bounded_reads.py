@@ -67,10 +67,10 @@ async def test_queues_share_what_is_counted_of_them(maker: Maker, rows: Connecti
     for number in range(4):
         await add_tasks(rows, job_id, f"q{number}", 30)
         await rows.execute("UPDATE task SET step = queue || step WHERE job_id = $1 AND step ~ '^s[0-9]'", job_id)
-    few = {row["queue"]: row for row in await run_reads.queues(rows, 100, 40)}
+    few = {row["queue"]: row for row in await run_reads.queues(rows, 30.0, 100, 40)}
     assert (few["q0"]["runnable"], few["q0"]["has_more"]) == (20, True)
     assert (few["media"]["runnable"], few["media"]["has_more"]) == (1, False)
-    many = {row["queue"]: row for row in await run_reads.queues(rows)}
+    many = {row["queue"]: row for row in await run_reads.queues(rows, 30.0)}
     assert (many["q0"]["runnable"], many["q0"]["has_more"]) == (30, False)
 
 
@@ -82,7 +82,7 @@ async def test_a_queue_whose_tasks_have_all_ended_is_not_listed(maker: Maker, ro
     await rows.execute(
         "UPDATE task SET status = 'succeeded', finished_at = clock_timestamp() WHERE queue IN ('a', 'z')"
     )
-    assert [row["queue"] for row in await run_reads.queues(rows)] == ["m", "media", "n", "o"]
+    assert [row["queue"] for row in await run_reads.queues(rows, 30.0)] == ["m", "media", "n", "o"]
 
 
 async def test_each_worker_has_its_own_leases(maker: Maker, rows: Connection) -> None:

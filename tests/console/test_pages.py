@@ -10,7 +10,7 @@ import pytest
 
 from leasehold.api.console import findings, overview
 from leasehold.api.fleet.health import Check
-from leasehold.db import job_lists
+from leasehold.db import cell_reads, job_lists
 from leasehold.db.database import Connection, connected
 from leasehold.domain.ids import new_id
 from leasehold.selfcheck import Finding as SelfCheck
@@ -227,7 +227,7 @@ async def test_the_overview_says_what_is_wrong_and_leads_there(
         "UPDATE job SET created_at = created_at - interval '20 minutes' WHERE id = $1", await maker.make("media")
     )
     page = await somebody.see("/")
-    assert "No worker is registered: nothing runs." in page
+    assert "No worker has a heartbeat: nothing runs." in page
     assert "The queue default is paused: the disk is full" in page
     assert "1 step has failed for good in the last hour, mostly with no_space." in page
     assert "The oldest waiting job has waited 20 min" in page
@@ -321,6 +321,25 @@ async def test_without_trouble_the_overview_is_calm(
     async with asyncio.timeout(60):
         while "All is well" not in await viewer.see("/"):  # the API has just started, and connects
             await asyncio.sleep(0.05)
+
+
+async def test_a_worker_that_has_died_serves_no_queue(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row stays for a while, and for good where no other worker deletes it."""
+    monkeypatch.setattr(overview, "REFRESH_SECONDS", 0)
+    somebody, died, lives = await person(), new_id(), new_id()
+    await workers.register(rows, died, host="h", pid=1, version="u", queues=["media"])
+    await rows.execute("UPDATE worker SET seen_at = seen_at - interval '31 seconds'")
+    await maker.make("media")
+    page = await somebody.see("/")
+    assert ("No worker has a heartbeat: nothing runs." in page, "No worker serves the queue" in page) == (True, False)
+    await workers.register(rows, lives, host="h", pid=2, version="v", queues=["default"])
+    assert "No worker serves the queue media, in which 1 task waits." in await somebody.see("/")
+    answer = await somebody.http.get("/v1/queues", headers={"Authorization": f"Bearer {somebody.key.text}"})
+    assert {queue["queue"]: queue["workers"] for queue in answer.json()["queues"]} == {"media": 0, "default": 1}
+    load = await cell_reads.load(rows, 30.0)
+    assert (load["workers"], load["versions"]) == (1, ["v"])
 
 
 async def test_a_queue_shows_how_many_attempts_started_within_the_minute(person: MakePerson, rows: Connection) -> None:

@@ -62,7 +62,7 @@ async def register(rows: Rows, *queues: str) -> UUID:
 
 
 async def rates(rows: Rows) -> dict[str, int | None]:
-    return {row["queue"]: row["starts_per_minute"] for row in await run_reads.queues(rows.connection)}
+    return {row["queue"]: row["starts_per_minute"] for row in await run_reads.queues(rows.connection, 30.0)}
 
 
 async def test_the_heartbeat_writes_the_starts_with_its_renewal(settings: Settings, rows: Rows) -> None:
