@@ -30,6 +30,9 @@ _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
 #: The largest number of rows that the query of a part may read. `job_lists` counts three rows for each job, so the
 #: query reads at most two times SAMPLE jobs. Among them are jobs past their retention, which it leaves out.
 _MAX_READ = 480
+#: A sample counts as covering at least this share of its part: never 0, because it divides. So the page shows up to
+#: 26,000 jobs a second.
+_MIN_COVERED = 0.00001
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,10 @@ def _part(start: datetime, end: datetime, job_page: Page) -> Part:
     has_all_jobs = not job_page.has_more and job_page.ended_at is None
     if not n or has_all_jobs:  # without a job there is no time to estimate from
         return Part(start, n, failed, exact=has_all_jobs)
-    # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part.
-    covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), 0.0001)  # never 0, because it divides
+    # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part. Some may be
+    # newer than now: they were created while the parts were read, or the clock of this process is slow.
+    end = max(end, job_page.rows[0]["created_at"])
+    covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), _MIN_COVERED)
     return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)
 
 
