@@ -14,8 +14,10 @@ import httpx2
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from leasehold.cli.installation import Installation
+from leasehold.cli.terminal import harmless, print_line
 from leasehold.domain.errors import LeaseholdError
 from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
 from leasehold.runtime.gather import gather_or_cancel
@@ -174,18 +176,18 @@ def _table(sent_pictures: Sequence[Sent]) -> Table:
     table = Table("picture", "status", "steps")
     for picture in sent_pictures:
         steps = "  ".join(f"{step['name']} {step['status'].lower()}" for step in picture.view["steps"])
-        table.add_row(picture.path.name, picture.view["status"], steps)
+        table.add_row(Text(harmless(picture.path.name)), picture.view["status"], steps)
     return table
 
 
 def _report(console: Console, picture: Sent) -> None:
-    console.print(f"\n{picture.path.name}: {picture.view['status']}", style="bold", highlight=False)
+    print_line(f"\n{picture.path.name}: {picture.view['status']}", "bold", to=console)
     for step in picture.view["steps"]:
         if step.get("duration_ms") is not None:
             console.print(f"  {step['name']:<10} {step['duration_ms']:>7.0f} ms")
     if error := picture.view.get("error"):
-        console.print(f"  {error['code']}: {error['message']}", highlight=False)
+        print_line(f"  {error['code']}: {error['message']}", to=console)
     if picture.saved is not None:
-        console.print(f"  final_url  {picture.view['final_url']}", highlight=False, soft_wrap=True)
+        print_line(f"  final_url  {picture.view['final_url']}", to=console)
         sizes = f"{picture.saved.stat().st_size:,} bytes; the original has {picture.path.stat().st_size:,}"
-        console.print(f"  saved      {picture.saved} ({sizes})", highlight=False)
+        print_line(f"  saved      {picture.saved} ({sizes})", to=console)

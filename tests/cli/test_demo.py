@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from leasehold.cli import demo
 from leasehold.cli.demo import DemoFailed, run
@@ -51,3 +53,24 @@ async def test_a_store_that_refuses_or_is_silent_ends_the_demo_with_a_sentence_w
         with pytest.raises(DemoFailed, match=sentence) as raised:
             await demo._send_all(client, [demo.Sent(picture, {})], tmp_path, lambda: None)
     assert "secret" not in str(raised.value)
+
+
+def test_the_report_shows_names_as_they_are(tmp_path: Path) -> None:
+    """Rich takes `[beach]` for a style, and `[/]` for its end."""
+    picture = tmp_path / "sea [beach].jpg"
+    picture.write_bytes(b"12345")
+    folder = tmp_path / "of [summer"
+    folder.mkdir()
+    saved = folder / "] sea [beach].webp"
+    saved.write_bytes(b"123")
+    error = {"code": "broken_picture", "message": "the marker [b] is wrong\x1b[2J"}
+    view: dict[str, Any] = {"status": "READY", "steps": [], "final_url": "http://store/x", "error": error}
+    printed = StringIO()
+    console = Console(file=printed, width=1000)
+    sent = demo.Sent(picture, view, saved)
+    demo._report(console, sent)
+    console.print(demo._table([sent]))
+    text = printed.getvalue()
+    assert text.count("sea [beach].jpg") == 2
+    assert f"saved      {saved} (3 bytes; the original has 5)" in text
+    assert "broken_picture: the marker [b] is wrong\\x1b[2J" in text
