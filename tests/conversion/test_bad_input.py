@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from leasehold.domain.errors import ChildCrashed, Permanent
 from leasehold.pipelines.conversion.limits import ModelLimits
+from leasehold.pipelines.conversion.pipeline import Preprocessing
 from leasehold.pipelines.conversion.toolchain.loading import load
+from leasehold.pipelines.conversion.toolchain.references import samples
 from leasehold.pipelines.conversion.toolchain.shapes import infer_shapes
 from tests.conversion.conftest import Bench
 from tests.conversion.models import archive, model_of, network, pictures, saved
@@ -83,6 +89,16 @@ def nested() -> bytes:
         node = helper.make_node("If", ["c"], ["y"], then_branch=graph, else_branch=graph.__class__())
         graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])])
     return encoded(model_of(list(graph.node)))
+
+
+def damaged_after_its_pixels() -> bytes:
+    """A PNG whose last chunk, a profile of colours, ends after its name."""
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "PNG")
+    name = b"iCCP" + b"name\0"
+    profile = struct.pack(">I", 5) + name + struct.pack(">I", zlib.crc32(name))
+    png, end = stream.getvalue()[:-12], stream.getvalue()[-12:]
+    return png + profile + end
 
 
 def no_archive(path: Path) -> Path:
@@ -187,11 +203,12 @@ async def test_a_model_that_the_step_before_made_too_large_is_refused(bench: Ben
         (lambda path: archive(path, [b"MZ no picture"]), "file 1"),
         (lambda path: archive(path, [b"\0" * 10_000_001]), "file 1 is larger than 10000000 bytes"),
         (lambda path: archive(path, [b"GIF89a" + b"\0" * 40]), "file 1"),
+        (lambda path: archive(path, [damaged_after_its_pixels()]), "file 1 is not a readable"),
         (lambda path: pictures(path, 101, side=2), "there are more than 100 images"),
         (a_folder, "entry 1 of the archive is not a file"),
         (no_archive, "the archive is damaged"),
     ],
-    ids=["no picture", "too large", "another kind", "too many", "a folder", "no archive"],
+    ids=["no picture", "too large", "another kind", "damaged after its pixels", "too many", "a folder", "no archive"],
 )
 async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[[Path], Path], message: str) -> None:
     directory = bench.directory()
@@ -201,6 +218,16 @@ async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[
         await bench.run("bie", files)
     assert refused.value.code == "bad_reference_images"
     assert message in refused.value.message
+
+
+def test_a_lack_of_memory_is_not_called_a_fault_of_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lack_memory(*_: Any) -> None:
+        raise OSError("out of memory when reading image file")  # in Pillow's own words
+
+    monkeypatch.setattr(Image.Image, "convert", lack_memory)
+    inputs = [{"name": "x", "type": "float", "shape": [1, 3, 8, 8]}]
+    with pytest.raises(MemoryError):
+        samples(pictures(tmp_path / "references", 1), inputs, Preprocessing(), ModelLimits(), 0)
 
 
 async def test_pictures_for_a_model_that_takes_none_are_refused(bench: Bench) -> None:

@@ -8,12 +8,14 @@ import io
 import tarfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from leasehold.domain.errors import StepError
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.pipeline import Preprocessing
 from leasehold.pipelines.conversion.toolchain import refusals
@@ -63,14 +65,27 @@ def _decoded_pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Imag
 
 
 def _decode(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
-    try:
+    with _damage_is_refused(number):
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
         if image.width * image.height > limits.max_image_pixels:
             raise refusals.bad_references(f"file {number} has more than {limits.max_image_pixels} pixels")
         return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+
+
+@contextmanager
+def _damage_is_refused(number: int) -> Iterator[None]:
+    """Refuse file `number` after any error of Pillow: its readers raise whatever a damaged file makes them raise, such
+    as IndexError. A lack of memory is no fault of the file.
+    """
+    try:
+        yield
+    except (MemoryError, StepError):
+        raise
+    except Exception as error:
+        if "out of memory" in str(error).lower():  # Pillow's decoders say it by an OSError
+            raise MemoryError(str(error)) from error
         raise refusals.bad_references(f"file {number} is not a readable {', '.join(_FORMATS)} picture") from error
 
 
