@@ -73,6 +73,41 @@ async def test_a_refusal_without_a_code_of_the_provider_does_not_show_the_code_o
     assert await rows.connection.fetchval("SELECT value ->> 'fail_code' FROM note") is None
 
 
+@pytest.mark.parametrize(
+    ("prompt", "code", "fail_code"),
+    [("#refused", "content_refused", "50411"), ("#fail=50511", "output_refused", "50511")],
+    ids=["submit", "poll"],
+)
+async def test_a_failure_of_our_own_does_not_show_the_providers_code_of_the_failure_before(
+    operator: httpx2.AsyncClient, worker: Worker, rows: Rows, prompt: str, code: str, fail_code: str
+) -> None:
+    async def error() -> dict[str, Any]:
+        answer = await operator.get("/v1/images/query", params={"task_id": "order-1"})
+        shown: dict[str, Any] = answer.json()["data"]["error"]
+        return shown
+
+    body = {"task_id": "order-1", "provider": PLAIN, "prompt": prompt}
+    ordered = await operator.post("/v1/images/generations", json=body)
+    job_id = UUID(ordered.json()["data"]["job_id"])
+    assert await ended(operator, job_id) == ("failed", code)
+    assert (await error())["fail_code"] == fail_code
+    await rows.connection.execute('UPDATE job SET params = params || \'{"credential": "of a lost key"}\'')
+    assert await retried(operator, job_id) == ("failed", "credential_unreadable")
+    assert (await error())["fail_code"] is None
+
+
+async def test_an_order_of_unknown_outcome_does_not_show_the_providers_code_of_the_refusal_before(
+    operator: httpx2.AsyncClient, worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    job_id = await submitted(rows, PLAIN, "a cat #poor=1 #lost")
+    assert await ended(operator, job_id) == ("failed", "provider_payment_required")
+    await rows.connection.execute('UPDATE note SET value = \'{"fail_code": "50411"}\'')
+    assert await retried(operator, job_id) == ("failed", "submit_outcome_unknown")
+    note = await rows.connection.fetchval("SELECT value FROM note")
+    assert note["asked_at"]
+    assert "fail_code" not in note
+
+
 async def test_a_retry_from_the_purchase_on_buys_again_and_polls_the_new_order(
     operator: httpx2.AsyncClient, worker: Worker, simulator: Simulator, rows: Rows
 ) -> None:

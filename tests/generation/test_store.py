@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from leasehold.db.database import Connection
 from leasehold.pipelines.generation.files import UnusableFile, download, file_type_of
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.security.egress import Egress
@@ -48,6 +50,31 @@ async def test_what_could_be_had_of_several_files_is_kept_and_the_rest_is_told(c
     assert (metadata["total_files"], metadata["successful_uploads"]) == (3, 2)
     ((error),) = metadata["tos_upload_errors"]
     assert (error["file"], error["code"]) == (2, "not_an_image")
+
+
+async def test_a_file_that_cannot_be_had_now_is_fetched_again_however_many_attempts_there_were_before_a_retry(
+    client: Client, generation_settings: Settings, connection: Connection
+) -> None:
+    """A retry of the job, and each worker that is lost, leave the attempts of the ladder."""
+    await client.ordered("a cat #file=away")
+    await connection.execute("UPDATE task SET attempt = max_attempts WHERE step = 'store'")
+    store = "SELECT status FROM task WHERE step = 'store'"
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        while (status := await connection.fetchval(store)) not in ("retry", "failed"):
+            await asyncio.sleep(0.02)
+    assert status == "retry"
+    assert await connection.fetchval("SELECT code FROM failure") == "file_unavailable"
+
+
+async def test_a_file_that_cannot_be_had_in_the_last_attempt_either_takes_the_others_along_no_more(
+    client: Client, generation_settings: Settings, connection: Connection
+) -> None:
+    task = await client.ordered("cats #files=2 #file=away #onlylast")
+    await connection.execute("UPDATE task SET errors = max_attempts - 1 WHERE step = 'store'")
+    async with Worker(generation_settings):
+        done = await client.ended(task)
+    assert (done["status"], len(done["urls"])) == (-1, 1)
+    assert [error["code"] for error in done["metadata"]["tos_upload_errors"]] == ["file_unavailable"]
 
 
 @pytest.mark.parametrize("word", ["html", "huge"])

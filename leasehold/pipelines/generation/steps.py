@@ -50,8 +50,8 @@ async def submit(attempt: Attempt) -> Done | Snooze:
     knows that an earlier attempt may have ordered.
     """
     params, provider_context = _params_and_context(attempt)
+    note = await _note_without_refusal(attempt)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
-    note = await attempt.note()
     # A provider that honours the order's token does not sell the same order twice.
     may_repeat = provider.honours_token or params.resubmit
     if note.get("asked_at") and not may_repeat:
@@ -88,7 +88,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
     polls in a row have failed.
     """
     params, provider_context = _params_and_context(attempt)
-    note = await attempt.note()
+    note = await _note_without_refusal(attempt)
     if not note:  # this is the first attempt
         purchase = await attempt.value("submit")
         if "urls" in purchase:  # the provider returned the files immediately
@@ -163,7 +163,8 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
     except UnusableFile as error:
         return {"code": error.code, "message": str(error)}
     except FileUnavailable as error:
-        if attempt.number < generation.by_name["store"].max_attempts:
+        # Not `attempt.number`: it also counts lost attempts, and those before a retry of the job.
+        if attempt.errors + 1 < generation.by_name["store"].max_attempts:
             raise Retryable(str(error), code="file_unavailable") from None
         return {"code": "file_unavailable", "message": str(error)}
     else:
@@ -218,8 +219,19 @@ async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str,
     """Write the note for an attempt after a retry, with the provider's own code for the API's answer. Returns the error
     to raise.
     """
-    await attempt.remember(note | {"fail_code": error.fail_code})  # None: not the code of an earlier refusal
+    await attempt.remember(note | {"fail_code": error.fail_code})
     return Permanent(error.code, error.message)
+
+
+async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
+    """The note, without the provider's code of a refusal before a retry: the API would show that code with whatever
+    error ends this attempt. So the stored note loses the code, too.
+    """
+    note = await attempt.note()
+    if "fail_code" in note:
+        del note["fail_code"]
+        await attempt.remember(note)
+    return note
 
 
 def _retry_delay(

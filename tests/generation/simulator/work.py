@@ -30,7 +30,7 @@ class Script:
     answered. after=N: it is answered once so many have been bought. work=N: polls until it is made (1); never: it is
     not. ill=N: the first N polls answer 500. odd: polls answer a status that nobody has heard of. fail=CODE: it fails.
     broken=N: the first N that are bought fail. wait=S: a cancel answers 429, to be sent again after S seconds.
-    files=N (1), file=html|huge|gone|moved|inside|empty: what their links lead to (the last one's, with onlylast).
+    files=N (1), file=html|huge|gone|away|moved|inside|empty: what their links lead to (the last one's, with onlylast).
     news=S: made after S seconds, however often it is polled, and whoever gave an address to call is called then.
     """
 
@@ -185,6 +185,7 @@ _WRONG = {
     "html": Reply(body=b"<!DOCTYPE html><p>Sign in to see this picture</p>"),
     "huge": Reply(body=b"\xff\xd8\xff" + b"x" * (_MIB - 3), repeat=4),
     "gone": Reply(403, {"message": "expired"}),
+    "away": Reply(503),
     "inside": Reply(302, headers={"location": "http://169.254.169.254/latest/meta-data"}),
     "empty": Reply(body=b""),
 }
