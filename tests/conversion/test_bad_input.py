@@ -43,6 +43,24 @@ def external(location: str) -> bytes:
     return encoded(model)
 
 
+def sparse_constant(outside: str = "", sides: tuple[int, int] = (2, 8)) -> onnx.ModelProto:
+    """Of a Constant that is a sparse tensor. `outside`: the part of it that lies in another file."""
+    values = numpy_helper.from_array(np.ones(4, np.float32), "values")
+    indices = numpy_helper.from_array(np.arange(4, dtype=np.int64), "indices")
+    for tensor in (values, indices):
+        if tensor.name == outside:
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="weights.bin")
+    sparse = helper.make_sparse_tensor(values, indices, sides)
+    nodes = [
+        helper.make_node("Constant", [], ["dense"], sparse_value=sparse),
+        helper.make_node("ReduceSum", ["dense"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    return model_of(nodes)
+
+
 def shaped(sides: list[Any] | None) -> bytes:
     return encoded(model_of([relu()], inputs=[helper.make_tensor_value_info("x", TensorProto.FLOAT, sides)]))
 
@@ -131,6 +149,8 @@ MODELS: dict[str, tuple[Callable[[], bytes], str]] = {
     "external data": (lambda: external("weights.bin"), "external_data"),
     "external data climbing out": (lambda: external("../../etc/passwd"), "external_data"),
     "address in memory": (lambda: external("*/_ORT_MEM_ADDR_/*"), "external_data"),
+    "sparse values outside": (lambda: encoded(sparse_constant("values")), "external_data"),
+    "sparse indices outside": (lambda: encoded(sparse_constant("indices")), "external_data"),
     "memory bomb": (bomb, "tensor_too_large"),
 }
 
@@ -163,6 +183,24 @@ def test_the_bytes_of_a_weight_follow_from_its_type(tmp_path: Path, data_type: i
         load(path, ModelLimits(max_tensor_bytes=100 * width - 1))
     assert refused.value.code == "tensor_too_large"
     assert f"{100 * width} bytes; at most {100 * width - 1}" in refused.value.message
+
+
+def test_a_sparse_constant_counts_as_the_dense_one_that_it_becomes(tmp_path: Path) -> None:
+    path = saved(sparse_constant(sides=(10, 10)), tmp_path / "model")
+    load(path, ModelLimits(max_tensor_bytes=400))
+    with pytest.raises(Permanent) as refused:
+        load(path, ModelLimits(max_tensor_bytes=399))
+    assert refused.value.code == "tensor_too_large"
+
+
+def test_a_sparse_constant_among_others_is_checked_as_well(tmp_path: Path) -> None:
+    model = sparse_constant("values")
+    (attribute,) = model.graph.node[0].attribute
+    attribute.sparse_tensors.append(attribute.sparse_tensor)
+    attribute.ClearField("sparse_tensor")
+    with pytest.raises(Permanent) as refused:
+        load(saved(model, tmp_path / "model"), ModelLimits())
+    assert refused.value.code == "external_data"
 
 
 @pytest.mark.parametrize("sides", [[-(1 << 50)], [1 << 50, -(1 << 10)], [-(1 << 25), -(1 << 25)]])

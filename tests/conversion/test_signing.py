@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,28 @@ def test_a_byte_that_was_changed_is_noticed(package: Path, at: int) -> None:
     package.write_bytes(changed)
     with pytest.raises(nef.BadContainer):
         nef.read(package)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"no json", b"\xff", b"[]", b"{}", b'{"parts":{}}', b'{"parts":[7]}', b'{"parts":[{"name":"a"}]}',
+        b'{"parts":[{"name":"a","sha256":"","size":"0"}]}', b'{"parts":[{"name":"a","sha256":"","size":0.0}]}',
+        b'{"parts":[{"name":1,"sha256":"","size":0}]}', b'{"parts":[{"name":"a","sha256":1,"size":0}]}',
+        b'{"parts":[{"name":"a","sha256":"","size":5},{"name":"b","sha256":"","size":-5}]}',
+        b'{"parts":[{"name":"a","sha256":"","size":true},{"name":"b","sha256":"","size":-1}]}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("trusted", [None, [public(OURS)]], ids=["anybody", "ours"])
+def test_a_package_whose_manifest_is_none_is_a_bad_container(
+    tmp_path: Path, manifest: bytes, trusted: list[bytes] | None
+) -> None:
+    """Anybody can write a package: its digest proves nothing about its form."""
+    package = tmp_path / "foreign.nef"
+    digest = hashlib.sha256(manifest).digest()
+    package.write_bytes(nef.MAGIC + len(manifest).to_bytes(8, "big") + digest + bytes(96) + manifest)
+    with pytest.raises(nef.BadContainer):
+        nef.read(package, trusted)
 
 
 def test_a_binary_of_the_vendor_is_left_as_it_is(tmp_path: Path) -> None:

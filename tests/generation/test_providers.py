@@ -345,6 +345,15 @@ async def test_an_order_goes_out_in_the_words_of_the_documentation(
         assert request.headers["idempotency-key"] == "t-1"
 
 
+async def test_jimeng_is_asked_for_a_task_of_the_model_that_it_got(providers: Providers, simulator: Simulator) -> None:
+    """A field of `extra` replaces a field of the order, also its model."""
+    wanted = order("jimeng", "image", "p", model="jimeng_t2i_v30", extra={"req_key": "jimeng_t2i_v31"})
+    taken = await providers["jimeng"].submit(wanted, CREDENTIALS["jimeng"])
+    assert isinstance(taken, Accepted)
+    await providers["jimeng"].poll(taken.ref, wanted, CREDENTIALS["jimeng"])
+    assert [request.json["req_key"] for request in simulator.requests] == ["jimeng_t2i_v31"] * 2
+
+
 async def test_replicate_is_not_asked_to_call_where_it_would_not(providers: Providers, simulator: Simulator) -> None:
     wanted = order("replicate", "image", "p", callback="http://api.example/tell")
     assert isinstance(await providers["replicate"].submit(wanted, CREDENTIALS["replicate"]), Accepted)

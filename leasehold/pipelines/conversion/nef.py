@@ -20,7 +20,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import orjson
 from cryptography.exceptions import InvalidSignature
@@ -107,7 +107,7 @@ def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
     """
     with path.open("rb") as file:
         head, manifest_bytes = _read_head(file)
-        manifest: dict[str, Any] = orjson.loads(manifest_bytes)
+        manifest = _parse_manifest(manifest_bytes)
         start = file.tell()
         if file.seek(0, os.SEEK_END) != start + sum(part["size"] for part in manifest["parts"]):
             raise BadContainer("the length of the container is not the sum of its parts")
@@ -129,6 +129,30 @@ def _read_head(file: BinaryIO) -> tuple[bytes, bytes]:
     if hashlib.sha256(manifest_bytes).digest() != head[len(MAGIC) + 8 : _KEY_POSITION]:
         raise BadContainer("the manifest is damaged")
     return head, manifest_bytes
+
+
+def _parse_manifest(manifest_bytes: bytes) -> dict[str, Any]:
+    """The manifest. Raises BadContainer if it is not as `write` writes it: anybody can write a package, and its digest
+    does not prove its form.
+    """
+    try:
+        manifest = orjson.loads(manifest_bytes)
+    except orjson.JSONDecodeError:
+        raise BadContainer("the manifest is not JSON") from None
+    parts = manifest.get("parts") if isinstance(manifest, dict) else None
+    if not isinstance(parts, list) or not all(_is_part(part) for part in parts):
+        raise BadContainer("the manifest does not list the parts")
+    return cast("dict[str, Any]", manifest)
+
+
+def _is_part(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and isinstance(part.get("name"), str)
+        and isinstance(part.get("sha256"), str)
+        and type(part.get("size")) is int  # `isinstance` would take True
+        and part["size"] >= 0
+    )
 
 
 def _verify_signature(head: bytes, manifest_bytes: bytes) -> bytes | None:

@@ -7,7 +7,7 @@ Cheap limits are checked first. A model may not refer to another file, and may u
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -95,6 +95,8 @@ def _checked_graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0)
         for attribute in node.attribute:
             for tensor in (attribute.t, *attribute.tensors):
                 _check_tensor(tensor, limits)
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                _check_sparse_tensor(sparse, limits)
             if attribute.HasField("g"):
                 yield from _checked_graphs(attribute.g, limits, depth + 1)
             for inner in attribute.graphs:
@@ -118,8 +120,19 @@ def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
     """
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
         raise refusals.external_data(tensor.name)
-    if any(side < 0 for side in tensor.dims):
+    _check_sides(tensor, tensor.dims, limits)
+
+
+def _check_sparse_tensor(sparse: onnx.SparseTensorProto, limits: ModelLimits) -> None:
+    """As `_check_tensor`. A sparse tensor counts with its size once it is dense: the runtime makes it dense."""
+    _check_tensor(sparse.values, limits)
+    _check_tensor(sparse.indices, limits)
+    _check_sides(sparse.values, sparse.dims, limits)
+
+
+def _check_sides(tensor: onnx.TensorProto, sides: Sequence[int], limits: ModelLimits) -> None:
+    if any(side < 0 for side in sides):
         raise refusals.invalid_model(f"the tensor {tensor.name[:100]!r} has a negative side")
-    size = math.prod(tensor.dims) * bytes_of_element(tensor.data_type)
+    size = math.prod(sides) * bytes_of_element(tensor.data_type)
     if size > limits.max_tensor_bytes:
         raise refusals.tensor_too_large(tensor.name, size, limits.max_tensor_bytes)

@@ -106,8 +106,9 @@ class Jimeng:
         return await self._sender.send("POST", url, headers=headers, body=content, buys=buys)
 
 
-def _model(order: Order) -> str:
-    return order.model or _DEFAULT_MODEL[order.kind]
+def _model(order: Order) -> object:
+    """The model that a submit names. A poll must name the same one, so that Jimeng finds the task."""
+    return (order.extra or {}).get("req_key", order.model or _DEFAULT_MODEL[order.kind])
 
 
 def _request_body(order: Order) -> dict[str, Any]:
