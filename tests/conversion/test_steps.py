@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import orjson
 import pytest
-from onnx import helper, numpy_helper, version_converter
+from onnx import TensorProto, helper, numpy_helper, version_converter
 from PIL import Image
 
 from leasehold.domain.errors import Permanent, Retryable
@@ -111,6 +111,37 @@ async def test_an_input_of_any_name_gets_the_samples(bench: Bench, count: int) -
     model.graph.input[0].name = model.graph.node[0].input[0] = name
     made = await bench.convert(saved(model, directory / "model"), pictures(directory / "references", count))
     assert [value["name"] for value in report(made["output/report.json"])["nef"]["inputs"]] == [name]
+
+
+@pytest.mark.parametrize("opset", [6, 17], ids=["an old opset", "a new opset"])
+async def test_a_model_that_lists_its_input_again_with_a_free_batch_is_converted(bench: Bench, opset: int) -> None:
+    """Among the shapes that an exporter adds: every tool then believes another of the two."""
+    directory = bench.directory()
+    model = network(opset=opset)
+    model.graph.value_info.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16]))
+    (references := directory / "references").touch()
+    made = await bench.convert(saved(model, directory / "model"), references)
+    assert nef.read(made["output/out.nef"]).manifest["inputs"][0]["shape"] == [1, 3, 16, 16]
+
+
+async def test_a_model_of_an_old_opset_whose_input_is_an_output_as_well_gets_a_code(bench: Bench) -> None:
+    """Its batch is free at both places."""
+    directory = bench.directory()
+    model = network(opset=6)
+    model.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16]))
+    (references := directory / "references").touch()
+    with pytest.raises(Permanent) as refused:
+        await bench.convert(saved(model, directory / "model"), references)
+    assert refused.value.code == "not_quantisable"
+
+
+@pytest.mark.parametrize("sides", [[1, 7], [1, 4, 1]], ids=["another size", "another number of sides"])
+async def test_a_model_that_lists_its_input_again_with_other_sides_is_invalid(bench: Bench, sides: list[int]) -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])])
+    model.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, sides))
+    with pytest.raises(Permanent) as refused:
+        await bench.run("onnx", {"model": saved(model, bench.directory() / "model")})
+    assert refused.value.code == "invalid_model"
 
 
 async def test_the_same_model_gives_the_same_bytes(bench: Bench) -> None:

@@ -78,7 +78,7 @@ conversion = Pipeline(
     steps=[
         Step(
             "onnx", reads=("model",), writes="output/out.onnx", queue="conversion", isolated=True,
-            limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=2,
+            limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=3,
         ),
         Step(
             "bie", needs=("onnx",), reads=("onnx", "references"), writes="output/out.bie", queue="conversion",

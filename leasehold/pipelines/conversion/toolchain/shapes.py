@@ -38,7 +38,19 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
                 raise refusals.missing_shapes(value.name, complaint)
             dimension.dim_value = 1
             changes.append(f"the batch of {value.name[:100]} is 1")
+        for other in (*model.graph.value_info, *model.graph.output):
+            if other.name == value.name:
+                _fix_sides(other, shape_of(value))
     return changes
+
+
+def _fix_sides(value: onnx.ValueInfoProto, shape: Shape) -> None:
+    """Give each free dimension its size in `shape`: the graph lists the input `value` again, and a tool may read either
+    place. Sizes that contradict the input's stay, and are refused later.
+    """
+    for dimension, size in zip(value.type.tensor_type.shape.dim, shape, strict=False):
+        if dimension.dim_value <= 0:
+            dimension.dim_value = size
 
 
 def infer_shapes(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto:
