@@ -234,17 +234,24 @@ def claims(work: Work, name: str, path: str, content_type: str = "text/plain") -
 
 @_act
 def answers(work: Work, what: str) -> Done:
-    if what == "large value":
-        return Done(value={"text": "x" * 70_000})
-    if what == "huge value":
-        return Done(value={"text": "x" * 2_000_000})
-    if what == "no JSON":
-        return Done(value={"object": object()})
-    if what == "deep value":
-        return Done(value=nested(250))
-    if what == "long number":
-        return Done(value={"number": 10**4000 * 10**4000})
-    return what  # type: ignore[return-value]  # the test needs it
+    match what:
+        case "large value":
+            value: dict[str, Any] = {"text": "x" * 70_000}
+        case "huge value":
+            value = {"text": "x" * 2_000_000}
+        case "no JSON":
+            value = {"object": object()}
+        case "deep value":
+            value = nested(250)
+        case "large number":
+            value = {"numbers": [1, 2**64]}
+        case "long number":
+            value = {"number": 10**4000 * 10**4000}
+        case "NUL":
+            value = {"text": "a\x00b"}
+        case _:
+            return what  # type: ignore[return-value]  # the test needs it
+    return Done(value=value)
 
 
 def nested(levels: int) -> dict[str, Any]:

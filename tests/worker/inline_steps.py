@@ -150,6 +150,8 @@ async def first(attempt: Attempt) -> Any:
             return await _twice(attempt)
         case "unstorable":
             return Done(value={"text": "a NUL: \x00"})
+        case "unstorable number":
+            return Done(value={"number": 2**64})
         case "nonsense":
             return 42
     await attempt.write("greeting.txt", b"hello", "text/plain")

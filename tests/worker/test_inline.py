@@ -146,6 +146,7 @@ async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_t
         ("hang", "step_timeout", 2),
         ("await what was cancelled", "handler_error", 2),
         ("unstorable", "bad_output", 1),
+        ("unstorable number", "bad_output", 1),
         ("nonsense", "bad_answer", 1),
     ],
 )

@@ -10,10 +10,10 @@ import os
 import re
 import stat
 from pathlib import Path
-
-from pydantic_core import to_json
+from typing import Any
 
 from leasehold.domain.errors import Permanent
+from leasehold.domain.storable import NotStorable, encode_storable
 from leasehold.domain.verdicts import Done, File
 from leasehold.worker.sandbox import frames
 
@@ -30,7 +30,7 @@ def checked(finished: frames.Finished, directory: Path, result_bytes: int = 0) -
     Raises Permanent("bad_output") when a name, a path, a content type or the value is not allowed.
     """
     at_most = MAX_VALUE_BYTES + result_bytes
-    if finished.value is not None and len(to_json(finished.value)) > at_most:
+    if finished.value is not None and len(_encoded(finished.value)) > at_most:
         raise _bad(f"the value is larger than {at_most} bytes")
     files: dict[str, File] = {}
     for name, output in finished.files.items():
@@ -40,6 +40,16 @@ def checked(finished: frames.Finished, directory: Path, result_bytes: int = 0) -
             raise _bad(f"output {name}: {output.content_type[:100]!r} is not a content type")
         files[name] = File(_regular_file(directory, output.path, name), output.content_type)
     return Done(files=files, value=finished.value)
+
+
+def _encoded(value: Any) -> bytes:
+    """The value as JSON. A value that PostgreSQL cannot store is refused here, before its files are uploaded: no other
+    attempt would have another value.
+    """
+    try:
+        return encode_storable(value)
+    except NotStorable as error:
+        raise _bad(f"the value cannot be stored: {error}") from None
 
 
 def _is_safe(path: str) -> bool:

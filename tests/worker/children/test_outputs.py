@@ -83,6 +83,19 @@ async def test_a_value_too_large_or_without_json_form_is_refused(one: Pool, what
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
+        ("large number", "the value cannot be stored: /numbers/1: an integer has at most 64 bits"),
+        ("NUL", "the value cannot be stored: /text: a text with a NUL character cannot be stored"),
+    ],
+)
+async def test_a_value_that_postgresql_cannot_store_is_refused_with_its_place(
+    one: Pool, what: str, reason: str
+) -> None:
+    assert await _refused(one, "answers", one.directory(), what=what) == reason
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
         ("huge value", "the answer cannot be sent: 2000"),
         ("no JSON", "the answer cannot be sent: it cannot be converted to JSON: "),
     ],
