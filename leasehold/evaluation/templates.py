@@ -229,10 +229,13 @@ class Templates:
             ) from None
 
     def _check_handler(self, handler: str) -> None:
+        """Raises Invalid for a handler that a template cannot name: a part needs an item of the step that fans out, and
+        no worker has code of an external step.
+        """
         pipeline, _, name = handler.rpartition(".")
         is_offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
         step = self.pipelines[pipeline].by_name.get(name) if is_offered else None
-        if step is None or step.isolated:
+        if step is None or step.isolated or step.part or step.external:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
 
     async def enable(

@@ -9,7 +9,10 @@ from uuid import UUID
 import pytest
 
 from leasehold.db.database import Connection
+from leasehold.domain.errors import Invalid
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
+from leasehold.domain.template import Template
 from leasehold.evaluation.templates import Templates
 from leasehold.limits.bounds import lock_additions
 from leasehold.pipelines import RESERVED_NAMES
@@ -140,10 +143,21 @@ async def test_a_template_that_cannot_work_is_refused(client: Client, body: dict
     problem(answer, 422, "invalid_request")
 
 
-@pytest.mark.parametrize("handler", ["nobody.nothing", "scripted.nothing", "isolated.count"])
+@pytest.mark.parametrize("handler", ["nobody.nothing", "scripted.nothing", "isolated.count", "spread.piece"])
 async def test_a_handler_that_is_not_offered_is_refused(client: Client, handler: str) -> None:
     answer = await client.post("/v1/templates", type="report", steps=[STEP | {"worker_type": handler}])
     problem(answer, 422, "unknown_worker_type")
+
+
+async def test_a_step_of_code_that_external_workers_do_is_no_handler_and_is_refused() -> None:
+    steps = [Step("ask", external=True), Step("answer")]
+    templates = Templates(Pipelines(Pipeline("outside", module="", steps=steps)))
+    mine = [Template.model_validate({"type": "mine", "steps": [STEP | {"worker_type": f"outside.{step.name}"}]})
+            for step in steps]  # fmt: skip
+    await templates.check("acme", mine[1])
+    with pytest.raises(Invalid) as refused:  # otherwise the step would wait for ever: no worker has code of it
+        await templates.check("acme", mine[0])
+    assert refused.value.code == "unknown_worker_type"
 
 
 async def test_a_payload_is_checked_by_the_template_and_the_path_is_named(client: Client) -> None:
