@@ -206,9 +206,8 @@ def _registration_of(
     settings: Settings, pipelines: Pipelines, queues: ServedQueues, worker: UUID, ready: frozenset[str]
 ) -> Registration:
     """The contents of the worker's row. The inline handlers are loaded by now."""
-    return Registration(
-        worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=pipelines.loaded_handlers()
-    )
+    handlers = pipelines.loaded_handlers(queues.isolated_pipelines)
+    return Registration(worker, ready, slots=queues.slots, pool=settings.worker_pool, handlers=handlers)
 
 
 def _loops(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import graphlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -302,9 +302,11 @@ class Pipeline:
 
         return register
 
-    def has_code_of(self, step: Step) -> bool:
-        """Whether this process can run the step: its handler is loaded here, or a child process loads it."""
-        return step.isolated or step.name in self.handlers
+    def has_code_of(self, step: Step, with_children: Collection[str]) -> bool:
+        """Whether this worker can run the step: its handler is loaded here or, for an isolated step, in child
+        processes. `with_children`: the pipelines for which this worker has child processes.
+        """
+        return self.name in with_children if step.isolated else step.name in self.handlers
 
     def opens(self, opener: Opener) -> Opener:
         """A decorator that registers the pipeline's opener. An opener opens, for example, a client or a pool.

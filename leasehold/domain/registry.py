@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -92,10 +92,12 @@ class Pipelines:
     def __iter__(self) -> Iterator[Pipeline]:
         return iter(self._by_name.values())
 
-    def loaded_handlers(self) -> list[str]:
-        """The `pipeline.step` of each step that this process can run, by the handlers that are loaded now."""
+    def loaded_handlers(self, with_children: Collection[str]) -> list[str]:
+        """The `pipeline.step` of each step that this process can run, by the handlers that are loaded now.
+        `with_children`: the pipelines for which it has child processes.
+        """
         return [f"{pipeline.name}.{step.name}" for pipeline in self for step in pipeline.steps
-                if pipeline.has_code_of(step)]  # fmt: skip
+                if pipeline.has_code_of(step, with_children)]  # fmt: skip
 
     def load_handlers(self, name: str) -> Pipeline:
         """Import the module with the handlers of the pipeline `name`. Every step must have a handler, except external

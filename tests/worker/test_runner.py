@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -302,10 +302,10 @@ def test_a_time_limit_is_that_of_the_template_or_else_of_the_step() -> None:
 
 def test_a_task_is_run_only_by_the_code_that_it_names_and_that_this_worker_has() -> None:
     steps = {"s": Step("s"), "without_code": Step("without_code")}
-    loaded: Any = SimpleNamespace(by_name=steps, has_code_of=lambda step: step.name == "s")
+    loaded: Any = SimpleNamespace(by_name=steps, has_code_of=lambda step, _with_children: step.name == "s")
     runner = Attempt(for_ever).runner
     pipelines: Any = {"p": loaded}
-    runner._pipelines = pipelines
+    runner._pipelines, runner._isolated = pipelines, cast("Any", SimpleNamespace(pipelines=()))
     assert runner._declaration(claimed()) == (loaded, steps["s"])
     assert runner._declaration(claimed(pipeline="of a template", step="x", handler="p.s")) == (loaded, steps["s"])
     unknown = [{"step": "without_code"}, {"step": "unknown"}, {"pipeline": "unknown"}, {"handler": "p.unknown"}]

@@ -15,6 +15,7 @@ import pytest
 
 from leasehold.db.database import make_pool
 from leasehold.domain.errors import DeclarationError
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker import parts
@@ -24,7 +25,7 @@ from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.support.now import now
 from tests.worker import late_handlers
-from tests.worker.conftest import end_of
+from tests.worker.conftest import SECONDS, end_of
 
 
 def starting(settings: Settings, tmp_path: Path, which: str) -> Worker:
@@ -111,6 +112,26 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
     async with starting(settings, tmp_path, "late") as worker:
         assert (await end_of(rows, job.id))["status"] == "succeeded"
         assert worker.queues == {"late-inline", "late-isolated", "operations"}
+
+
+async def test_an_isolated_step_in_a_queue_of_before_waits_for_a_worker_with_its_children(
+    settings: Settings, tmp_path: Path, rows: Rows
+) -> None:
+    """A release moved the step to another queue. A worker that serves only the old queue has no children for it."""
+    before = Pipeline("late_isolated", module="", steps=[Step("act", queue="late-inline", isolated=True)])
+    job = jobs.NewJob(before, "t")
+    await jobs.submit(rows.connection, [job])
+    task_id = await rows.connection.fetchval("SELECT id FROM task WHERE job_id = $1", job.id)
+    only_inline = settings.model_copy(update={"worker_queues": "late-inline"})
+    async with starting(only_inline, tmp_path / "one", "pipelines") as worker:
+        async with asyncio.timeout(SECONDS):
+            while (task := await rows.task(task_id))["status"] in ("pending", "running"):
+                await asyncio.sleep(0.02)
+        assert (task["status"], task["errors"]) == ("waiting", 0)
+        handlers = await rows.connection.fetchval("SELECT handlers FROM worker WHERE id = $1", worker.id)
+        assert handlers == ["late_inline.act"]
+    async with starting(settings, tmp_path / "all", "pipelines"):
+        assert (await end_of(rows, job.id))["status"] == "succeeded"
 
 
 async def test_a_drain_that_begins_while_later_queues_are_recorded_ends(

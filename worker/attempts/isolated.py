@@ -5,7 +5,7 @@ While the outputs are published, the attempt may start the next steps speculativ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,11 @@ class IsolatedAttempts:
         self._settings = settings
         self._output_cache = OutputCache()
         self._speculations: dict[tuple[UUID, str], Speculation] = {}  # by job and step
+
+    @property
+    def pipelines(self) -> Collection[str]:
+        """The pipelines whose isolated steps this worker can run."""
+        return self._children.pipelines
 
     async def perform(
         self,

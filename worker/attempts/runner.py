@@ -219,7 +219,8 @@ class Runner:
 
     def _declaration(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
         """The pipeline and step whose code runs: those of the task, or those that the job's template names as the
-        handler. None: this worker has not loaded that code.
+        handler. None: this worker has not loaded that code. An isolated step may stand in a queue that it had in an
+        earlier release: then this worker may have no child processes for it.
         """
         handler = _handler_of(claimed)
         pipeline_name, _, step_name = handler.rpartition(".")
@@ -227,7 +228,7 @@ class Runner:
             return None
         pipeline = self._pipelines[pipeline_name]
         step = pipeline.by_name.get(step_name)
-        if step is None or not pipeline.has_code_of(step):
+        if step is None or not pipeline.has_code_of(step, self._isolated.pipelines):
             return None
         return pipeline, step
 

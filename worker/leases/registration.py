@@ -35,7 +35,7 @@ class Registration:
         handlers: Iterable[str] | None = None,
     ) -> None:
         """`slots`: the slots by queue, for all queues that the worker may ever serve. `pool`: LEASEHOLD_WORKER_POOL,
-        the workers that scale together. `handlers`: Pipelines.loaded_handlers(); None: they are not recorded.
+        the workers that scale together. `handlers`: as Pipelines.loaded_handlers; None: they are not recorded.
         """
         self.worker = worker
         self._queues = sorted(queues)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -63,6 +63,11 @@ class Children:
         self.isolation = "not started"
 
     @property
+    def pipelines(self) -> Collection[str]:
+        """The pipelines whose steps these children run; none after `close`."""
+        return self._spares.keys()
+
+    @property
     def pids(self) -> frozenset[int]:
         """The process ids of the zygotes, the spare children, and the children with a run."""
         return frozenset(child.pid for child in self._running).union(*(spares.pids for spares in self._spares.values()))
@@ -106,7 +111,8 @@ class Children:
         for child in self._running:
             child.kill()
         await asyncio.gather(*(child.stop() for child in self._running), *self._ending, return_exceptions=True)
-        await asyncio.gather(*(spares.close() for spares in self._spares.values()))
+        closed, self._spares = self._spares, {}
+        await asyncio.gather(*(spares.close() for spares in closed.values()))
 
     async def run(
         self,

@@ -54,6 +54,7 @@ async def test_a_start_that_fails_leaves_no_other_start_behind(tmp_path: Path) -
     with pytest.raises(DeclarationError, match="no handler"):
         await children.start()
     assert children.pids == frozenset()
+    assert not children.pipelines  # a worker whose children lack fences closes them, and runs no isolated step
     assert asyncio.all_tasks() <= before  # a task of others may have ended
 
 
