@@ -1,13 +1,16 @@
-"""Compiles the JSON Schema of a pydantic model, to check JSON that the model will read.
+"""Compiles the JSON Schemas of pydantic models, which are those of code: of templates in code, and of signals.
 
-Pydantic reads more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without
-hyphens, an address with letters beyond ASCII. What Python's own values are written as is among that.
+The model itself checks each value that fits its schema. So the schema must not refuse what the model reads. Pydantic
+reads more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without hyphens, an
+address with letters beyond ASCII. Values of Python are written as some of these. The engine of patterns, which takes
+linear time, lacks some expressions of Python's.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta
+from datetime import date
 from typing import Any
 from uuid import UUID
 
@@ -17,15 +20,14 @@ from pydantic import ValidationError as NotOfType
 
 from leasehold.evaluation.flat import compile_schema
 
+#: Keywords whose values map names to subschemas, and keywords whose values are no schemas.
+_NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
+_VALUES = ("enum", "const", "default", "examples", "required")
 
-def compile_model_schema(schema: Any) -> Draft202012Validator | None:
-    """A validator that refuses only what the model refuses, too. None: the schema has a pattern of Python's own, which
-    takes more than linear time. Then only the model can check a value.
-    """
-    try:
-        return compile_schema(schema, _FORMATS)
-    except (ValidationError, ReferencingError, ValueError):
-        return None
+
+def compile_model_schema(schema: Any) -> Draft202012Validator:
+    """The validator for the schema of a model. Raises as `compile_schema`."""
+    return compile_schema(_with_known_patterns(schema), _FORMATS)
 
 
 def _reads(kind: Any) -> Callable[[str], bool]:
@@ -45,14 +47,49 @@ def _reads_any(_text: str) -> bool:
     return True
 
 
-#: Format -> whether pydantic may read a text of this format. An email or a pattern is for the model alone to check.
-_FORMATS = {
-    "date-time": _reads(datetime),
+#: ISO 8601 as pydantic writes and reads it: `-P1D`, `P1Y35DT0.5S`.
+_DURATION = re.compile(
+    r"[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?",
+    re.ASCII,
+)
+_DATE_TIME, _TIME = (compile_schema({"format": name}) for name in ("date-time", "time"))
+#: Format -> whether a text has this format, as pydantic writes and reads it. Pydantic also reads a number as a time:
+#: that is refused, as JSON Schema refuses it. An email or a pattern is for the model alone to check.
+_FORMATS: dict[str, Callable[[str], bool]] = {
+    "date-time": lambda text: _DATE_TIME.is_valid(text) or _DATE_TIME.is_valid(f"{text}Z"),
     "date": _reads(date),
-    "time": _reads(time),
-    "duration": _reads(timedelta),
+    "time": lambda text: _TIME.is_valid(text) or _TIME.is_valid(f"{text}Z"),
+    "duration": lambda text: _DURATION.fullmatch(text) is not None,
     "uuid": _reads(UUID),
     "uri": _reads(AnyUrl),
     "email": _reads_any,
     "regex": _reads_any,
 }
+
+
+def _with_known_patterns(schema: Any) -> Any:
+    """The schema without the patterns that the engine cannot compile."""
+    if isinstance(schema, list):
+        return [_with_known_patterns(subschema) for subschema in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword == "patternProperties" and isinstance(value, dict) and not all(map(_is_known, value)):
+            # The keys of a dict: pydantic writes one pattern for all of them. So the subschema holds for all values.
+            kept["additionalProperties"] = {"anyOf": [_with_known_patterns(subschema) for subschema in value.values()]}
+        elif keyword in _NAMED and isinstance(value, dict):
+            kept[keyword] = {name: _with_known_patterns(subschema) for name, subschema in value.items()}
+        elif keyword in _VALUES:
+            kept[keyword] = value
+        elif keyword != "pattern" or _is_known(value):
+            kept[keyword] = _with_known_patterns(value)
+    return kept
+
+
+def _is_known(pattern: Any) -> bool:
+    try:
+        compile_schema({"pattern": pattern})
+    except (ValidationError, ReferencingError, ValueError):
+        return False
+    return True

@@ -24,7 +24,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.domain.template import Template, encoded_payload, template_of_pipeline
 from leasehold.evaluation.child import first_mismatch
 from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator, PayloadMismatch, mismatch_sentence
-from leasehold.evaluation.flat import compile_schema
+from leasehold.evaluation.model_schemas import compile_model_schema
 from leasehold.runtime.pacing import paced
 from leasehold.settings import Settings
 
@@ -42,7 +42,7 @@ class TemplateVersion:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        return compile_schema(self.template.payload_schema)  # cached: a compilation costs as much as a run's commit
+        return compile_model_schema(self.template.payload_schema)  # cached: it costs as much as a run's commit
 
     @property
     def independent(self) -> bool:

@@ -79,6 +79,8 @@ async def test_a_picture_that_is_refused_while_its_time_runs_out_still_says_why(
     problem(await media_api.complete(ticket), 422, "mislabelled")
     await forget_jobless_pictures(rows, [media_id])
     assert (await media_api.look(ticket)).json()["status"] == "FAILED"
+
+
 @pytest.mark.parametrize("is_completed", [False, True])
 async def test_a_deleted_picture_leaves_its_room_at_once_and_no_late_object(
     media_api: MediaApi, rows: Connection, *, is_completed: bool

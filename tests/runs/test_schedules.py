@@ -20,9 +20,9 @@ from leasehold.limits.admission import Admission, Payer
 from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
-from leasehold.transitions.quarantine import run_unit
 from leasehold.transitions import concurrency
 from leasehold.transitions.concurrency.room import rooms_of
+from leasehold.transitions.quarantine import run_unit
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.runs.conftest import Client
@@ -496,6 +496,8 @@ async def test_a_change_locks_the_quarantine_first_as_a_firing_that_fails_does(
     await worker.close()
     assert (await changing[0]).json()["failures"] == 0
     assert await rows.fetchval("SELECT count(*) FROM quarantine") == 0
+
+
 async def test_a_firing_that_cancels_locks_the_limits_first_as_every_admission_does(
     client: Client, rows: Connection, settings: Settings
 ) -> None:

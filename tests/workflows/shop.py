@@ -448,6 +448,11 @@ async def slow_child(ctx: Context) -> str:
 
 
 @app.workflow
+async def meets(ctx: Context) -> datetime:
+    return await ctx.wait_for("at", datetime)
+
+
+@app.workflow
 async def approved_later(ctx: Context) -> str:
     return await ctx.wait_for("go", str)
 

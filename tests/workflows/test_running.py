@@ -481,6 +481,16 @@ async def test_a_pattern_that_only_python_knows_is_checked_by_the_workflow(runs:
     assert (status, error["code"]) == ("failed", "signal_invalid")
 
 
+async def test_a_signal_with_a_time_without_a_zone_fits_a_wait_for_it(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    run = await runs.submit(shop.meets)
+    await runs.waits(run)
+    with pytest.raises(Invalid, match="does not fit at its root"):
+        await runs.signal(run, "at", "2026-13-28T10:30:00")
+    await runs.signal(run, "at", "2026-11-28T10:30:00")
+    assert await runs.ended(run) == ("succeeded", "2026-11-28T10:30:00")
+
+
 @MEMORY
 async def test_a_cancel_is_raised_in_a_workflow_that_runs_and_its_cleanup_may_call(
     runs: Runs, worker_of: Start, memory: int

@@ -113,8 +113,7 @@ async def send(
         raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
     # Read the schema after the lock: so the query sees a wait that a suspension has written meanwhile.
     schema = await schema_of(connection, run_id, tenant_id, name)
-    validator = None if schema is None else compile_model_schema(schema)
-    if validator is not None and (problem := first_mismatch(validator, payload)) is not None:
+    if schema is not None and (problem := first_mismatch(compile_model_schema(schema), payload)) is not None:
         raise Invalid("invalid_payload", mismatch_sentence(*problem))
     rows = await connection.fetch(SEND, run_id, tenant_id, name, payload, at_most)
     if not rows:
