@@ -275,7 +275,7 @@ async def test_a_full_queue_sheds_new_runs_that_begin_there_because_they_skip_th
         schedule = (await client.post("/v1/schedules", **yearly)).json()["id"]
         await rows.execute("UPDATE schedule SET next_run_at = clock_timestamp(), overlap = 'allow_all'")
         admission = Admission(limited, SHIPPED)
-        assert await schedules.fire_due(rows, Templates(pipelines()), 60, admission=admission) == []
+        assert await schedules.fire_due(rows, Templates(pipelines()), 60, admission=admission) == ([], False)
         last_error = (await client.http.get(f"/v1/schedules/{schedule}")).json()["last_error"]
         assert last_error["code"] == "queue_full"
 

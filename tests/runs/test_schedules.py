@@ -512,7 +512,7 @@ async def test_a_firing_that_cancels_locks_the_limits_first_as_every_admission_d
         await until_waiting(rows)
         # The admission goes on with the run. If the firing held it, each would wait for the other.
         await rows.execute("SELECT FROM job WHERE id = $1 FOR UPDATE NOWAIT", run)
-    assert len(await firing) == 1
+    assert len((await firing)[0]) == 1
     await scheduler.close()
     states = {row["job_id"]: row["status"] for row in await runs_of(rows, made["id"])}
     assert (states.pop(run), len(states)) == ("cancelled", 1)
