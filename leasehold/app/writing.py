@@ -14,6 +14,7 @@ from leasehold.app.calls import PRIORITIES, Call
 from leasehold.broker.outbox import Announcement
 from leasehold.db import idempotency
 from leasehold.db.database import Connection
+from leasehold.db.idempotency import Reservation
 from leasehold.domain.errors import Invalid
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.template import encoded_payload, template_of_pipeline
@@ -44,29 +45,42 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     Raises Invalid: a key that came with other arguments, or a payload that is too large.
     """
     written = Written([call.run_id for call in calls])
-    plain_runs: list[NewRun] = []
+    new_runs: dict[int, NewRun] = {}  # by the index of the call
+    keyed_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and key
     debounced_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and debounce key
     for index, call in enumerate(calls):
-        encoded = encoded_payload(call.params)
-        new_run = _new_run(call, tenant, keep_seconds)
-        key = call.key
+        encoded_payload(call.params)  # raises Invalid
         if call.debounce_key is not None:
             debounced_indexes.setdefault((call.task.name, call.debounce_key), []).append(index)
-        elif key is None:
-            plain_runs.append(new_run)
+        elif call.key is not None:
+            keyed_indexes.setdefault((call.task.name, call.key), []).append(index)
         else:
-            # A second submission with the caller's key must have equal arguments. If the key is made of the arguments,
-            # they need no comparison.
-            arguments = encoded if call.has_key_of_caller else b""
-            written.ids[index] = await _write_keyed(connection, new_run, key, arguments, written)
+            new_runs[index] = _new_run(call, tenant, keep_seconds)
+    reservations: dict[int, Reservation] = {}
+    # Submissions at the same time lock the keys in the same order, and then all limits (in `create_together`), so that
+    # they cannot deadlock.
+    for (_, key), indexes in sorted(keyed_indexes.items()):
+        reservation = await _reserve_key(connection, [calls[index] for index in indexes], key, tenant)
+        if isinstance(reservation, Reservation):
+            run_id = calls[indexes[0]].run_id
+            new_runs[indexes[0]] = _new_run(calls[indexes[0]], tenant, keep_seconds)
+            reservations[indexes[0]] = reservation
+        else:
+            run_id = reservation
+        for index in indexes:
+            written.ids[index] = run_id
+    to_write = [run for _, run in sorted(new_runs.items())]
     if debounced_indexes:
-        plain_runs += await _write_debounced(
+        to_write += await _write_debounced(
             connection, calls, list(debounced_indexes.values()), tenant, keep_seconds, written
         )
-    if plain_runs:
-        creation = await runs.create_together(connection, plain_runs)
+    if to_write:
+        creation = await runs.create_together(connection, to_write)
         written.hints += creation.hints
         written.limits += creation.limits
+    for index, reservation in reservations.items():
+        body = orjson.dumps({"id": str(written.ids[index])})
+        await idempotency.store(connection, reservation, _ACCEPTED, body)
     return written
 
 
@@ -120,23 +134,23 @@ def _debounce_terms(call: Call[Any]) -> debounce.Debounced:
     return debounce.Debounced(call.task.name, call.debounce_key, call.params, call.task.terms.debounce.total_seconds())
 
 
-async def _write_keyed(connection: Connection, new_run: NewRun, key: str, arguments: bytes, written: Written) -> UUID:
-    """Write the run, unless a run with the same key was written before. Returns the id of the run. Adds the hints and
-    limits of a new run to `written`. Raises Invalid if the earlier run has other `arguments`.
+async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: str, tenant: str) -> Reservation | UUID:
+    """Reserve the key of these calls of one task, for a run that the caller writes. Returns the id of the run that has
+    been written with the key instead, if there is one. Raises Invalid if that run or one of the calls has other
+    arguments.
     """
-    name = new_run.template_version.template.type
-    fingerprint = idempotency.fingerprint(name.encode(), arguments)
+    name = calls[0].task.name
+    # A second submission with the caller's key must have equal arguments. If the key is made of the arguments, they
+    # need no comparison.
+    arguments = {encoded_payload(call.params) if call.has_key_of_caller else b"" for call in calls}
+    if len(arguments) > 1:
+        raise Invalid("idempotency_key_reused", f"The key {key!r} of {name} was used with other arguments.")
+    fingerprint = idempotency.fingerprint(name.encode(), *arguments)
     try:
-        reservation = await idempotency.reserve(connection, new_run.tenant_id, f"task:{name}:{key}", fingerprint)
+        reservation = await idempotency.reserve(connection, tenant, f"task:{name}:{key}", fingerprint)
     except Invalid as error:
         raise Invalid(error.code, f"The key {key!r} of {name} was used with other arguments.") from None
-    if isinstance(reservation, idempotency.StoredAnswer):
-        return UUID(orjson.loads(reservation.body)["id"])
-    creation = await runs.create_together(connection, [new_run])
-    await idempotency.store(connection, reservation, _ACCEPTED, orjson.dumps({"id": str(new_run.id)}))
-    written.hints += creation.hints
-    written.limits += creation.limits
-    return new_run.id
+    return reservation if isinstance(reservation, Reservation) else UUID(orjson.loads(reservation.body)["id"])
 
 
 def _new_run(call: Call[Any], tenant: str, keep_seconds: int) -> NewRun:

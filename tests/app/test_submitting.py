@@ -19,14 +19,15 @@ from leasehold.app import link
 from leasehold.app.calls import Call
 from leasehold.app.link import DatabaseLink
 from leasehold.app.run import Run
-from leasehold.app.writing import write_plain
-from leasehold.db.database import Connection
+from leasehold.app.writing import write, write_plain
+from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Conflict, Invalid, NotFound, ObjectMissing, Unanswered, Unreachable
 from leasehold.domain.ids import new_id
 from leasehold.embedded.ports import free_port
 from leasehold.settings import Settings
 from leasehold.transitions.workflows import signals
 from tests.app.conftest import Serve
+from tests.support.lock_waits import until_waiting
 
 Using = Callable[..., App]
 SECONDS = 60.0
@@ -321,6 +322,44 @@ async def test_a_key_makes_one_run_however_often_and_from_wherever_it_is_submitt
     assert hurried.id == runs[0].id
     other = await has_a_key.options(key="order-17").asubmit("a")  # a key is the task's own
     assert other.id != runs[0].id
+
+
+async def test_calls_of_one_submission_with_one_key_are_one_run_of_equal_arguments(connection: Connection) -> None:
+    keyed = send_receipt.options(key="k")
+    calls = [keyed.call(Order(id=1)), send_receipt.call(Order(id=2)), keyed.call(Order(id=1))]
+    first, plain, second = await send_receipt.asubmit_many(calls)
+    assert (first.id, plain.id, second.id) == (calls[0].run_id, calls[1].run_id, calls[0].run_id)
+    assert await connection.fetchval("SELECT count(*) FROM job") == 2
+    other = send_receipt.options(key="other")
+    with pytest.raises(Invalid, match=r"The key 'other' of .+ was used with other arguments"):
+        await send_receipt.asubmit_many([other.call(Order(id=1)), other.call(Order(id=2))])
+    assert await connection.fetchval("SELECT count(*) FROM job") == 2
+
+
+async def test_submissions_of_the_same_keys_in_any_order_do_not_deadlock(
+    connection: Connection, settings: Settings
+) -> None:
+    """Nor do those of tasks with the same limits: both are locked in one order, the keys first."""
+    await connection.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('me', 'tenant', 9, true)")
+    await connection.execute(
+        "INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('me', $1, 9, true), ('me', $2, 9, true)",
+        f"template:{has_a_key.name}",
+        f"template:{send_receipt.name}",
+    )
+    calls = [send_receipt.options(key="b").call(Order(id=1)), has_a_key.options(key="a").call("a")]
+    other = await connect(settings, "test")
+    async with other.transaction():
+        await write(other, [calls[1]], "me", 60)
+        writing = asyncio.create_task(_written(connection, calls))
+        await until_waiting(other)
+        ids = (await write(other, calls, "me", 60)).ids
+    assert await writing == ids
+    await other.close()
+
+
+async def _written(connection: Connection, calls: list[Call[Any]]) -> list[UUID]:
+    async with connection.transaction():
+        return (await write(connection, calls, "me", 60)).ids
 
 
 async def test_a_parameter_with_the_name_of_an_option_keeps_it(connection: Connection) -> None:
