@@ -273,6 +273,36 @@ async def test_a_job_past_its_retention_leaves_a_tombstone(
     problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_expired")
 
 
+async def test_that_a_job_has_gone_is_told_to_its_own_tenant_alone(
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, rows: Connection
+) -> None:
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    stranger = await client_with(*TENANT_SCOPES, tenant="other")
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 second'")
+    for _ in ("before retention has been here", "after it"):
+        problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_expired")
+        problem(await stranger.get(f"/v1/jobs/{job_id}"), 404, "job_not_found")
+        await sweeps.forget_jobs(rows, [job_id])
+    assert await rows.fetchval("SELECT count(*) FROM job") == 0
+
+
+async def test_a_dead_letter_goes_with_its_job(maker: Maker, client: httpx2.AsyncClient, rows: Connection) -> None:
+    job_id = await maker.make("run")
+    await maker.fail(job_id, "broken")
+
+    async def found() -> list[Any]:
+        letters = (await client.get("/v1/dead-letters")).json()["dead_letters"]
+        groups = (await client.get("/v1/dead-letters/groups")).json()["groups"]
+        return [letter["job_id"] for letter in letters] + [group["n"] for group in groups]
+
+    assert await found() == [str(job_id), 1]
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 second'")
+    assert await found() == []
+    answer = await client.post("/v1/dead-letters/replay", json={"code": "broken"})
+    assert answer.json() == {"replayed": [], "refused": []}
+
+
 async def test_a_link_to_a_job_that_went_says_so_for_a_day(
     maker: Maker, client: httpx2.AsyncClient, rows: Connection, settings: Settings
 ) -> None:
