@@ -35,8 +35,9 @@ class ReportedJobs:
 
 # Ended jobs whose deliveries are not written yet. $2 only this job, even if it is set aside; NULL: all that are not set
 # aside. $3 the pipelines of this process; NULL: any. The statement leaves a failed job of another app (its pipeline is
-# `APP.TASK`) to a worker with that app's code, because a run of its `on_failure` pipeline may have to follow. $4 the
-# pipelines that have an `on_failure` pipeline.
+# `APP.TASK`) to a worker with that app's code, because a run of its `on_failure` pipeline may have to follow. When the
+# job's retention has ended, any worker takes it: retention waits for another day at most. $4 the pipelines that have an
+# `on_failure` pipeline.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -45,7 +46,8 @@ SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.templa
        (SELECT c.url FROM job_callback c WHERE c.job_id = j.id AND c.tenant_id = j.tenant_id) AS callback_url
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
-  AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3))
+  AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3)
+       OR j.expires_at < clock_timestamp())
   AND CASE WHEN $2::uuid IS NULL THEN {not_in(DUTY, "j.id")} ELSE j.id = $2 END
 ORDER BY j.finished_at LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
@@ -110,9 +112,9 @@ async def dispatch(
     ended. A job whose deliveries cannot be written delays no other job.
 
     `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed job of another app is left
-    to a process with that app's code. `job_id`: the caller will change this job's row in the same transaction. So its
-    deliveries are written now, whichever app the job belongs to, and even if the job is set aside after a failure. The
-    call waits until other transactions have released the row.
+    to a process with that app's code until its retention ends. `job_id`: the caller will change this job's row in the
+    same transaction. So its deliveries are written now, whichever app the job belongs to, and even if the job is set
+    aside after a failure. The call waits until other transactions have released the row.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)

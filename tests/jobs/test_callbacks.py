@@ -147,6 +147,21 @@ async def test_a_failed_run_of_an_app_is_left_to_a_process_that_knows_what_follo
     assert [row["params"]["run_id"] for row in followers] == [str(failed)]
 
 
+async def test_the_end_of_a_run_whose_code_no_worker_has_any_more_is_told_before_the_run_is_deleted(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """As after a release that renames a task: what no worker tells by the end of retention, nobody could tell later."""
+    failed, kept = [await maker.make("run", callback_url=HOOK) for _ in range(2)]
+    for job_id in (failed, kept):
+        await maker.fail(job_id)
+    await rows.execute("UPDATE job SET pipeline = 'shop.renamed' WHERE id = ANY($1::uuid[])", [failed, kept])
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s' WHERE id = $1", failed)
+    of_another_app = Pipeline("bank.pay", steps=[Step("only", queue="q")], module="tests")
+    kinds = reported_jobs_of(running.services.kinds)
+    await webhooks.dispatch(rows, deliveries, 60, kinds, pipelines=[of_another_app])
+    assert [params["event"]["data"]["id"] for params in await dispatched_before(rows)] == [str(failed)]
+
+
 async def test_a_webhook_hears_of_the_job_too(
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
 ) -> None:
