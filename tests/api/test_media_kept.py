@@ -102,6 +102,17 @@ async def test_a_picture_stays_while_its_job_has_not_expired(media_api: MediaApi
     job_id = await rows.fetchval("SELECT job_id FROM media")
     await sweeps.forget_jobs(rows, [job_id], [forget_with_jobs])
     assert (await media_api.look(ticket)).json()["status"] == "READY"
+async def test_a_deleted_picture_makes_room_at_its_limit_for_the_next_one(
+    media_api: MediaApi, api: Running, rows: Connection, make_key: MakeKey
+) -> None:
+    limit = {"tenant_id": "acme", "key": "tenant", "at_most": 1}
+    async with client_of(api.url, (await make_key(scopes=("fleet:operate",))).text) as operator:
+        assert (await operator.put("/v1/limits", json=limit)).status_code == 200
+    first, second = await media_api.submitted(), await media_api.submitted()
+    is_held = "SELECT j.held FROM job j JOIN media m ON m.job_id = j.id WHERE m.id = $1"
+    assert await rows.fetchval(is_held, UUID(second.media_id))
+    await media_api.client.delete(f"/media/{first.media_id}")
+    assert not await rows.fetchval(is_held, UUID(second.media_id))
 
 
 async def test_nobody_elses_picture_is_deleted_and_not_without_the_right(
