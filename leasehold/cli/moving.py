@@ -79,8 +79,14 @@ ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = 
     started_at = clock_timestamp()
 """
 _FORGET_SWITCH = "DELETE FROM tenant_move WHERE tenant_id = $1 AND from_cell = $2 AND direction = 'in'"
+# The secrets of webhooks and callbacks, and the credentials that clients gave for their generations. A generation that
+# has succeeded needs its credential no more. Any other may go on, be retried, or be withdrawn at its provider.
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
+UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
+    SELECT coalesce(params ->> 'credential', params #>> '{order,params,credential}') AS credential FROM job
+    WHERE tenant_id = $1 AND pipeline IN ('generation', 'generation_withdrawal') AND status <> 'succeeded'
+) AS sealed WHERE credential IS NOT NULL
 """
 # Without keys that end with `/`. Such a key is the prefix of the files of a form, and a client sends a form to the API,
 # not to the store. The old cell's API has refused the form, so the old store has no late files of it.
@@ -314,7 +320,7 @@ async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Se
 
 
 async def _check_seals(source: Connection, other_settings: Settings, settings: Settings, move: Move) -> None:
-    """Raises Conflict `sealing_keys_differ` if the new cell could not open the secrets of the tenant's webhooks."""
+    """Raises Conflict `sealing_keys_differ` if the new cell could not open the tenant's secrets."""
     rows = await source.fetch(_SECRETS, move.tenant)
     own_seals, target_seals = Sealing(settings), Sealing(other_settings)
     for sealed_secret in chain.from_iterable(row["secrets"] for row in rows):

@@ -486,6 +486,31 @@ async def test_a_tenant_does_not_move_to_a_cell_that_cannot_open_its_secrets(two
         await moved(two)
 
 
+@pytest.mark.parametrize(
+    ("status", "pipeline", "params"),
+    [
+        ("pending", "generation", '{"credential": "SEALED"}'),
+        ("failed", "generation", '{"credential": "SEALED"}'),  # may be retried
+        ("pending", "generation_withdrawal", '{"order": {"params": {"credential": "SEALED"}}}'),
+    ],
+)
+async def test_a_tenant_does_not_move_to_a_cell_that_cannot_open_the_credentials_of_its_generations(
+    two: Two, status: str, pipeline: str, params: str
+) -> None:
+    """An order at a provider has been paid for: in the new cell nobody could ask for its result."""
+    key = await two.a.key()
+    await submit(two.a.running.url, key)
+    sealed = Sealing(settings_of(two.a)).seal(b"id:secret").decode()
+    async with rows_of(two.a) as rows:
+        await rows.execute(
+            "UPDATE job SET status = $1, pipeline = $2, params = $3,"
+            " finished_at = CASE WHEN $1 = 'failed' THEN clock_timestamp() END",
+            status, pipeline, params.replace("SEALED", sealed),
+        )  # fmt: skip
+    with pytest.raises(Conflict, match="LEASEHOLD_SEALING_KEYS"):
+        await moved(two)
+
+
 def test_the_file_of_the_other_cell_shows_no_value_when_it_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "b.env"
     for text in ("postgresql://u:hidden@h/d", "LEASEHOLD_AMQP_URL=amqp://u:hidden@h"):
