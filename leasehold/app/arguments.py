@@ -69,8 +69,7 @@ class Arguments:
             # may have been assigned after the instance was made.
             checked_model = self.model.model_validate(values)
             encoded: dict[str, Any] = checked_model.model_dump(mode="json", by_alias=True, warnings=False)
-            self.model.model_validate(encoded)
-            encode_storable(encoded)
+            self.model.model_validate_json(encode_storable(encoded))
         except ValidationError as error:
             raise InvalidArguments(*first_mismatch_of(error)) from None
         except NotStorable as error:

@@ -17,6 +17,7 @@ from leasehold.app.process_frames import CallOfProcess
 from leasehold.app.results import Results
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import OVERTAKEN, Permanent, StepError
+from leasehold.domain.params import params_of_json
 from leasehold.domain.result_limits import ResultLimits
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
@@ -121,7 +122,7 @@ class Handling:
 
     def call_with_json(self, params: Mapping[str, Any], attempt: Any) -> bytes:
         """Call a plain function with the JSON of its arguments. Returns the JSON of its result."""
-        return self._call_function(self._arguments.model.model_validate(params), attempt)
+        return self._call_function(params_of_json(self._arguments.model, params), attempt)
 
     def _call_function(self, params: Any, attempt: Any) -> bytes:
         positional, named = self._arguments.decoded(params)

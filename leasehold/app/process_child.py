@@ -34,6 +34,8 @@ from leasehold.app.process_frames import (
 from leasehold.app.task import Task
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError
 from leasehold.domain.registry import import_from_current_folder
+from leasehold.domain.storable import storable_text
+from leasehold.domain.work import percent_of
 from leasehold.runtime.foreign_errors import text_of
 from leasehold.worker.sandbox.fences import die_with
 
@@ -93,7 +95,9 @@ class ProcessAttempt:
         self._channel = channel
 
     def progress(self, percent: float, summary: str = "") -> None:
-        _send(self._channel, Kind.PROGRESS, self._call_number, json_of([float(percent), summary]))
+        # As a frame can hold them: JSON has no NaN and no half of a surrogate pair.
+        body = json_of([percent_of(percent), storable_text(summary)])
+        _send(self._channel, Kind.PROGRESS, self._call_number, body)
 
     def emit(self, chunk: Any) -> None:
         _send(self._channel, Kind.EMIT, self._call_number, json_of(chunk))

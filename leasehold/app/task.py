@@ -26,6 +26,7 @@ from leasehold.app.source_location import declaration_error, location_of
 from leasehold.app.startable import StartableTask
 from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
+from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import MAX_DELAY, NAME, Pipeline, PipelineLimit, RunTerms, Step
 
 P = ParamSpec("P")  # the parameters of the function
@@ -209,7 +210,7 @@ class Task(Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[LocalAttempt, tuple[Any, ...], dict[str, Any]]:
         """The attempt of a local call, and its positional and named arguments after their way to JSON and back."""
-        params = self.arguments.model.model_validate(self.arguments.encoded(args, kwargs))
+        params = params_of_json(self.arguments.model, self.arguments.encoded(args, kwargs))
         return LocalAttempt("local"), *self.arguments.decoded(params)
 
     def _local_result(self, result: Any) -> R:

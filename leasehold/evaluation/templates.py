@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.json_pointer import first_mismatch_of
+from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.domain.template import Template, encoded_payload, template_of_pipeline
@@ -56,7 +57,7 @@ class TemplateVersion:
         if (problem := first_mismatch(self._validator, dict(payload))) is not None:
             raise Invalid("invalid_payload", mismatch_sentence(*problem))
         try:
-            return self.pipeline.params.model_validate(payload).model_dump(mode="json", by_alias=True)
+            return params_of_json(self.pipeline.params, payload).model_dump(mode="json", by_alias=True)
         except ValidationError as error:
             raise Invalid("invalid_payload", mismatch_sentence(*first_mismatch_of(error))) from None
 

@@ -23,6 +23,7 @@ from leasehold.app.task import Task
 from leasehold.app.terms import STEP
 from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import OVERTAKEN, DeclarationError
+from leasehold.domain.params import params_of_json
 from leasehold.runtime import failpoints
 from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings, as_variables, servers_of_database
@@ -239,7 +240,7 @@ class TestApp:
 
 def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
     """{parameter: argument} of a run, as the task's function gets them."""
-    checked: BaseModel = task.arguments.model.model_validate(params)
+    checked: BaseModel = params_of_json(task.arguments.model, params)
     positional, keyword_arguments = task.arguments.decoded(checked)
     return dict(zip(task.arguments.names, positional, strict=False)) | keyword_arguments
 

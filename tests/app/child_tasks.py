@@ -9,7 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
 
 from leasehold import App, Permanent, Retry, current
 from leasehold.app.current import NotInTask
@@ -125,6 +128,30 @@ def stop_when_asked() -> None:
     while True:
         current().checkpoint()
         time.sleep(0.02)
+
+
+class Event(BaseModel):
+    model_config = ConfigDict(strict=True)
+    at: datetime
+    key: UUID
+
+
+@app.task(process=True, retry=ONCE)
+def event_in_a_process(event: Event) -> str:
+    return f"{event.at.isoformat()} {event.key.version}"
+
+
+@app.task(isolated=True, retry=ONCE)
+def event_in_the_sandbox(event: Event) -> str:
+    return f"{event.at.isoformat()} {event.key.version}"
+
+
+@app.task(process=True, retry=ONCE)
+def report_oddly() -> str:
+    """0/0 of a function's arithmetic, and half of a character."""
+    current().progress(float("nan"))
+    current().progress(1, "half: \ud83d")
+    return "done"
 
 
 @app.task(isolated=True, retry=ONCE)

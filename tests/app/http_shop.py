@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from leasehold import App, Context, Permanent, Unique, current
 
@@ -13,6 +13,27 @@ app = App("web")
 
 class Order(BaseModel):
     id: int
+
+
+class Event(BaseModel):
+    model_config = ConfigDict(strict=True)
+    at: datetime
+    lasts: timedelta
+
+
+class Patterned(BaseModel):
+    model_config = ConfigDict(regex_engine="python-re")
+    word: str = Field(pattern="^(?!a)")
+
+
+@app.task
+def event_of(event: Event) -> str:
+    return f"{event.at.isoformat()} for {event.lasts.total_seconds()} s"
+
+
+@app.task
+def word_of(patterned: Patterned) -> str:
+    return patterned.word
 
 
 @app.task

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -93,6 +95,17 @@ async def test_a_cancel_stops_the_function_at_its_next_checkpoint(served: None, 
     await run.acancel("enough")
     with pytest.raises(TaskFailed, match="cancelled: enough"):
         await run.aresult(timeout=25)  # the grace alone would be 30 s
+
+
+async def test_a_strict_model_reads_its_arguments_from_json_in_any_process(served: None) -> None:
+    event = child_tasks.Event(at=datetime(2026, 3, 29, 2, 30, tzinfo=UTC), key=uuid4())
+    for task in (child_tasks.event_in_a_process, child_tasks.event_in_the_sandbox):
+        assert await (await task.asubmit(event)) == "2026-03-29T02:30:00+00:00 4"
+        assert await asyncio.to_thread(task.local, event) == "2026-03-29T02:30:00+00:00 4"
+
+
+async def test_an_odd_report_of_progress_ends_no_attempt(served: None) -> None:
+    assert await (await child_tasks.report_oddly.asubmit()) == "done"
 
 
 async def test_an_isolated_task_runs_in_the_sandbox(served: None) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from leasehold import InvalidArguments, TaskFailed
 from leasehold.api.auth.security import JOBS_READ, RUNS_READ, RUNS_WRITE
+from leasehold.client import ApiError, AsyncClient
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import (
     Conflict,
@@ -93,6 +94,26 @@ async def test_typed_tasks_are_submitted_followed_and_cancelled_by_requests(serv
             await shop.double.find(new_id()).astatus()
         said = await shop.speaks.asubmit(600)
         assert [one.chunk async for one in said.astream()] == list(range(600))
+
+
+@pytest.mark.usefixtures("_over_http")
+async def test_arguments_that_the_model_reads_are_taken_whatever_json_schema_allows(
+    running: Running, key: str, serve: Serve
+) -> None:
+    """A time without a zone, a duration of 1.5 s, and a pattern that only Python knows."""
+    async with serve(shop.app), asyncio.timeout(SECONDS):
+        event = shop.Event(at=datetime(2026, 3, 29, 2, 30), lasts=timedelta(seconds=1.5))  # noqa: DTZ001 - it is the test
+        assert await (await shop.event_of.asubmit(event)) == "2026-03-29T02:30:00 for 1.5 s"
+        assert await (await shop.word_of.asubmit(shop.Patterned(word="bee"))) == "bee"
+    async with AsyncClient(running.url, key) as client:
+        for template, payload, path in (
+            ("web.event_of", {"at": "tomorrow", "lasts": "PT1S"}, "/at"),
+            ("web.event_of", {"at": "2026-03-29T02:30:00", "lasts": "long"}, "/lasts"),
+            ("web.event_of", {"at": 7, "lasts": "PT1S"}, "/at"),
+            ("web.word_of", {"word": "ant"}, "/word"),
+        ):
+            with pytest.raises(ApiError, match=f"invalid_payload: .* at {path}: "):
+                await client.submit(template, payload)
 
 
 @pytest.mark.usefixtures("_over_http")

@@ -6,14 +6,14 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from leasehold import App, Batch, Context, Retry, current
 from leasehold.app import processes
@@ -60,6 +60,23 @@ async def loop_of(order: Order) -> list[str]:
 
 @app.task
 def nothing() -> None: ...
+
+
+class Event(BaseModel):
+    model_config = ConfigDict(strict=True)
+    at: datetime
+    kind: Literal["party"]
+    guests: set[str]
+
+
+@app.task
+def event_in_a_thread(event: Event) -> str:
+    return f"{event.at.isoformat()} {event.guests}"
+
+
+@app.task
+async def event_in_the_loop(event: Event) -> str:
+    return f"{event.at.isoformat()} {event.guests}"
 
 
 #: The numbers of the functions that block now, and what lets them go on.
@@ -231,6 +248,13 @@ async def test_a_large_result_goes_to_the_store_and_a_larger_one_fails_the_run(
     assert size == 65_537
     _, row, value = await run(connection, task, 200_001)
     assert (row["status"], row["error"]["code"], row["attempt"], value) == ("failed", "result_too_large", 1, None)
+
+
+@pytest.mark.parametrize("task", [event_in_a_thread, event_in_the_loop])
+async def test_a_strict_model_reads_its_arguments_from_json(worker: Worker, connection: Connection, task: Any) -> None:
+    event = Event(at=datetime(2026, 3, 29, 2, 30, tzinfo=UTC), kind="party", guests={"anna"})
+    _, row, value = await run(connection, task, event)
+    assert (row["status"], value) == ("succeeded", {"value": "2026-03-29T02:30:00+00:00 {'anna'}"})
 
 
 @pytest.mark.parametrize("task", [fail, fail_in_the_loop])

@@ -25,6 +25,7 @@ from leasehold.db.database import Connection, Pool
 from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, Permanent, StepTimeout
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
+from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.sentences import with_article
 from leasehold.domain.verdicts import Done, FanOut, Snooze
@@ -252,7 +253,7 @@ class InlineAttempt:
 
 def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
     try:
-        return pipeline.params.model_validate(claimed.params)
+        return params_of_json(pipeline.params, claimed.params)
     except ValidationError as error:
         raise Permanent("bad_params", f"the parameters do not fit pipeline {pipeline.name}") from error
 

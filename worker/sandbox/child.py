@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import ValidationError
 
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, is_disk_full
+from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.sentences import with_article
 from leasehold.domain.verdicts import Done
@@ -176,7 +177,7 @@ def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
 
 def _work(pipeline: Pipeline, run: frames.Run) -> Work:
     try:
-        params = pipeline.params.model_validate(run.params)
+        params = params_of_json(pipeline.params, run.params)
     except ValidationError as error:
         raise Permanent("bad_params", str(error)) from error
     files = {name: Path(path) for name, path in run.files.items()}
