@@ -303,6 +303,16 @@ def test_a_hint_finds_a_place_however_many_of_a_flood_wait(floods: int) -> None:
     assert len(taken) == 10_000  # the relay has the others
 
 
+def test_of_more_tenants_than_places_the_first_ones_hints_are_sent() -> None:
+    """Each has its share, one hint: nobody's only hint is dropped for another one's."""
+    waiting = WaitingAnnouncements()
+    for number in range(10_001):
+        waiting.add(hints(f"tenant-{number}", 1))
+    taken = waiting.take(1_000_000)
+    assert [one.hint.tenant for one in taken] == [f"tenant-{number}" for number in range(10_000)]
+    assert not waiting
+
+
 async def test_a_poll_finds_a_newcomer_s_task_whose_hint_stands_behind_a_flood_s(rows: Connection) -> None:
     """While it leaves the flood's tasks to their hints."""
     made = Rows(rows)
