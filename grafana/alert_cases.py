@@ -16,6 +16,7 @@ _WAIT = 'leasehold_task_wait_seconds_{}{{kind="new",queue="default"{}}}'
 _SERVES = 'leasehold_replica_serves{instance="api",part="requests"}'
 _LAG = 'leasehold_replica_lag_seconds{instance="api",part="requests"}'
 _HTTP = 'leasehold_http_request_duration_seconds_count{{code="{}",method="GET",route="/media/{{media_id}}"}}'
+_PROBE = 'leasehold_http_request_duration_seconds_count{{code="{}",method="GET",route="/{}"}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ HEALTHY: Mapping[str, str] = {
     _WAIT.format("count", ""): "0+1001x1440",
     _HTTP.format(200): "0+10000x1440",
     _HTTP.format(503): "0+1x1440",
+    # Probes and scrapes, which are no requests of clients: a process that drains or waits for a migration is not ready.
+    _PROBE.format(200, "metrics"): "0+1000000x1440",
+    _PROBE.format(503, "readyz"): "0+20000x1440",
     'leasehold_lease_overdue_oldest_seconds{queue="default"}': "0 1 0 2x1437",
     'leasehold_queue_oldest_due_seconds{queue="default"}': "2+0x1440",
     'leasehold_queue_tasks{queue="default",state="due"}': "50+0x1440",

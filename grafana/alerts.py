@@ -49,6 +49,8 @@ class Alert:
 
 _JOBS = "leasehold_jobs_finished_total"
 _HTTP = "leasehold_http_request_duration_seconds_count"
+# Without probes and scrapes: they come every few seconds, also to a process that drains and answers them with 503.
+_OF_CLIENTS = 'route!~"/(livez|readyz|metrics)"'
 OBJECTIVES = (
     Objective(
         "job_failures",
@@ -72,7 +74,8 @@ OBJECTIVES = (
         "api_errors",
         "LeaseholdApiErrors",
         0.001,
-        f'(sum(rate({_HTTP}{{code=~"5.."}}[WINDOW])) or vector(0)) / sum(rate({_HTTP}[WINDOW]))',
+        f'(sum(rate({_HTTP}{{code=~"5..",{_OF_CLIENTS}}}[WINDOW])) or vector(0))'
+        f" / sum(rate({_HTTP}{{{_OF_CLIENTS}}}[WINDOW]))",
         "More requests end in a 5xx than the objective of 99.9 % allows",
         "api-errors",
     ),

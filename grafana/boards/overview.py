@@ -29,7 +29,7 @@ _NOW = Row(
         ),
         number(
             "API success, 1 h",
-            "Requests that were not answered by a 5xx. Promised: 99.9 %.",
+            "Requests that were not answered by a 5xx, without probes. Promised: 99.9 %.",
             "1 - leasehold:api_errors:ratio_rate1h",
             "percentunit",
             warn=0.9995,
