@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from leasehold.db.database import Connection, connected
+from leasehold.db.job_reads import LIVES
 from leasehold.domain.errors import LeaseholdError
 from leasehold.domain.ids import instant_of
 from leasehold.domain.kind import NamedObjects, Objects
@@ -38,9 +39,12 @@ _AT_ONCE = 16
 #: How many examples a finding has at most.
 EXAMPLES = 20
 
-# $1 and $2: the task and the name of the last row that was read.
-_OUTPUTS = """
-SELECT task_id, name, key, size FROM output WHERE (task_id, name) > ($1, $2) ORDER BY task_id, name LIMIT $3
+# Without outputs of jobs past their retention: their objects may be deleted already. After a restore they are, if the
+# retention ended between the moment of the backup and now. $1 and $2: the task and the name of the last row that was
+# read.
+_OUTPUTS = f"""
+SELECT o.task_id, o.name, o.key, o.size FROM output o JOIN job j ON j.id = o.job_id AND {LIVES}
+WHERE (o.task_id, o.name) > ($1, $2) ORDER BY o.task_id, o.name LIMIT $3
 """
 # The ids among $1 that belong to a job. The row of an upload exists before the row of its
 # job, so an upload counts, too.

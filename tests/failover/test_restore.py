@@ -239,6 +239,31 @@ async def test_pictures_and_uploads_under_way_are_kept_however_many_rows_a_round
         assert await store.head(key) is None
 
 
+async def test_rows_of_jobs_past_their_retention_need_no_objects(
+    settings: Settings, store: ObjectStore, rows: Connection
+) -> None:
+    """Retention deletes the objects first. A backup that is restored later has the rows once more."""
+    ends = [timedelta(hours=-1), timedelta(hours=1), None]
+    pictures = [id_of_instant(LONG_AGO) for _ in ends]
+    for media_id, end in zip(pictures, ends, strict=True):
+        job = jobs.NewJob(ONE, "t")
+        await jobs.submit(rows, [job])
+        await rows.execute("UPDATE job SET expires_at = now() + $2::interval WHERE id = $1", job.id, end)
+        await rows.execute(
+            "INSERT INTO media (id, tenant_id, status, job_id, original_key, content_type, file_name)"
+            " VALUES ($1, 't', 'UPLOADED', $2, $3, 'image/jpeg', 'a.jpg')",
+            media_id, job.id, f"media/{media_id}/original.jpg",
+        )  # fmt: skip
+        await rows.execute(
+            "INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)"
+            " SELECT id, 'final', job_id, tenant_id, step, $2, 9, '', 'image/webp' FROM task WHERE job_id = $1",
+            job.id, f"media/{media_id}/final.webp",
+        )  # fmt: skip
+    found = await reconciling.reconcile(settings, apply=False)
+    expected = [f"media/{media_id}/{name}" for media_id in pictures[1:] for name in ("original.jpg", "final.webp")]
+    assert (found.rows, sorted(found.missing.examples)) == (4, sorted(expected))
+
+
 async def test_source_images_are_as_old_as_the_store_says(
     settings: Settings, store: ObjectStore, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,11 +73,13 @@ MEDIA = Kind(
         "leasehold.api.media.events:router",
     ),
     stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",  # bytes that count for the tenant
-    # For `leasehold doctor --reconcile`: which pictures have a row, and which uploaded objects must exist.
+    # For `leasehold doctor --reconcile`: which pictures have a row, and which uploaded objects must exist: not
+    # those of jobs past their retention, which deletes objects before rows.
     objects=Objects(
         prefix="media/",
         owners="SELECT id FROM media WHERE id = ANY($1)",
-        keys="SELECT id, original_key AS key FROM media WHERE id > $1 AND job_id IS NOT NULL ORDER BY id LIMIT $2",
+        keys="SELECT m.id, m.original_key AS key FROM media m WHERE m.id > $1 AND m.job_id IS NOT NULL AND NOT EXISTS ("
+        "SELECT 1 FROM job j WHERE j.id = m.job_id AND j.expires_at <= clock_timestamp()) ORDER BY m.id LIMIT $2",
     ),
     housekeeping="leasehold.pipelines.media.housekeeping:housekeeping",
     scopes=Scopes(read="media:read", write="media:write"),
