@@ -20,6 +20,8 @@ _Unit = TypeVar("_Unit")
 #: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Only those of these jobs
 #: that are past `expires_at` are deleted: restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
+#: A hook that is called with the ids of jobs, of any kind, that have expired, in the transaction that ends them.
+AfterExpiry: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,15 @@ class KindHousekeeping:
     """The housekeeping of one kind. `duties`: each runs in a loop of its own, and has a name that no other duty has.
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
-    enough. `upload_too_large`: called for each upload whose object is too large, in a transaction, before the object is
-    deleted. `prefixes`: the prefixes in the store under which this kind writes. Under these prefixes the platform ends
-    multipart uploads whose writer has died.
+    enough. `after_expiry`: writes what must follow when jobs end because their deadline has passed, and maybe no worker
+    could end them. `upload_too_large`: called for each upload whose object is too large, in a transaction, before the
+    object is deleted. `prefixes`: the prefixes in the store under which this kind writes. Under these prefixes the
+    platform ends multipart uploads whose writer has died.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()
     before_jobs_go: BeforeJobsGo | None = None
+    after_expiry: AfterExpiry | None = None
     upload_too_large: OnTooLarge | None = None
     prefixes: tuple[str, ...] = ()
 
@@ -92,3 +96,7 @@ def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list
 
 def hooks_before_jobs_go(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
     return [hooks.before_jobs_go for hooks in housekeeping_of_kinds if hooks.before_jobs_go is not None]
+
+
+def hooks_after_expiry(housekeeping_of_kinds: Iterable[KindHousekeeping]) -> list[AfterExpiry]:
+    return [hooks.after_expiry for hooks in housekeeping_of_kinds if hooks.after_expiry is not None]

@@ -180,11 +180,20 @@ SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced_jo
 """
 
 
-async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded]:
-    """unfinished -> expired, for jobs past `deadline_at`. Their unfinished steps are skipped or cancelled."""
+async def expire_jobs(
+    connection: Connection,
+    limit: int = 100,
+    hooks: Sequence[Callable[[Connection, Sequence[UUID]], Awaitable[None]]] = (),
+) -> list[JobEnded]:
+    """unfinished -> expired, for jobs past `deadline_at`. Their unfinished steps are skipped or cancelled. `hooks`: of
+    kinds of work; called with the ids of the expired jobs, in the transaction that ends them.
+    """
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
-        return await connection.fetch(EXPIRE_JOBS, list(locked))
+        rows = await connection.fetch(EXPIRE_JOBS, list(locked))
+        for hook in hooks:
+            await hook(connection, [row["ended_job"] for row in rows])
+        return rows
 
     take = partial(_lock_in_order, connection, _LOCK_JOBS_PAST_DEADLINE, limit)
     return ended_jobs(await run_units(connection, DEADLINES, take, end))

@@ -102,6 +102,8 @@ async def test_a_picture_stays_while_its_job_has_not_expired(media_api: MediaApi
     job_id = await rows.fetchval("SELECT job_id FROM media")
     await sweeps.forget_jobs(rows, [job_id], [forget_with_jobs])
     assert (await media_api.look(ticket)).json()["status"] == "READY"
+
+
 async def test_a_deleted_picture_makes_room_at_its_limit_for_the_next_one(
     media_api: MediaApi, api: Running, rows: Connection, make_key: MakeKey
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import httpx2
@@ -13,7 +14,7 @@ import pytest
 import time_machine
 
 from leasehold.db.database import Connection, make_pool
-from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext
+from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.housekeeping import housekeeping
 from leasehold.pipelines.generation.operations import withdraw
@@ -27,6 +28,15 @@ from tests.api.media_api import problem
 from tests.generation.conftest import SCOPES, SECONDS, Client
 from tests.generation.simulator.server import Simulator
 from tests.generation.simulator.work import picture
+
+
+@pytest.fixture
+async def hooks(generation_settings: Settings) -> AsyncIterator[KindHousekeeping]:
+    store = ObjectStore.from_settings(generation_settings)
+    await store.open()
+    async with make_pool(generation_settings, "test", 1) as pool:
+        yield housekeeping(HousekeepingContext(generation_settings, pool.acquire, store))
+    await store.close()
 
 
 async def test_an_image_is_ordered_polled_and_stored(client: Client, worker: Worker, simulator: Simulator) -> None:
@@ -325,6 +335,54 @@ async def test_an_order_that_no_worker_takes_ends_in_a_result_too(client: Client
     assert (said["status"], said["status_text"], said["error"]["code"]) == (-2, "failed", "deadline_exceeded")
 
 
+async def test_an_order_whose_server_is_gone_at_the_deadline_is_called_off_at_its_provider(
+    client: Client, generation_settings: Settings, connection: Connection, simulator: Simulator
+) -> None:
+    """Nobody polls it any more, but it would cost money until it is made."""
+    async with Worker(generation_settings.model_copy(update={"worker_labels": "south"})):
+        task = await client.ordered("never made #never", server_id="south")
+        await client.until(task, "polling")
+    await connection.execute("UPDATE job SET deadline_at = clock_timestamp()")
+    async with Worker(generation_settings), asyncio.timeout(SECONDS):
+        said = await client.ended(task)
+        while not simulator.bought[0].cancelled:
+            await asyncio.sleep(0.02)
+    assert (said["status"], said["error"]["code"]) == (-2, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("submitted", "polled", "withdrawals"),
+    [
+        (None, "blocked", 0),
+        ({"urls": ["https://example.com/a"]}, "waiting", 0),
+        ({"ref": "g1"}, "waiting", 1),
+        ({"ref": "g1"}, "succeeded", 0),
+    ],
+    ids=["nothing ordered", "files at once", "ordered", "made"],
+)
+async def test_at_the_deadline_only_an_order_that_may_still_be_made_is_called_off(
+    client: Client,
+    hooks: KindHousekeeping,
+    connection: Connection,
+    submitted: dict[str, Any] | None,
+    polled: str,
+    withdrawals: int,
+) -> None:
+    for _ in range(2):
+        await client.ordered("a lighthouse")
+    move = "UPDATE task SET status = $2, finished_at = CASE WHEN $2 = 'succeeded' THEN now() END WHERE step = $1"
+    await connection.execute(move, "poll", polled)
+    if submitted is not None:
+        await connection.execute(move, "submit", "succeeded")
+        await connection.execute("INSERT INTO result SELECT id, $1 FROM task WHERE step = 'submit'", submitted)
+    await connection.execute("UPDATE job SET deadline_at = clock_timestamp()")
+    assert hooks.after_expiry is not None
+    assert len(await sweeps.expire_jobs(connection, 1, [hooks.after_expiry])) == 1
+    written = await connection.fetch("SELECT exclusive_key FROM job WHERE pipeline = 'generation_withdrawal'")
+    expired = await connection.fetchval("SELECT id::text FROM job WHERE status = 'expired'")
+    assert [row["exclusive_key"] for row in written] == [expired] * withdrawals
+
+
 async def test_a_failed_job_without_an_error_of_its_own_has_an_answer(client: Client, connection: Connection) -> None:
     task_id = await client.ordered("a lighthouse")
     await connection.execute(
@@ -423,15 +481,11 @@ async def test_a_source_image_that_is_kept_for_longer_than_a_week_is_found_by_it
 
 
 @pytest.fixture
-async def forgetting(generation_settings: Settings) -> AsyncIterator[Forgetting[str]]:
+def forgetting(hooks: KindHousekeeping) -> Forgetting[str]:
     """The duty that deletes expired source images."""
-    store = ObjectStore.from_settings(generation_settings)
-    await store.open()
-    async with make_pool(generation_settings, "test", 1) as pool:
-        (duty,) = housekeeping(HousekeepingContext(generation_settings, pool.acquire, store)).duties
-        assert isinstance(duty, Forgetting)
-        yield duty
-    await store.close()
+    (duty,) = hooks.duties
+    assert isinstance(duty, Forgetting)
+    return duty
 
 
 async def upload(client: Client, number: int) -> httpx2.Response:

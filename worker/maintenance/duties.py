@@ -175,7 +175,9 @@ class Duties:
 
     async def _end_jobs(self) -> float | None:
         async with self._frequent_connection() as connection:
-            ended_jobs = await sweeps.expire_jobs(connection, _JOBS_AT_ONCE)
+            ended_jobs = await sweeps.expire_jobs(
+                connection, _JOBS_AT_ONCE, hooks=self._housekeeping.hooks_after_expiry
+            )
         count_ended_jobs(ended_jobs)
         return 0.0 if len(ended_jobs) == _JOBS_AT_ONCE else None
 

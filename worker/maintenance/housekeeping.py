@@ -20,6 +20,7 @@ from leasehold.kinds.housekeeping import (
     HousekeepingContext,
     Tidying,
     Turn,
+    hooks_after_expiry,
     hooks_before_jobs_go,
     housekeeping_of,
 )
@@ -48,6 +49,7 @@ class Housekeeping:
         self._connections = connections
         self._store = store
         self._housekeeping_of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
+        self.hooks_after_expiry = hooks_after_expiry(self._housekeeping_of_kinds)
 
     def turns_of_kinds(self) -> dict[str, Callable[[], Awaitable[float | None]]]:
         """The turns of the kinds' own duties, by name. Raises DeclarationError if two duties have the same name."""

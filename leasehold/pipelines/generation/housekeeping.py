@@ -1,5 +1,5 @@
 """The duties of the leading worker for generations: it deletes expired source images, and keeps the orders that must
-still be withdrawn when their generations are deleted.
+still be withdrawn when their generations are deleted. When a generation expires, it withdraws the order.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from functools import partial
 
 from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
+from leasehold.pipelines.generation.operations import withdraw_expired
 from leasehold.pipelines.generation.pipeline import generation, withdrawal
 from leasehold.pipelines.generation.rows import SOURCES, condemn_source, expired_sources, forget_sources
 from leasehold.transitions.withdrawals import Withdrawals, keep_orders
@@ -39,5 +40,6 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
             )
         ],
         before_jobs_go=partial(keep_orders, of=_WITHDRAWALS),
+        after_expiry=partial(withdraw_expired, context.settings),
         prefixes=("sources/",),
     )

@@ -16,6 +16,7 @@ from leasehold.kinds.job_kinds import FailedJob, KindOperations, RetryTerms, Sen
 from leasehold.pipelines.generation.pipeline import GenerationParams, withdrawal
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
+from leasehold.pipelines.generation.rows import orders_under_way
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.jobs import NewJob
@@ -83,6 +84,15 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
         exclusive_key=str(job_id),  # by which `transitions.withdrawals` finds the withdrawal
     )
     return await jobs.submit(connection, [job])
+
+
+async def withdraw_expired(settings: Settings, connection: Connection, job_ids: Sequence[UUID]) -> None:
+    """Write a withdrawal for each of these expired jobs whose order the provider may still work on. Usually a poll
+    ends a generation at its deadline, and cancels the order. An expired job had no worker that could poll it. The relay
+    publishes the hints of the withdrawals.
+    """
+    for job_id, tenant_id in await orders_under_way(connection, job_ids):
+        await withdraw(connection, settings, job_id, tenant_id)
 
 
 def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> RetryTerms:

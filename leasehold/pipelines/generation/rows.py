@@ -168,6 +168,21 @@ async def withdrawn(
     return WithdrawnGeneration("cancelled", {"prompt": ""} | kept["params"], {"ref": kept["ref"]})
 
 
+async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> list[tuple[UUID, str]]:
+    """The generations among these jobs whose order the provider has accepted, and has not reported as finished: the
+    job, and its tenant.
+    """
+    rows = await connection.fetch(
+        "SELECT g.job_id, g.tenant_id FROM generation g"
+        " JOIN task s ON s.job_id = g.job_id AND s.step = 'submit' JOIN result r ON r.task_id = s.id"
+        " JOIN task p ON p.job_id = g.job_id AND p.step = 'poll'"
+        " WHERE g.job_id = ANY($1::uuid[]) AND s.status = 'succeeded' AND r.value ? 'ref' AND p.status <> 'succeeded'"
+        " ORDER BY g.job_id",
+        list(job_ids),
+    )
+    return [(row["job_id"], row["tenant_id"]) for row in rows]
+
+
 #: The public statuses in which a server is busy.
 UNDER_WAY = frozenset({"processing", "polling"})
 
