@@ -17,7 +17,7 @@ from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Connection, connect, make_pool
 from leasehold.domain import cron
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
-from leasehold.domain.errors import Invalid
+from leasehold.domain.errors import Invalid, StoreUnavailable
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
@@ -499,6 +499,24 @@ async def test_a_store_that_refuses_every_unit_is_asked_for_one_batch_a_minute(
     await rows.execute("DELETE FROM quarantine")
     await rows.execute(insert, "sources/goes")
     assert await turn() == NEXT_BATCH_SECONDS
+
+
+async def test_while_the_store_is_away_no_unit_is_set_aside_and_no_row_is_forgotten(
+    rows: Connection, settings: Settings
+) -> None:
+    away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:1", "s3_operation_timeout": 1.0})
+    store = ObjectStore.from_settings(away)
+    await store.open()
+    await rows.execute(
+        "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ('sources/x', 't', clock_timestamp())"
+    )
+    async with make_pool(settings, "test", 3) as pool:
+        turn = Housekeeping(settings, pool.acquire, store, SHIPPED).turns_of_kinds()[generations.SOURCES]
+        with pytest.raises(StoreUnavailable):
+            await turn()
+    await store.close()
+    assert await set_aside(rows, generations.SOURCES) == {}
+    assert await rows.fetchval("SELECT count(*) FROM source_image") == 1
 
 
 # --- what is told
