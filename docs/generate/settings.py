@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from docs.generate.tables import code, table
+from leasehold.cli.variables import default_of
 from leasehold.settings import Settings
 
 _INTRODUCTION = """# Settings
@@ -77,11 +78,5 @@ def _name_of(kind: Any) -> str:
 
 
 def _default_of(field: FieldInfo) -> str:
-    default = field.get_default(call_default_factory=True)
-    if isinstance(default, SecretStr):
-        default = default.get_secret_value()
-    if default is None or default in ("", {}, [], ()):
-        return ""
-    if isinstance(default, bool):
-        return code(str(default).lower())
-    return code(str(default))
+    default = default_of(field)
+    return code(default) if default else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from leasehold.domain.registry import Pipelines
@@ -15,7 +17,19 @@ async def variables() -> list[tuple[str, str, str]]:
     kinds = kinds_of(Pipelines.from_source(Settings().pipelines))
     classes: list[type[BaseSettings]] = [Settings, *settings_classes(kinds)]
     return [
-        (f"{settings.model_config.get('env_prefix', '')}{name}".upper(), str(field.default), field.description or "")
+        (f"{settings.model_config.get('env_prefix', '')}{name}".upper(), default_of(field), field.description or "")
         for settings in classes
         for name, field in settings.model_fields.items()
     ]
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default, as a variable would have it. Empty: by default the setting has no value, or an empty one. A default
+    is no secret: it stands in the reference.
+    """
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()
+    if default is None or default in ("", {}, [], ()):
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)

@@ -85,10 +85,19 @@ def lambda_free(x: int) -> int:
     return x
 
 
-def test_settings_are_printed_as_json() -> None:
+def test_settings_are_printed_as_json_as_the_reference_lists_them() -> None:
+    """So that each default can be written into a variable."""
     rows = json.loads(CliRunner().invoke(app, ["settings", "--json"]).stdout)
     assert {"variable", "default", "meaning"} == rows[0].keys()
-    assert "LEASEHOLD_DATABASE_URL" in {row["variable"] for row in rows}
+    page = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
+    lines = [line.replace("\\|", "").split(" | ") for line in page.splitlines() if line.startswith("| `LEASEHOLD_")]
+    # A table in which no setting has a default lacks the column of defaults.
+    listed = {cells[0].strip("| `"): cells[2].strip(" `") if len(cells) == 4 else "" for cells in lines}
+    defaults = {row["variable"]: row["default"] for row in rows}
+    assert defaults.pop("LEASEHOLD_PICTURE_HEIC") in ("true", "false")  # whether this environment has the extra
+    assert len(listed) > 100
+    assert defaults == {name: default for name, default in listed.items() if name in defaults}
+    assert defaults["LEASEHOLD_AMQP_URL"] == "amqp://guest:guest@127.0.0.1:5672/"
 
 
 def test_the_doctor_prints_its_findings_and_nothing_of_what_it_tried() -> None:
