@@ -758,6 +758,14 @@ class Settings(SettingsWithFiles):
         return 3 * self.renew_seconds
 
     @property
+    def silent_seconds_of_reads(self) -> float:
+        """As `silent_seconds`, for reads that the standby may answer: its heartbeats may be older than those of the
+        primary.
+        """
+        has_replica = bool(self.database_replica_url.get_secret_value())
+        return self.silent_seconds + (self.database_replica_max_lag if has_replica else 0.0)
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """The names in `worker_queues`."""
         return tuple(name.strip() for name in self.worker_queues.split(",") if name.strip())

@@ -83,7 +83,7 @@ async def findings_of(request: Request, services: Services, caller: Caller) -> t
     """All findings, the worst first, and the numbers. Only an operator gets findings about other tenants."""
     findings = await _findings_about_parts(request, caller)
     async with services.pool.acquire() as connection, connection.transaction(readonly=True):
-        numbers = await numbers_of(connection, caller, services.settings.silent_seconds)
+        numbers = await numbers_of(connection, caller, services.settings.silent_seconds_of_reads)
         if OPERATE in caller.scopes:
             findings += await _findings_about_fleet(connection, numbers)
         if JOBS_READ in caller.scopes:

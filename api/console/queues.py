@@ -39,7 +39,7 @@ _MAX_QUEUES = 200
 @may_read_standby
 async def show_queues(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
-    silent_seconds = services.settings.silent_seconds
+    silent_seconds = services.settings.silent_seconds_of_reads
 
     async def read() -> tuple[list[Row], list[Row]]:
         async with services.pool.acquire() as connection:

@@ -201,7 +201,7 @@ async def _own_answer(request: Request, others: OtherCells) -> CellAnswer:
 
 async def _own_load(services: Services, own_cell: str) -> CellLoad:
     async with services.pool.acquire() as connection:
-        load = await cell_reads.load(connection, services.settings.silent_seconds)
+        load = await cell_reads.load(connection, services.settings.silent_seconds_of_reads)
     return answer_of_own(dict(load), own_cell, version("leasehold"), services.settings.console_path)
 
 

@@ -88,7 +88,7 @@ class Limit(BaseModel):
 @may_read_standby
 async def list_queues(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
-    silent_seconds = services.settings.silent_seconds
+    silent_seconds = services.settings.silent_seconds_of_reads
     async with services.pool.acquire() as connection:
         return json_response({"queues": [dict(row) for row in await run_reads.queues(connection, silent_seconds)]})
 

@@ -58,3 +58,11 @@ def test_a_signing_key_is_checked_when_a_process_starts(text: str) -> None:
     for good in ("", b64encode(bytes(32)).decode()):
         kept = Settings(_env_file=None, conversion_signing_key=SecretStr(good)).conversion_signing_key
         assert kept.get_secret_value() == good
+
+
+def test_a_standby_that_lags_shows_no_living_worker_as_silent() -> None:
+    """A page that is read from it has heartbeats that are up to `database_replica_max_lag` old."""
+    alone = Settings(_env_file=None, renew_seconds=5.0, database_replica_max_lag=60.0)
+    assert (alone.silent_seconds, alone.silent_seconds_of_reads) == (15.0, 15.0)
+    beside = alone.model_copy(update={"database_replica_url": SecretStr("postgresql://standby/x")})
+    assert (beside.silent_seconds, beside.silent_seconds_of_reads) == (15.0, 75.0)
