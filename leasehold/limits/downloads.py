@@ -12,6 +12,7 @@ from uuid import UUID
 from leasehold.db.database import Connection, lock_name, row_count
 from leasehold.domain.errors import TooMany
 from leasehold.domain.ids import new_id
+from leasehold.domain.sentences import counted
 
 GB = 1_000_000_000
 #: The longest that one download may take, in seconds.
@@ -92,10 +93,10 @@ def _check_windows(windows: dict[int, _Window], size: int) -> None:
     for quota, seconds in QUOTAS:
         # In an empty window any download may begin: otherwise one that is larger than the quota could never begin.
         if windows[seconds].bytes and windows[seconds].bytes + size > quota:
-            hours = seconds // 3600
+            hours = counted(seconds // 3600, "hour", "hours")
             raise TooMany(
                 "download_quota_exceeded",
-                f"At most {quota // GB} GB in {hours} hour{'s' if hours > 1 else ''}.",
+                f"At most {quota // GB} GB in {hours}.",
                 policy="bytes",
                 at_most=quota,
                 window=seconds,
