@@ -242,6 +242,16 @@ async def test_an_answer_with_a_number_that_cannot_be_kept_exactly_is_refused(
     assert await rows.fetchval("SELECT count(*) FROM signal") == 0
 
 
+async def test_a_choice_is_sent_as_the_schema_has_it(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    """Of an option without a value, a browser sends the text with its white space collapsed."""
+    somebody = await person(ROLES["operator"])
+    choices = ["two  spaces", " before", '<b>"bold"</b>']
+    job_id = await waits(maker, rows, {"enum": choices})
+    page = await somebody.see(f"/jobs/{job_id}")
+    select = page[page.index('name="payload"') :].split("</select>")[0]
+    assert [unescape(value) for value in re.findall(r'<option value="([^"]*)">', select)] == ["", *choices]
+
+
 async def test_each_of_two_waits_for_one_signal_gets_the_answer_that_a_person_gives_it_within_a_minute(
     person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
