@@ -92,7 +92,7 @@ async def show_operation(request: Request, operation_id: UUID, caller: Reader, c
         request,
         "operation.html",
         refresh_seconds=None if has_ended else 1,
-        refresh_url=request.url.path,
+        refresh_url=f"{request.url.path}?{request.url.query}",
         operation=operation,
         ended=has_ended,
         refusals=refusals["refusals"],

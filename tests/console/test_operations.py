@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from html import unescape
+from uuid import UUID
 
+import pytest
+
+from leasehold.api.console import operations
 from leasehold.db.database import Connection
 from tests.console.conftest import ROLES, MakePerson
 from tests.jobs.conftest import Maker
@@ -35,6 +40,26 @@ async def test_all_that_match_are_seen_before_and_acted_on_once(
     assert path in await operator.see("/operations")
     operation_id = path.rpartition("/")[2]
     assert "The job is cancelled." in await operator.do(f"/jobs/{operation_id}/cancel", back=path)
+
+
+async def test_a_later_page_of_refusals_stays_while_the_operation_goes_on(
+    person: MakePerson, maker: Maker, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_PAGE", 1)
+    operator = await person(ROLES["operator"])
+    jobs = [await maker.make("run", scope="user", scope_id=str(number)) for number in range(2)]
+    answer = await operator.send("/operations/new", action="cancel", filter="kind:run", once="x")
+    path = answer.headers["location"].removeprefix("/console")
+    for job_id in jobs:
+        await rows.execute(
+            "INSERT INTO operation_refusal (operation_id, job_id, tenant_id, code, detail)"
+            " VALUES ($1, $2, 'acme', 'odd', 'It is odd.')",
+            UUID(path.rpartition("/")[2]), job_id,
+        )  # fmt: skip
+    (more,) = re.findall(r'rel="next" href="/console([^"]+)"', await operator.see(path))
+    page = await operator.see(unescape(more))
+    assert re.findall(r'/jobs/([0-9a-f-]{36})">', page.split("Refused")[1]) == [str(jobs[0])]
+    assert f'hx-get="/console{more}"' in page
 
 
 async def test_a_wish_that_cannot_be_is_refused_with_its_reason(person: MakePerson) -> None:
