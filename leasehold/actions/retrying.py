@@ -15,7 +15,9 @@ from leasehold.actions.context import Actions, Target
 from leasehold.broker.outbox import Announcement
 from leasehold.db.clock import database_time
 from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
+from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.kinds.job_kinds import FailedJob, RetryTerms
 from leasehold.transitions import jobs, limits, runs
@@ -69,6 +71,23 @@ async def revive_together(
     )
 
 
+async def limits_of_retry(
+    actions: Actions,
+    connection: Connection,
+    target: Target,
+    template_version: TemplateVersion | None,
+    rules: TenantRules,
+) -> Sequence[ConcurrencyLimit]:
+    """The limits at which the job waits after `revive`. Whoever retries several jobs in a transaction locks the limits
+    of all of them first: an admission locks limits in the order of their names, and would deadlock with another order.
+
+    Raises Conflict `pipeline_not_served`. `rules`: the limits that are declared for the tenant's new jobs.
+    """
+    if template_version is not None:
+        return runs.limits_of(_new_run(target, template_version, None), rules)
+    return _limits_without_template(target, *await _pipeline_and_terms(actions, connection, target), rules)
+
+
 async def revive(
     actions: Actions,
     connection: Connection,
@@ -115,14 +134,11 @@ async def _revive_job_without_template(
     cause: Mapping[str, str] | None,
 ) -> CreatedRun | None:
     """As `revive`, for a job that is not a run."""
-    row, tenant_id = target.row, target.tenant_id
-    pipeline = actions.kinds.pipeline(row["pipeline"])
-    if pipeline is None:
-        raise Conflict("pipeline_not_served", "This installation no longer has the job's pipeline.")
-    retry_terms = await _terms_of_retry(actions, connection, target)
-    params = row["params"] if retry_terms.params is None else retry_terms.params
-    all_limits = [*retry_terms.limits, *await limits.declared(connection, tenant_id, pipeline, params)]
-    terms = AdmissionTerms(all_limits, row["exclusive_key"])
+    tenant_id = target.tenant_id
+    pipeline, retry_terms = await _pipeline_and_terms(actions, connection, target)
+    rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
+    all_limits = _limits_without_template(target, pipeline, retry_terms, rules)
+    terms = AdmissionTerms(all_limits, target.row["exclusive_key"])
     try:
         async with connection.transaction():  # a savepoint: the caller's transaction survives a refusal
             hints = await jobs.replay(
@@ -136,11 +152,22 @@ async def _revive_job_without_template(
     return None if hints is None else CreatedRun(target.id, hints, limit_names)
 
 
-async def _terms_of_retry(actions: Actions, connection: Connection, target: Target) -> RetryTerms:
+def _limits_without_template(
+    target: Target, pipeline: Pipeline, terms: RetryTerms, rules: TenantRules
+) -> list[ConcurrencyLimit]:
+    params = target.row["params"] if terms.params is None else terms.params
+    return [*terms.limits, *limits.applicable_limits(rules.limits, target.tenant_id, pipeline, params)]
+
+
+async def _pipeline_and_terms(actions: Actions, connection: Connection, target: Target) -> tuple[Pipeline, RetryTerms]:
+    """Of a job that is not a run. Raises Conflict `pipeline_not_served`."""
+    pipeline = actions.kinds.pipeline(target.row["pipeline"])
+    if pipeline is None:
+        raise Conflict("pipeline_not_served", "This installation no longer has the job's pipeline.")
     before_retry = target.kind.operations.before_retry
     if before_retry is None:
-        return RetryTerms()
+        return pipeline, RetryTerms()
     pin = target.queue.partition("@")[2] or None  # the queue of a pinned job is `name@label`
     job = FailedJob(target.tenant_id, target.row["params"], pin, await database_time(connection))
     opened = actions.opened.get(target.kind.name)  # what the kind has opened at the start of this process
-    return before_retry(actions.settings, opened, job)
+    return pipeline, before_retry(actions.settings, opened, job)

@@ -74,14 +74,6 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
     return Submitted(hints, [(limit.tenant_id, limit.key) for limit in limits])
 
 
-async def declared(
-    connection: Connection, tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
-) -> list[ConcurrencyLimit]:
-    """The pipeline's own limits, and the declared limits that apply to its job with these parameters."""
-    rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
-    return applicable_limits(rules.limits, tenant_id, pipeline, params)
-
-
 def applicable_limits(
     rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:

@@ -287,7 +287,12 @@ async def lock_limits(connection: Connection, new: NewRun) -> None:
     that locks other jobs: an admission locks limits first, too, and would deadlock with another order.
     """
     rules = (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
-    await concurrency.lock_limits(connection, _terms_of(new, rules).limits)
+    await concurrency.lock_limits(connection, limits_of(new, rules))
+
+
+def limits_of(new: NewRun, rules: TenantRules) -> Sequence[ConcurrencyLimit]:
+    """The limits at which the run will wait."""
+    return _terms_of(new, rules).limits
 
 
 def _terms_of(new: NewRun, rules: TenantRules) -> AdmissionTerms:

@@ -17,17 +17,21 @@ from leasehold.api.auth import security
 from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, RefusalList
 from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.json_digest import json_digest
 from leasehold.limits.admission import Admission, Paid
 from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import open_operation_context
 from leasehold.pipelines.operations.pipeline import Action, Operation
 from leasehold.settings import Settings
+from leasehold.transitions import concurrency
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.jobs.conftest import KINDS, TENANT_SCOPES, MakeClient, Maker
 from tests.support.broker_room import BROKER_ROOM
+from tests.support.lock_waits import until_waiting
 
 SECONDS = 60.0
 
@@ -660,6 +664,30 @@ async def test_jobs_with_limits_keys_and_scopes_are_retried_as_one_by_one(
     assert sorted((await act(running, rows, "retry", more)).acted) == more
     held = await rows.fetch("SELECT held FROM job WHERE id = ANY($1)", more)
     assert [row["held"] for row in held] == [True, True], "a declared limit holds retried jobs, too"
+
+
+async def test_retried_jobs_of_several_limits_lock_these_in_the_order_of_an_admission(
+    maker: Maker, client_with: MakeClient, running: Running, rows: Connection, settings: Settings
+) -> None:
+    """Job by job, they would lock the last limit first, and deadlock with an admission at both."""
+    made = await failed(maker, number=2)
+    operator = await client_with(security.OPERATE)
+    limit = await operator.put("/v1/limits", json={"key": "payload:outside:/n", "tenant_id": "acme", "at_most": 1})
+    assert limit.is_success, limit.text
+    keys = sorted((f"payload:outside:/n={json_digest(n)}", n) for n in range(2))
+    for job_id, (_, n) in zip(sorted(made), reversed(keys), strict=True):
+        await rows.execute("UPDATE job SET params = $2 WHERE id = $1", job_id, {"n": n})
+    first, last = (ConcurrencyLimit("acme", key, at_most=1) for key, _ in keys)
+    other = await connect(settings, "test")
+    async with other.transaction():
+        await concurrency.lock_limits(other, [first])
+        acting = asyncio.create_task(act(running, rows, "retry", made))
+        await until_waiting(other)
+        await concurrency.lock_limits(other, [last])
+    assert sorted((await acting).acted) == sorted(made)
+    await other.close()
+    waiting = await rows.fetch("SELECT key FROM gate_job WHERE job_id = ANY($1) ORDER BY key", made)
+    assert [row["key"] for row in waiting] == [key for key, _ in keys]
 
 
 async def test_a_retry_that_breaks_at_its_end_leaves_nothing_of_it_in_the_outcome(

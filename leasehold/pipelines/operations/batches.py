@@ -5,6 +5,7 @@ step `act` (steps.py) calls `act_on`. A target is a job that the operation may c
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
@@ -15,9 +16,10 @@ import structlog
 from leasehold.actions import ending
 from leasehold.actions.context import Target
 from leasehold.actions.ending import Effects
-from leasehold.actions.retrying import may_revive_together, revive, revive_together, template_of
+from leasehold.actions.retrying import limits_of_retry, may_revive_together, revive, revive_together, template_of
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.admission import Paid, Payer
@@ -150,9 +152,10 @@ async def _retry_charged(
         targets = [_target_of(context, row) for row in rows]
         retries = _Retries(context, connection, acting, charge, outcome)
         retried = await retries.retry_together(targets, tenant_id)
-        for target in targets:
-            if target.id not in retried:
-                await _act_alone(connection, target, outcome, partial(retries.retry, target))
+        remaining = [target for target in targets if target.id not in retried]
+        await retries.lock_limits(remaining, tenant_id)
+        for target in remaining:
+            await _act_alone(connection, target, outcome, partial(retries.retry, target))
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
     return outcome
 
@@ -198,6 +201,18 @@ class _Retries:
             await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
         # Last: after an error above, the savepoint undoes the retries, and no hint of them may stay.
         self._outcome.hints += hints
+
+    async def lock_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
+        """Lock all limits at which these jobs will wait, in the order of an admission."""
+        rules = (await tenant_rules(self._connection, {tenant_id}))[tenant_id]
+        limits: list[ConcurrencyLimit] = []
+        for target in targets:
+            with suppress(*_REFUSED, *_BROKEN_HERE):  # `retry` raises the error again, and it becomes the job's refusal
+                template_version = await self._template_of(target)
+                limits += await limits_of_retry(
+                    self._context.actions, self._connection, target, template_version, rules
+                )
+        await concurrency.lock_limits(self._connection, limits)
 
     async def retry(self, target: Target) -> None:
         """Retry one job. Raises NotFound, Conflict or Invalid."""
