@@ -289,6 +289,8 @@ async def test_that_a_job_has_gone_is_told_to_its_own_tenant_alone(
 
 async def test_a_dead_letter_goes_with_its_job(maker: Maker, client: httpx2.AsyncClient, rows: Connection) -> None:
     job_id = await maker.make("run")
+    task_id = await rows.fetchval("SELECT id FROM task WHERE step = 'a'")
+    problem(await client.post(f"/v1/dead-letters/{task_id}/replay"), 404, "dead_letter_not_found")  # not failed yet
     await maker.fail(job_id, "broken")
 
     async def found() -> list[Any]:
@@ -299,6 +301,7 @@ async def test_a_dead_letter_goes_with_its_job(maker: Maker, client: httpx2.Asyn
     assert await found() == [str(job_id), 1]
     await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 second'")
     assert await found() == []
+    problem(await client.post(f"/v1/dead-letters/{task_id}/replay"), 404, "dead_letter_not_found")
     answer = await client.post("/v1/dead-letters/replay", json={"code": "broken"})
     assert answer.json() == {"replayed": [], "refused": []}
 

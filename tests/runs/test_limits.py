@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -243,6 +244,31 @@ async def test_a_key_submits_at_its_rate_and_is_told_when_to_come_again(
         assert [answer.status_code for answer in answers] == [202, 202, 429]
         problem(answers[-1], 429, "rate_limited")
         assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
+
+
+async def test_a_bulk_replay_replays_what_has_room_and_is_charged_for_that_alone(
+    runs_settings: Settings, rows: Connection
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"unfinished_per_tenant": 3, "submissions_per_key": 6})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        await client.post("/v1/templates", type="outside", steps=[{"id": "a", "queue": "q"}])
+        runs = [await client.start("outside") for _ in range(3)]
+        claimed = await client.post("/v1/external/claim", worker_id="w", queues=["q"], limit=3)
+        for task in claimed.json()["tasks"]:
+            failure = {"worker_id": "w", "epoch": 1, "code": "broken", "retryable": False}
+            assert (await client.post(f"/v1/external/tasks/{task['task_id']}/fail", **failure)).status_code == 200
+        other = await client.start("outside")
+        now = await rows.fetchval("UPDATE rate_bucket SET full_at = clock_timestamp() + '10 seconds' RETURNING full_at")
+        answer = await client.post("/v1/dead-letters/replay", code="broken")
+        assert (answer.status_code, len(answer.json()["replayed"]), answer.json()["refused"]) == (202, 2, [])
+        assert await rows.fetchval("SELECT full_at FROM rate_bucket") - now == timedelta(seconds=20)  # ten a run
+        assert set(answer.json()["replayed"]) < set(runs)
+        problem(await client.post("/v1/dead-letters/replay", code="broken"), 429, "too_many_unfinished")
+        assert await rows.fetchval("SELECT full_at FROM rate_bucket") - now == timedelta(seconds=20)
+        assert (await client.post(f"/v1/runs/{other}/cancel")).status_code == 202
+        assert len((await client.post("/v1/dead-letters/replay", code="broken")).json()["replayed"]) == 1
 
 
 async def test_a_full_queue_sheds_new_runs(runs_settings: Settings, rows: Connection) -> None:
