@@ -713,6 +713,13 @@ async def test_a_step_after_a_skipped_one_waits_for_the_steps_that_the_skipped_o
     await assert_history(rows, first.job_id)
 
 
+async def test_a_limit_that_admits_a_job_starts_no_step_whose_need_is_a_need_of_a_skipped_one(rows: Rows) -> None:
+    limited = jobs.NewJob(CHAIN, "t", params={"quick": True}, limits=[ConcurrencyLimit("t", "k", at_most=1)])
+    await jobs.submit(rows.connection, [limited])
+    await concurrency.admit(rows.connection, [("t", "k")])
+    assert await rows.statuses(limited.id) == {"a": "pending", "b": "skipped", "c": "skipped", "d": "blocked"}
+
+
 async def test_a_step_after_skipped_ones_that_need_nothing_is_due(rows: Rows) -> None:
     pipeline = Pipeline(
         "head",
