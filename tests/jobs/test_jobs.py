@@ -306,6 +306,25 @@ async def test_a_dead_letter_goes_with_its_job(maker: Maker, client: httpx2.Asyn
     assert answer.json() == {"replayed": [], "refused": []}
 
 
+async def test_a_key_without_a_scope_of_jobs_sees_and_replays_dead_letters_of_runs_alone(
+    maker: Maker, client_with: MakeClient, rows: Connection
+) -> None:
+    """As in the releases whose dead letters were those of runs."""
+    failed = {kind: await maker.make(kind) for kind in ("run", "media")}
+    tasks = {}
+    for kind, job_id in failed.items():
+        await maker.fail(job_id, "broken")
+        tasks[kind] = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND status = 'failed'", job_id)
+    narrow = await client_with(*(scope for scope in TENANT_SCOPES if not scope.startswith("jobs:")))
+    letters = (await narrow.get("/v1/dead-letters")).json()["dead_letters"]
+    assert [letter["job_id"] for letter in letters] == [str(failed["run"])]
+    problem(await narrow.post(f"/v1/dead-letters/{tasks['media']}/replay"), 404, "dead_letter_not_found")
+    assert (await narrow.post(f"/v1/dead-letters/{tasks['run']}/replay")).status_code == 202
+    await maker.fail(failed["run"], "broken")
+    answer = await narrow.post("/v1/dead-letters/replay", json={"code": "broken"})
+    assert answer.json() == {"replayed": [str(failed["run"])], "refused": []}
+
+
 async def test_a_link_to_a_job_that_went_says_so_for_a_day(
     maker: Maker, client: httpx2.AsyncClient, rows: Connection, settings: Settings
 ) -> None:
