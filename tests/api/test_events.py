@@ -83,6 +83,18 @@ async def test_a_client_that_knows_everything_is_told_to_stop(media_api: MediaAp
     assert (answer.status_code, answer.content) == (204, b"")
 
 
+async def test_a_client_that_knows_everything_so_far_hears_of_the_rest(media_api: MediaApi, rows: Connection) -> None:
+    """A browser never connects again after a 204."""
+    ticket = await media_api.submitted()
+    known = await rows.fetchval("SELECT event_seq FROM job")
+    async with stream(media_api, ticket, after=known) as answer:
+        assert answer.status_code == 200
+        await finish_all(rows, ticket.media_id)
+        events = [one async for one in told(answer)]
+    assert [one["seq"] for one in events] == list(range(known + 1, events[-1]["seq"] + 1))
+    assert events[-1]["status"] == "READY"
+
+
 async def test_a_failure_is_told_with_its_code_and_without_our_insides(media_api: MediaApi, rows: Connection) -> None:
     ticket = await media_api.submitted()
     await fail_step(rows, await claim_step(rows, ticket.media_id), "corrupt_image", retryable=False)

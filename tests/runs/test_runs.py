@@ -195,6 +195,18 @@ async def test_events_stream_to_the_end_and_resume_without_loss(client: Client, 
     assert ids == list(range(1, len(ids) + 1))
     rest = (await client.http.get(f"/v1/runs/{run}/events", headers={"Last-Event-ID": "3"})).text
     assert [int(x.removeprefix("id: ")) for x in rest.splitlines() if x.startswith("id: ")] == ids[3:]
+    nothing_follows = await client.http.get(f"/v1/runs/{run}/events", headers={"Last-Event-ID": str(ids[-1])})
+    assert (nothing_follows.status_code, nothing_follows.content) == (204, b"")
+
+
+async def test_a_client_that_knows_all_events_so_far_hears_of_the_rest(client: Client) -> None:
+    """A browser never connects again after a 204."""
+    run = await client.start()
+    known = {"Last-Event-ID": "1"}
+    async with client.http.stream("GET", f"/v1/runs/{run}/events", headers=known) as answer:
+        assert answer.status_code == 200
+        await client.post(f"/v1/runs/{run}/cancel", reason="")
+        assert "id: 2" in [line async for line in answer.aiter_lines()]
 
 
 async def test_a_failed_run_goes_on_from_the_step_that_failed(client: Client, worker: Worker) -> None:
