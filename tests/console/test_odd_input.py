@@ -123,6 +123,16 @@ async def test_a_schedule_in_an_unknown_time_zone_hides_no_other(
     assert ("Europe/Berlin" in page, "Nowhere/Gone" in page) == (True, True)
 
 
+async def test_a_job_with_a_callback_url_without_a_readable_host_is_shown(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """An earlier release took such URLs."""
+    job_id = await maker.make("run", callback_url="https://example.com/")
+    await rows.execute("UPDATE job_callback SET url = 'https://a[b/'")
+    page = await (await person()).see(f"/jobs/{job_id}")
+    assert "<dt>Callback</dt><dd>an unreadable host" in page
+
+
 async def test_a_list_of_keys_continues_until_every_key_was_listed_once(maker: Maker, rows: Connection) -> None:
     for number in range(7):
         await create_key(rows, tenant_id="acme", client_id=f"client {number % 3}", scopes=["jobs:read"])
