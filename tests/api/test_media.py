@@ -97,9 +97,12 @@ async def test_a_step_between_two_attempts_shows_what_went_wrong(media_api: Medi
     await fail_step(rows, await claim_step(rows, ticket.media_id), "store_away", retryable=True)
     step = (await media_api.look(ticket)).json()["steps"][0]
     assert (step["status"], step["error"]["code"]) == ("RETRY", "store_away")
+    await fail_step(rows, await claim_step(rows, ticket.media_id), "disk_full", retryable=True)
+    step = (await media_api.look(ticket)).json()["steps"][0]
+    assert (step["status"], step["error"]["code"]) == ("RETRY", "disk_full"), "of the last attempt"
     await finish_step(rows, await claim_step(rows, ticket.media_id), "resize.jpg")
     step = (await media_api.look(ticket)).json()["steps"][0]
-    assert (step["status"], step["attempt"]) == ("SUCCEEDED", 2)
+    assert (step["status"], step["attempt"]) == ("SUCCEEDED", 3)
     assert "error" not in step
 
 
