@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import httpx2
 import pytest
+import time_machine
 
 from leasehold.db.database import Connection
 from leasehold.domain.states import JobState
@@ -164,6 +165,25 @@ async def test_a_ready_media_keeps_its_etag(media_api: MediaApi, rows: Connectio
     await finish_all(rows, ticket.media_id)
     tag = (await media_api.look(ticket)).headers["etag"]
     assert (await media_api.look(ticket, headers={"If-None-Match": tag})).status_code == 304
+
+
+async def test_a_signed_url_is_renewed_before_half_of_its_life_is_over(
+    media_api: MediaApi, rows: Connection, settings: Settings
+) -> None:
+    ticket = await media_api.submitted()
+    await finish_all(rows, ticket.media_id)
+    life = settings.download_url_seconds
+    midnight = datetime.combine(datetime.now(UTC).date(), datetime.min.time(), UTC)  # a multiple of half the life
+    assert (midnight.timestamp() / life * 2).is_integer()
+
+    async def look(seconds: float, tag: str = "") -> httpx2.Response:
+        with time_machine.travel(midnight + timedelta(seconds=seconds), tick=True):
+            return await media_api.look(ticket, headers={"If-None-Match": tag})
+
+    tag = (await look(60)).headers["etag"]
+    assert (await look(life / 2 - 60, tag)).status_code == 304
+    renewed = await look(life / 2 + 60, tag)
+    assert (renewed.status_code, renewed.headers["etag"] != tag) == (200, True)
 
 
 async def settled_tag(media_api: MediaApi, rows: Connection, ticket: Ticket) -> str:
