@@ -45,6 +45,7 @@ r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 #: any moment.
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
+# `contained`: the steps that a workflow has started, and their outputs, come last, so that its own are in the answer.
 # `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
 # digest at the end of a key is cut off (transitions/concurrency/names.py). Limits of the scopes of runs are left out.
 FIND = f"""
@@ -63,11 +64,12 @@ SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
                      FROM (SELECT * FROM failure WHERE task_id = t.id ORDER BY epoch DESC
                            LIMIT {MAX_ATTEMPTS}) AS f)
      ) ORDER BY t.position, t.step)
-     FROM (SELECT * FROM task WHERE job_id = j.id ORDER BY position, step LIMIT {MAX_STEPS}) AS t
+     FROM (SELECT * FROM task WHERE job_id = j.id ORDER BY contained, position, step LIMIT {MAX_STEPS}) AS t
      LEFT JOIN progress p ON p.task_id = t.id) AS steps,
     (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
-        'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
-     FROM (SELECT * FROM output WHERE job_id = j.id ORDER BY step, name LIMIT {MAX_OUTPUTS}) AS o) AS outputs,
+        'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.contained, o.step, o.name)
+     FROM (SELECT x.*, (SELECT t.contained FROM task t WHERE t.id = x.task_id) AS contained FROM output x
+           WHERE x.job_id = j.id ORDER BY contained, x.step, x.name LIMIT {MAX_OUTPUTS}) AS o) AS outputs,
     (SELECT jsonb_build_object('url', c.url, 'id', delivery.id, 'status', delivery.status)
      FROM job_callback c LEFT JOIN job delivery ON delivery.id = c.delivery_id AND delivery.tenant_id = c.tenant_id
      WHERE c.job_id = j.id) AS callback,

@@ -53,6 +53,13 @@ def large(order: Order) -> str:
     return str(order.id) * 100_000
 
 
+@app.workflow
+async def gathers_much(ctx: Context, count: int) -> str:
+    """Each of its steps has a large result, and it has one itself."""
+    parts = await ctx.gather(*(ctx.run(large, Order(id=7)) for _ in range(count)))
+    return parts[-1]
+
+
 @app.task(unique=Unique(by=("number",)))
 def once(number: int) -> int:
     return number

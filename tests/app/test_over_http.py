@@ -12,6 +12,7 @@ import pytest
 
 from leasehold import InvalidArguments, TaskFailed
 from leasehold.api.auth.security import JOBS_READ, RUNS_READ, RUNS_WRITE
+from leasehold.api.jobs.view import MAX_LINKS
 from leasehold.client import ApiError, AsyncClient
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import (
@@ -94,6 +95,13 @@ async def test_typed_tasks_are_submitted_followed_and_cancelled_by_requests(serv
             await shop.double.find(new_id()).astatus()
         said = await shop.speaks.asubmit(600)
         assert [one.chunk async for one in said.astream()] == list(range(600))
+
+
+@pytest.mark.usefixtures("_over_http")
+async def test_the_large_result_of_a_workflow_is_read_however_many_its_steps_have(serve: Serve) -> None:
+    """The API's answer has links of a hundred outputs."""
+    async with serve(shop.app), asyncio.timeout(SECONDS):
+        assert await (await shop.gathers_much.asubmit(MAX_LINKS)) == "7" * 100_000
 
 
 @pytest.mark.usefixtures("_over_http")

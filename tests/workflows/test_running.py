@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leasehold import App, DeclarationError
+from leasehold.db.job_reads import MAX_STEPS, find_job
 from leasehold.domain.errors import Invalid
 from leasehold.evaluation.model_schemas import compile_model_schema
 from leasehold.transitions import jobs
@@ -134,6 +135,18 @@ async def test_a_workflow_has_many_steps(runs: Runs, worker_of: Start, workflow:
     )
     assert [tuple(row) for row in counted] == [("succeeded", 1, steps)]
     assert len({place[:2] for place in await runs.journal(run)}) == steps
+
+
+async def test_the_answer_about_a_workflow_has_its_own_step_however_many_it_has_started(
+    runs: Runs, worker_of: Start
+) -> None:
+    await worker_of()
+    run = await runs.submit(shop.doubles, MAX_STEPS)
+    await runs.ended(run, within=250)
+    row = await find_job(runs.connection, "t", run)
+    assert row is not None
+    assert len(row["steps"]) == MAX_STEPS
+    assert [step["result"] for step in row["steps"] if step["id"] == "run"] == [{"value": MAX_STEPS * (MAX_STEPS - 1)}]
 
 
 @pytest.mark.parametrize("kind", ["start", "call", "wait"])
