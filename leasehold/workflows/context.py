@@ -205,7 +205,7 @@ def _return_type(function: Callable[..., Any]) -> Any:
 
     try:
         return get_type_hints(function).get("return", Any)
-    except (NameError, TypeError):
+    except Exception:  # noqa: BLE001 - an annotation is an expression, and may raise anything
         return Any
 
 

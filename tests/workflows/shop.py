@@ -401,6 +401,27 @@ def _rounded() -> Rounded:
     return Rounded(number=7)
 
 
+def _unknown() -> Any:
+    return 7
+
+
+_unknown.__annotations__["return"] = "ast.NoSuchThing"
+
+
+@app.workflow
+async def calls_the_unknown(ctx: Context) -> int:
+    """The function's annotation names what only a type checker knows."""
+    result: int = await ctx.call(_unknown)
+    return result
+
+
+@app.workflow
+async def reads_and_waits(ctx: Context, size: int) -> int:
+    text = await ctx.run(large, size)
+    await ctx.wait_for("go")
+    return len(text)
+
+
 @app.workflow
 async def typed_calls(ctx: Context, *, aliased: bool) -> int:
     """The JSON of the call's result has names of its own, or is nothing that the type takes back."""

@@ -268,6 +268,26 @@ async def test_a_workflow_reads_each_result_that_the_settings_allow(runs: Runs, 
     assert await runs.ended(await runs.submit(shop.reads_much, size)) == ("succeeded", size)
 
 
+async def test_a_workflow_reads_a_result_that_was_stored_when_the_settings_allowed_more(
+    runs: Runs, worker_of: Start
+) -> None:
+    first = await worker_of(workflow_memory=0)
+    run = await runs.submit(shop.reads_and_waits, 200_000)
+    await runs.until(run, "EXISTS (SELECT 1 FROM journal e WHERE e.job_id = j.id AND e.kind = 'signal')")
+    await runs.waits(run)
+    await first.__aexit__()
+    await worker_of(result_max_bytes=100_000)
+    await runs.signal(run, "go", None)
+    assert await runs.ended(run) == ("succeeded", 200_000)
+
+
+async def test_a_call_of_a_function_whose_annotation_is_unknown_here_takes_any_json(
+    runs: Runs, worker_of: Start
+) -> None:
+    await worker_of()
+    assert await runs.ended(await runs.submit(shop.calls_the_unknown)) == ("succeeded", 7)
+
+
 @MEMORY
 async def test_a_call_returns_a_model_whose_json_has_other_names(runs: Runs, worker_of: Start, memory: int) -> None:
     await worker_of(workflow_memory=memory)
