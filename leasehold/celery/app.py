@@ -13,6 +13,7 @@ from uuid import UUID
 from leasehold.app.app import App
 from leasehold.app.current import Current
 from leasehold.app.run import Run
+from leasehold.app.source_location import declaration_error
 from leasehold.celery import result
 from leasehold.celery.apps import CeleryApp, made_apps, newest_app
 from leasehold.celery.canvas import run_plan
@@ -75,7 +76,7 @@ class Celery:
         return declare(function[0]) if function else declare
 
     def declare(self, task: CeleryTask) -> Any:
-        """Declare the leasehold task that runs a CeleryTask, and return it."""
+        """Declare the leasehold task that runs a CeleryTask, and return it. Raises DeclarationError."""
 
         def work(
             *, args: list[Any] | None = None, kwargs: dict[str, Any] | None = None, expires: str | None = None
@@ -84,8 +85,17 @@ class Celery:
 
         work.__module__, work.__doc__ = task.__module__, task.__doc__
         short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
+        own_name = _allowed_name(short_name)
+        # No other name is made up: which of the two tasks had which name would depend on the order of the imports, and
+        # a program and its worker may import in another order.
+        if (other_task := self._tasks_of_app.get(f"{self.app.name}.{own_name}")) is not None:
+            raise declaration_error(
+                task.run,
+                f"{task.name} would have the name {own_name}, as {other_task.name} has: give one of them another with"
+                " @app.task(name=...)",
+            )
         leasehold_task = self.app.task(
-            name=_allowed_name(short_name),
+            name=own_name,
             queue=task.options.queue,
             retry=task.retry_rule,
             timeout=task.options.time_limit,

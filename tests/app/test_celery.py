@@ -27,7 +27,7 @@ from leasehold.celery.apps import made_apps
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
-from leasehold.domain.errors import LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
+from leasehold.domain.errors import DeclarationError, LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
 from tests.app.celery_program import SECONDS, first_steps
 from tests.app.conftest import Serve
 
@@ -410,6 +410,28 @@ def test_arguments_that_do_not_fit_raise_where_they_are_submitted() -> None:
 def test_an_id_that_no_run_has_is_pending() -> None:
     result = AsyncResult(uuid4())
     assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
+
+
+def test_two_functions_of_one_name_are_refused_with_the_way_out() -> None:
+    """A program and its worker may import their modules in another order, so neither gets a name that depends on it."""
+
+    def cleanup() -> str:
+        return "users"
+
+    def other_cleanup() -> str:
+        return "orders"
+
+    other_cleanup.__name__, other_cleanup.__module__ = "cleanup", "orders.tasks"
+    own = Celery("own")
+    try:
+        users = own.task(cleanup)
+        words = rf"test_celery.py:\d+: orders.tasks.cleanup .* name cleanup, as {__name__}.cleanup has: .*name="
+        with pytest.raises(DeclarationError, match=words):
+            own.task(other_cleanup)
+        orders = own.task(name="orders.cleanup")(other_cleanup)
+        assert [users.task.name, orders.task.name] == ["own.cleanup", "own.orders-cleanup"]
+    finally:
+        made_apps.remove(own)
 
 
 @pytest.mark.parametrize(
