@@ -95,8 +95,7 @@ class HttpLink:
         run = await _with_platform_errors(self._client.get_run(run_id))
         error = None
         if run.ended and run.status != "succeeded":
-            problem = run.error
-            error = (run.status, f"the run is {run.status}") if problem is None else (problem.code, problem.message)
+            error = _error_of(run)
         value = (run.result or {}).get(STEP)  # {"value": the result}, or {"output": ...} if the object store has it
         large = None
         if run.status == "succeeded" and value is not None and "output" in value:
@@ -149,6 +148,13 @@ class HttpLink:
         except OtherBytes as error:
             sentence = "The bytes of the result are not those that were stored."
             raise errors.Unavailable("store_unavailable", sentence) from error
+
+
+def _error_of(run: models.Run) -> tuple[str, str]:
+    """The code and the message with which the run ended, as DatabaseLink gives them."""
+    if run.status == "cancelled":
+        return "cancelled", (run.cancel or {}).get("reason") or "the run was cancelled"
+    return (run.status, f"the run is {run.status}") if run.error is None else (run.error.code, run.error.message)
 
 
 def _refuse_unsupported(call: Call[Any]) -> None:

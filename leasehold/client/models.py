@@ -91,8 +91,9 @@ class Progress(Answer):
 
 
 class Run(Answer):
-    """A run. An item of a list has no `payload`, `progress`, `result` and `outputs`. `result`: {step: result}. `scope`
-    and `scope_id`: the group of runs that the template's concurrency policy counts together.
+    """A run. An item of a list has no `payload`, `progress`, `result` and `outputs`. `result`: {step: result}.
+    `cancel`: the `reason` of a requested cancel, and who requested it (`by`). `scope` and `scope_id`: the group of runs
+    that the template's concurrency policy counts together.
     """
 
     id: UUID
@@ -107,6 +108,7 @@ class Run(Answer):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     error: Problem | None = None
+    cancel: dict[str, Any] | None = None
     payload: dict[str, Any] | None = None
     progress: Progress | None = None
     result: dict[str, Any] | None = None

@@ -83,8 +83,12 @@ async def test_typed_tasks_are_submitted_followed_and_cancelled_by_requests(serv
             await delayed.awaited(timeout=0)
         assert await delayed.acancel("changed my mind") == "cancelled"
         assert await delayed.acancel() == "cancelled"
-        with pytest.raises(TaskFailed, match="cancelled"):
+        with pytest.raises(TaskFailed, match=r"^cancelled: changed my mind$"):
             await delayed
+        unexplained = await shop.double.asubmit(1, delay=timedelta(hours=1))
+        assert await unexplained.acancel() == "cancelled"
+        with pytest.raises(TaskFailed, match=r"^cancelled: the run was cancelled$"):
+            await unexplained
         waiting = await shop.waits.asubmit(3)
         await waiting.asignal("approved", shop.Order(id=9))
         assert await waiting == "3 by 9"
