@@ -370,6 +370,52 @@ def test_one_reference_image_is_in_memory_at_full_size(tmp_path: Path, monkeypat
     assert most_at_once == [1] * 4
 
 
+def test_the_answers_of_one_reference_image_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers of a model that marks each pixel, to 100 images, have gigabytes."""
+    answers: list[weakref.ref[np.ndarray[Any, Any]]] = []
+    most_at_once = 0
+
+    class Noting(Runnable):
+        def run(self, inputs: Any) -> running.Tensors:
+            nonlocal most_at_once
+            most_at_once = max(most_at_once, sum(other() is not None for other in answers))
+            answer = super().run(inputs)
+            answers.extend(weakref.ref(values) for values in answer.values())
+            return answer
+
+    monkeypatch.setattr(open_toolchain, "Runnable", Noting)
+    (out := tmp_path / "out").mkdir()
+    model, references = saved(network(), tmp_path / "model"), pictures(tmp_path / "references", 5)
+    params = ConversionParams(**PARAMS, enable_sim_fp=True, enable_sim_fixed=True)
+    made = open_toolchain.optimise(Work("conversion", "onnx", params, {"model": model}, out))
+    files = {name: file.path for name, file in made.files.items()} | {"references": references}
+    answers.clear()
+    open_toolchain.quantise(Work("conversion", "bie", params, files, out))
+    assert len(answers) == 2 * 5
+    assert most_at_once <= 2, "of the float and of the int8 model"
+
+
+def test_figures_of_all_samples_are_those_of_one_large_sample() -> None:
+    rng = np.random.default_rng(3)
+    reference = [rng.standard_normal((2, 7)) * scale for scale in (1.0, 20.0, 0.0)]
+    answers = [values + rng.standard_normal((2, 7)) * 0.1 for values in reference]
+    together = compare([{"y": np.concatenate(reference)}], [{"y": np.concatenate(answers)}])["y"]
+    one_by_one = compare([{"y": values} for values in reference], [{"y": values} for values in answers])["y"]
+    for name in ("snr_db", "cosine", "max_error"):
+        assert one_by_one[name] == pytest.approx(together[name], rel=1e-12), name
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("answer", [np.full((1, 2), np.nan), np.zeros((1, 3))], ids=["not finite", "another shape"])
+def test_one_sample_whose_answer_is_no_answer_makes_the_output_infinitely_different(
+    odd: int, answer: np.ndarray[Any, Any]
+) -> None:
+    reference = [{"y": np.ones((1, 2))}] * 3
+    answers = [{"y": answer if number == odd else np.ones((1, 2))} for number in range(3)]
+    figures = compare(reference, answers)["y"]
+    assert (figures["snr_db"], figures["cosine"], figures["max_error"]) == (-200.0, 0.0, LARGEST_FLOAT)
+
+
 @pytest.mark.parametrize("reason", ["", " . ", "\n\x00"])
 def test_a_refusal_without_a_reason_is_a_whole_sentence(reason: str) -> None:
     assert refusals.invalid_model(reason).message == "The model breaks the ONNX standard: the tool gave no reason."

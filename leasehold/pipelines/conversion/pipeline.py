@@ -82,7 +82,7 @@ conversion = Pipeline(
         ),
         Step(
             "bie", needs=("onnx",), reads=("onnx", "references"), writes="output/out.bie", queue="conversion",
-            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=4,
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=5,
         ),
         Step(
             "nef", needs=("bie",), reads=("bie", "references"), writes="output/out.nef", queue="conversion",

@@ -21,42 +21,72 @@ LARGEST_FLOAT = sys.float_info.max
 _TIMED_RUNS = 5
 
 
-def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[str, float]]:
-    """For each output, over all samples: SNR in dB, cosine similarity, largest error, and top-1 agreement (0 to 1).
+class Comparison:
+    """Compares two models, sample by sample: the answers to all samples together may need more memory than a step has.
 
-    The first three leave out values that are NaN or infinite in the reference. An output counts as infinitely different
+    For each output, over all samples: SNR in dB, cosine similarity, largest error, and top-1 agreement (0 to 1). The
+    first three leave out values that are NaN or infinite in the reference. An output counts as infinitely different
     (`LARGEST_FLOAT`) if its shape differs, or if it has a NaN or infinite value where the reference has a finite one.
     """
-    return {
-        name: _compare_output([answer[name] for answer in reference], [answer[name] for answer in answers])
-        for name in reference[0]
-    }
+
+    def __init__(self) -> None:
+        self._outputs: dict[str, _OutputComparison] = {}
+
+    def add(self, reference: Tensors, answer: Tensors) -> None:
+        """Add the answers of both models to one sample."""
+        for name, expected in reference.items():
+            self._outputs.setdefault(name, _OutputComparison()).add(expected, answer[name])
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """The figures by the name of the output."""
+        return {name: output.figures() for name, output in self._outputs.items()}
 
 
-def _compare_output(reference: list[np.ndarray[Any, Any]], answers: list[np.ndarray[Any, Any]]) -> dict[str, float]:
-    """Compare one output of both models. Both lists have its value for each sample, in the same order."""
-    pairs = list(zip(reference, answers, strict=True))
-    top1_equal = [_same_top1(expected, answer) for expected, answer in pairs]
-    agreement = sum(top1_equal) / len(top1_equal)
-    infinite_difference = {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST_FLOAT, "top1_agreement": agreement}
-    if any(expected.shape != answer.shape for expected, answer in pairs):
-        return infinite_difference
-    all_expected, all_answers = (
-        np.concatenate([np.asarray(values, np.float64).ravel() for values in side]) for side in (reference, answers)
-    )
-    is_finite = np.isfinite(all_expected)
-    expected, actual = all_expected[is_finite], all_answers[is_finite]
-    if not np.isfinite(actual).all():
-        return infinite_difference
-    noise, signal = float(np.sum((expected - actual) ** 2)), float(np.sum(expected**2))
-    product_of_norms = math.sqrt(signal) * float(np.linalg.norm(actual))
-    return {
-        "snr_db": _snr_db(signal, noise),
-        # An output of zeros has no direction: 1 if both outputs are equal, else 0.
-        "cosine": float(expected @ actual) / product_of_norms if product_of_norms else float(noise == 0),
-        "max_error": float(np.max(np.abs(expected - actual), initial=0.0)),
-        "top1_agreement": agreement,
-    }
+class _OutputComparison:
+    """Compares one output of both models. It keeps sums over the samples, and no values."""
+
+    def __init__(self) -> None:
+        self._top1_equal: list[bool] = []
+        self._is_infinite = False
+        self._signal = self._answer_power = self._product = self._noise = self._max_error = 0.0
+
+    def add(self, expected: np.ndarray[Any, Any], answer: np.ndarray[Any, Any]) -> None:
+        self._top1_equal.append(_same_top1(expected, answer))
+        if expected.shape != answer.shape:
+            self._is_infinite = True
+            return
+        is_finite = np.isfinite(expected)
+        wanted, actual = (side[is_finite].astype(np.float64) for side in (expected, answer))
+        if not np.isfinite(actual).all():
+            self._is_infinite = True
+            return
+        error = wanted - actual
+        self._signal += float(wanted @ wanted)
+        self._answer_power += float(actual @ actual)
+        self._product += float(wanted @ actual)
+        self._noise += float(error @ error)
+        self._max_error = max(self._max_error, float(np.max(np.abs(error), initial=0.0)))
+
+    def figures(self) -> dict[str, float]:
+        agreement = sum(self._top1_equal) / len(self._top1_equal)
+        if self._is_infinite:
+            return {"snr_db": -_MAX_DB, "cosine": 0.0, "max_error": LARGEST_FLOAT, "top1_agreement": agreement}
+        product_of_norms = math.sqrt(self._signal) * math.sqrt(self._answer_power)
+        return {
+            "snr_db": _snr_db(self._signal, self._noise),
+            # An output of zeros has no direction: 1 if both outputs are equal, else 0.
+            "cosine": self._product / product_of_norms if product_of_norms else float(self._noise == 0),
+            "max_error": self._max_error,
+            "top1_agreement": agreement,
+        }
+
+
+def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[str, float]]:
+    """The figures of a `Comparison` for the answers of both models to the same samples."""
+    comparison = Comparison()
+    for expected, answer in zip(reference, answers, strict=True):
+        comparison.add(expected, answer)
+    return comparison.figures()
 
 
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
@@ -85,22 +115,40 @@ def _rows(answer: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(answer).reshape(answer.shape[0] if answer.ndim > 1 else 1, -1)
 
 
-def describe(answers: list[Tensors]) -> dict[str, dict[str, float | None]]:
-    """Mean, minimum and maximum of each output. Clients compare them with their own simulation. None: the output has no
-    values, or the figure is NaN or infinite.
+class Description:
+    """Mean, minimum and maximum of each output, over all samples. Clients compare them with their own simulation. None:
+    the output has no values, or the figure is NaN or infinite.
     """
-    return {name: _describe_output([answer[name] for answer in answers if answer[name].size]) for name in answers[0]}
+
+    def __init__(self) -> None:
+        self._samples: dict[str, list[tuple[float, float, float]]] = {}  # of each sample: mean, minimum, maximum
+
+    def add(self, answer: Tensors) -> None:
+        """Add the model's answer to one sample."""
+        for name, values in answer.items():
+            samples = self._samples.setdefault(name, [])
+            if values.size:
+                samples.append((float(np.mean(values)), float(np.min(values)), float(np.max(values))))
+
+    def figures(self) -> dict[str, dict[str, float | None]]:
+        """The figures by the name of the output."""
+        return {name: _figures_of(samples) for name, samples in self._samples.items()}
 
 
-def _describe_output(values: list[np.ndarray[Any, Any]]) -> dict[str, float | None]:
-    if not values:
+def _figures_of(samples: list[tuple[float, float, float]]) -> dict[str, float | None]:
+    if not samples:
         return dict.fromkeys(("mean", "min", "max"))
-    figures = {
-        "mean": float(np.mean([np.mean(value) for value in values])),
-        "min": float(np.min([np.min(value) for value in values])),
-        "max": float(np.max([np.max(value) for value in values])),
-    }
+    means, minima, maxima = zip(*samples, strict=True)
+    figures = {"mean": float(np.mean(means)), "min": float(np.min(minima)), "max": float(np.max(maxima))}
     return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
+
+
+def describe(answers: list[Tensors]) -> dict[str, dict[str, float | None]]:
+    """The figures of a `Description` for these answers."""
+    description = Description()
+    for answer in answers:
+        description.add(answer)
+    return description.figures()
 
 
 def milliseconds(model: Runnable, sample: Tensors) -> float:

@@ -8,6 +8,7 @@ and a step drops the parsed model before it opens the next session.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.pipeline import ConversionParams
-from leasehold.pipelines.conversion.toolchain import comparison, refusals
 from leasehold.pipelines.conversion.toolchain import optimise as optimising
+from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.artifacts import (
     BIE,
     BIE_REPORT,
@@ -35,6 +36,7 @@ from leasehold.pipelines.conversion.toolchain.artifacts import (
     read_json,
     report_progress,
 )
+from leasehold.pipelines.conversion.toolchain.comparison import Comparison, Description, milliseconds
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import worst_layers
 from leasehold.pipelines.conversion.toolchain.loading import load
 from leasehold.pipelines.conversion.toolchain.quantise import quantise_static
@@ -110,21 +112,18 @@ def quantise(work: Work) -> Done:
     inputs_to_run, origin = samples(
         work.files["references"], model_inputs, params.preprocessing, params.limits, params.seed
     )
-    report_progress(work, 5, "running the float model")
-    float_answers, float_time = _run(source, inputs_to_run, timed=params.enable_evaluate)
 
     def on_sample(number: int) -> None:
         report_progress(
-            work, 20 + 40 * number / len(inputs_to_run), f"calibrating on {number + 1} of {len(inputs_to_run)}"
+            work, 5 + 55 * number / len(inputs_to_run), f"calibrating on {number + 1} of {len(inputs_to_run)}"
         )
 
     quantise_static(source, target, inputs_to_run, on_sample)
-    report_progress(work, 70, "comparing float and int8")
-    int8_answers, int8_time = _run(target, inputs_to_run, timed=params.enable_evaluate)
+    both_models = _run_both(work, source, target, inputs_to_run)
     report: dict[str, Any] = TOOLCHAIN | {
         "onnx": read_json(work.files[ONNX_REPORT]),
         "calibration": {"data": origin, "samples": len(inputs_to_run)},
-        "outputs": comparison.compare(float_answers, int8_answers),
+        "outputs": both_models.comparison.figures(),
         "bytes": {"float": source.stat().st_size, "int8": target.stat().st_size},
     }
     agreement = min(output["top1_agreement"] for output in report["outputs"].values())
@@ -133,12 +132,12 @@ def quantise(work: Work) -> Done:
         report["worst_layers"] = worst_layers(source, target, inputs_to_run, work.directory)
     # `sim_fp` and `sim_fixed` are the vendor's words for statistics of the float and the int8 outputs.
     if params.enable_sim_fp:
-        report["sim_fp"] = comparison.describe(float_answers)
+        report["sim_fp"] = both_models.float_answers.figures()
     if params.enable_sim_fixed:
-        report["sim_fixed"] = comparison.describe(int8_answers)
+        report["sim_fixed"] = both_models.int8_answers.figures()
     value: dict[str, Any] = {name: report[name] for name in ("calibration", "outputs", "bytes")}
     if params.enable_evaluate:
-        value["milliseconds"] = {"float": float_time, "int8": int8_time}
+        value["milliseconds"] = both_models.milliseconds
     return Done(json_file(work, BIE_REPORT, report) | {BIE: File(target, BINARY)}, value)
 
 
@@ -179,12 +178,37 @@ def _inputs_and_outputs(path: Path) -> dict[str, Any]:
     return {"inputs": specification(model.graph.input), "outputs": specification(model.graph.output)}
 
 
-def _run(path: Path, inputs: list[Tensors], *, timed: bool) -> tuple[list[Tensors], float | None]:
-    """The model's answer to each input, and the milliseconds that it takes for one input (None unless `timed`)."""
-    model = Runnable(path)
-    answers = [model.run(sample) for sample in inputs]
-    milliseconds = comparison.milliseconds(model, inputs[0]) if timed else None
-    return answers, milliseconds
+@dataclass(slots=True)
+class _BothModels:
+    """The figures of the float and of the int8 model. `milliseconds`: of one run, by model; {}: not measured."""
+
+    comparison: Comparison = field(default_factory=Comparison)
+    float_answers: Description = field(default_factory=Description)
+    int8_answers: Description = field(default_factory=Description)
+    milliseconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, float_answer: Tensors, int8_answer: Tensors, params: ConversionParams) -> None:
+        """Add the answers of both models to one sample."""
+        self.comparison.add(float_answer, int8_answer)
+        if params.enable_sim_fp:
+            self.float_answers.add(float_answer)
+        if params.enable_sim_fixed:
+            self.int8_answers.add(int8_answer)
+
+
+def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: list[Tensors]) -> _BothModels:
+    """Run both models on each input. Only the answers to one input are in memory."""
+    params: ConversionParams = work.params
+    float_model, int8_model, both_models = Runnable(float_path), Runnable(int8_path), _BothModels()
+    for number, sample in enumerate(inputs):
+        report_progress(work, 60 + 25 * number / len(inputs), f"comparing on {number + 1} of {len(inputs)}")
+        both_models.add(float_model.run(sample), int8_model.run(sample), params)
+    if params.enable_evaluate:
+        both_models.milliseconds = {
+            "float": milliseconds(float_model, inputs[0]),
+            "int8": milliseconds(int8_model, inputs[0]),
+        }
+    return both_models
 
 
 def _save(model: onnx.ModelProto, path: Path) -> Path:
