@@ -155,7 +155,8 @@ class _Form:
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer)
             # The row is written before the object, because housekeeping finds objects by their rows.
-            lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds)
+            # The URLs' time begins with the answer, which may follow the first image by _UPLOAD_SECONDS.
+            lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds + _UPLOAD_SECONDS)
             expires_at = await generations.keep_source(connection, tenant_id, key, lifetime)
         if expires_at is not None:  # None: the same image was stored before
             self._new_keys[key] = expires_at

@@ -516,6 +516,33 @@ async def test_source_images_are_forgotten_in_time(
     assert await connection.fetchval("SELECT count(*) FROM source_image") == 1
 
 
+async def test_the_images_of_a_form_that_arrives_slowly_are_kept_for_as_long_as_their_urls_work(
+    client: Client, connection: Connection
+) -> None:
+    """The URLs' time begins with the answer."""
+
+    async def form() -> AsyncIterator[bytes]:
+        for number in (1, 2):
+            head = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+            yield head + picture(number) + b"\r\n"
+            if number == 1:
+                yield b"--b\r\n"  # the end of the first image
+                async with asyncio.timeout(SECONDS):
+                    while not await connection.fetchval("SELECT count(*) FROM source_image"):
+                        await asyncio.sleep(0.02)
+                # As if the form had taken so long since then.
+                await connection.execute("UPDATE source_image SET expires_at = expires_at - interval '290 seconds'")
+                yield b'Content-Disposition: form-data; name="note"\r\n\r\n\r\n'
+        yield b"--b--\r\n"
+
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = await client.http.post("/v1/upload/images", content=form(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    kept_until = await connection.fetch("SELECT extract(epoch FROM expires_at)::float8 AS at FROM source_image")
+    assert len(kept_until) == 2
+    assert min(row["at"] for row in kept_until) >= answer.json()["expires_at"]
+
+
 async def test_a_source_image_that_is_uploaded_again_before_it_is_deleted_stays(
     client: Client, connection: Connection, forgetting: Forgetting[str]
 ) -> None:
