@@ -35,7 +35,7 @@ from leasehold.db.job_lists import Listing
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Invalid, RequestError
 from leasehold.domain.ids import id_of_instant, instant_of
-from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse
+from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, parse, quoted
 from leasehold.domain.sentences import counted
 from leasehold.domain.states import JobState
 
@@ -162,7 +162,7 @@ def _ids(texts: Sequence[str]) -> list[UUID]:
 
 def views_of(caller: Caller) -> list[tuple[str, str]]:
     """The names and filters of VIEWS for this caller."""
-    own_tenant = f" tenant:{caller.tenant_id}" if tenant_of(caller) is None else ""
+    own_tenant = f" tenant:{quoted(caller.tenant_id)}" if tenant_of(caller) is None else ""
     return [(name, text + own_tenant if text and "created:" not in text else text) for name, text in VIEWS]
 
 

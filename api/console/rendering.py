@@ -25,6 +25,7 @@ from leasehold.api.console import assets, session
 from leasehold.api.console.state import LastPage, PageKey, state_of
 from leasehold.api.process.replica_reads import current_lag
 from leasehold.api.process.services import services_of
+from leasehold.domain.job_filter import quoted
 from leasehold.transitions.jobs import EXTERNAL
 
 #: The headers of every page. They allow pictures and scripts only from this origin, and no inline scripts.
@@ -66,7 +67,15 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        ago=ago, span=span, lasting=lasting, size=size, json=pretty, number=number, instant=instant, iso=iso
+        ago=ago,
+        span=span,
+        lasting=lasting,
+        size=size,
+        json=pretty,
+        number=number,
+        instant=instant,
+        iso=iso,
+        quoted=quoted,
     )
     environment.globals.update(
         scopes=security, between=between, quote=quote, due_at=due_at, is_late=is_late, is_behind=is_behind

@@ -8,7 +8,6 @@ endpoints of the other cells.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from importlib.metadata import version
@@ -30,6 +29,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db import cell_reads
 from leasehold.domain.errors import Invalid, NotFound
+from leasehold.domain.job_filter import quoted
 from leasehold.security.other_cells import (
     Because,
     CellAnswer,
@@ -45,8 +45,6 @@ router = APIRouter(tags=["operators"], prefix="/v1", route_class=AuthenticatedFi
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
 JobId = Annotated[UUID | None, Query(description="The id of a job.")]
 TenantName = Annotated[str | None, Query(min_length=1, max_length=100, description="The name of a tenant.")]
-#: A tenant's name that the filter of jobs accepts.
-_FILTERABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 _NO_CELLS = {HTTPStatus.NOT_FOUND: "`no_cells`: the installation is not one of several cells"}
 _WRONG_QUERY = {
     HTTPStatus.UNPROCESSABLE_ENTITY: "`job_or_tenant`: neither a job nor a tenant, or both; `invalid_request`"
@@ -256,9 +254,9 @@ def _home_first(others: OtherCells, tenant: str, holders: Sequence[Found]) -> li
 def _with_link(others: OtherCells, holder: Found, job: UUID | None) -> FoundInCell:
     if job is not None:
         path = f"/jobs/{job}"
-    elif _FILTERABLE.fullmatch(holder.tenant or ""):
-        path = f"/jobs?q={quote(f'tenant:{holder.tenant}', safe='')}"
-    else:  # no filter can have this name: link to the first page
+    elif holder.tenant:
+        path = f"/jobs?q={quote(f'tenant:{quoted(holder.tenant)}', safe='')}"
+    else:  # the tenant is not known: link to the first page
         path = "/"
     console = _console_address(holder.address, holder.console)
     return FoundInCell(

@@ -28,6 +28,8 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 #: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. Anything else that has a colon is text.
 _KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
 _QUOTED, _ESCAPE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
+#: A value that needs no quotes.
+_PLAIN = re.compile(r'[^\s"]+')
 _KEYS = (
     "kind", "status", "queue", "template", "tenant", "code", "tag", "created", "waited", "duration", "worker",
     "schedule", "payload",
@@ -106,6 +108,13 @@ def parse(text: str, now: datetime) -> JobFilter:
     for term in terms:
         builder.add(term)
     return builder.filter()
+
+
+def quoted(value: str) -> str:
+    """The value as a term has it: in quotes, if it needs them. An empty value makes no term."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _split_terms(text: str) -> list[_Term]:
@@ -304,8 +313,9 @@ _READERS: dict[str, Callable[[_Term], object]] = {
     "status": _read_status,
     "queue": _reader_of_names(_ANY_NAME),
     "template": _reader_of_names(_ANY_NAME),
-    "tenant": _reader_of_names(_ANY_NAME),
-    "code": _reader_of_names(_ANY_NAME),
+    # A handler chooses its codes freely, and an installation the names of its tenants.
+    "tenant": lambda term: term.value,
+    "code": lambda term: term.value,
     "worker": _read_id,
     "schedule": _read_id,
 }

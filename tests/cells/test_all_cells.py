@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import httpx2
@@ -164,8 +165,9 @@ async def test_a_tenant_is_found_by_its_rows_and_by_the_map(asked: Asked) -> Non
     assert (found["cell"], found["link"]) == ("b", None)
     name = 'with "quotes" & spaces'
     await two.b.key(name)
-    (found,) = (await asked.find(tenant=name))["found"]  # the filter of jobs cannot have such a name
-    assert (found["cell"], found["link"]) == ("b", f"{two.b.running.url}/console/")
+    (found,) = (await asked.find(tenant=name))["found"]
+    q = quote('tenant:"with \\"quotes\\" & spaces"', safe="")
+    assert (found["cell"], found["link"]) == ("b", f"{two.b.running.url}/console/jobs?q={q}")
     assert (await asked.find(tenant="nobody"))["found"] == []
 
 

@@ -197,11 +197,13 @@ async def test_picked_jobs_are_done_and_each_refusal_is_counted(person: MakePers
         assert (await somebody.send("/jobs/act", **bad)).status_code == 422
 
 
-async def test_dead_letters_are_grouped_and_tried_by_a_canary(person: MakePerson, maker: Maker) -> None:
+@pytest.mark.parametrize("code", ["broken", 'HTTP 503: "no \\ room"'])
+async def test_dead_letters_are_grouped_and_tried_by_a_canary(person: MakePerson, maker: Maker, code: str) -> None:
     somebody = await person()
     made = [await maker.make("run", scope="user", scope_id=str(n)) for n in range(3)]
     for job_id in made:
-        await maker.fail(job_id)
+        await maker.fail(job_id, code)
+    await maker.fail(await maker.make("run", scope="user", scope_id="another"), "another")
     groups = await somebody.see("/dead-letters")
     found = re.search(r'data-href="/console(/dead-letters/[0-9a-f]{16})"', groups)
     assert found is not None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from leasehold.domain.job_filter import InvalidFilter, Range, parse
+from leasehold.domain.job_filter import InvalidFilter, Range, parse, quoted
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
@@ -36,6 +36,15 @@ def test_an_age_counts_back_from_now_and_a_date_does_not(
 ) -> None:
     wanted = parse(text, NOW)
     assert (wanted.created_after, wanted.created_before) == (after, before)
+
+
+@pytest.mark.parametrize("value", ["a", "HTTP 503", "_x", "auth0|5", "a/b", 'say "no"', "back\\slash", "ключ", " "])
+def test_any_code_and_any_tenant_can_be_named(value: str) -> None:
+    """A handler chooses its codes freely, and an installation its tenants."""
+    term = quoted(value)
+    wanted = parse(f"code:{term} tenant:{term} status:failed", NOW)
+    assert (wanted.code, wanted.tenant, wanted.status, wanted.texts) == (value, value, "failed", ())
+    assert (term == value) is (value not in ("HTTP 503", 'say "no"', " "))  # quotes only where they are needed
 
 
 def test_a_length_has_two_ends() -> None:
