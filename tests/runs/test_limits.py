@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from leasehold.api.auth.security import JOBS_READ
 from leasehold.api.fleet.operators import Limit
 from leasehold.api.http.cursors import cursor_of_texts
 from leasehold.api.jobs.explain import explanation
@@ -29,7 +30,7 @@ from leasehold.transitions.concurrency import without_value
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion
 from leasehold.worker.worker import Worker
-from tests.api.conftest import client_of, serving
+from tests.api.conftest import Running, client_of, serving
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history, terms
 from tests.runs.conftest import SCOPES, Client
@@ -244,6 +245,30 @@ async def test_a_key_submits_at_its_rate_and_is_told_when_to_come_again(
         assert [answer.status_code for answer in answers] == [202, 202, 429]
         problem(answers[-1], 429, "rate_limited")
         assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
+
+
+async def test_a_job_at_a_limit_of_all_tenants_learns_how_many_of_its_own_tenant_come_first(
+    client: Client, stranger: Client
+) -> None:
+    for one in (client, stranger):
+        await one.post("/v1/templates", type="outside", steps=[{"id": "a", "queue": "q"}])
+    limit = {"tenant_id": "*", "key": "queue:q", "at_most": 1}
+    assert (await client.http.put("/v1/limits", json=limit)).status_code == 200
+    for _ in range(3):
+        await stranger.start("outside")
+    waiting = [await client.start("outside") for _ in range(2)]
+    assert [(await reasons(client, run))[0]["ahead"] for run in waiting] == [0, 1]
+
+
+async def test_a_job_that_waits_for_its_scope_alone_says_so(client: Client, running: Running, rows: Connection) -> None:
+    await template(client, "queue_same_scope")
+    _, waiting = [await client.start("scoped", scope_id="u1") for _ in range(2)]
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=[*SCOPES, JOBS_READ])
+    async with client_of(running.url, key.text) as http:
+        assert (await http.get(f"/v1/jobs/{waiting}")).json()["waits_for"] == [{"limit": "scope"}]
+        assert (await client.http.put("/v1/limits", json={"key": "tenant", "at_most": 1})).status_code == 200
+        both = await client.start("scoped", scope_id="u1")
+        assert (await http.get(f"/v1/jobs/{both}")).json()["waits_for"] == [{"limit": "tenant"}]
 
 
 async def test_a_bulk_replay_replays_what_has_room_and_is_charged_for_that_alone(
