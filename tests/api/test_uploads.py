@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,10 +14,13 @@ from pydantic import SecretStr
 from leasehold.api.media import uploads
 from leasehold.api.media.inspection import inspect_upload
 from leasehold.db.database import Connection
+from leasehold.pipelines.media import transitions
+from leasehold.pipelines.media.pipeline import media
 from leasehold.settings import Settings
+from leasehold.transitions.jobs import NewJob
 from tests import heif
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
-from tests.api.media_api import JPEG, PNG, MediaApi, problem, put
+from tests.api.media_api import JPEG, PNG, MediaApi, Ticket, problem, put
 
 
 async def test_an_upload_url_comes_with_all_that_is_needed_to_use_it(media_api: MediaApi, settings: Settings) -> None:
@@ -155,6 +159,27 @@ async def test_a_request_that_another_one_was_faster_than_is_not_charged(
         monkeypatch.setattr(uploads, "inspect_upload", inspect_after_another_request)
         assert (await media_api.complete(ticket)).status_code == 202
         assert (await media_api.complete(other_ticket)).status_code == 202
+
+
+async def test_of_a_completion_and_a_refusal_the_first_counts(media_api: MediaApi, rows: Connection) -> None:
+    """Two requests may have inspected the object at once, and a client may have replaced it between them."""
+    completed, refused = await media_api.submitted(), await media_api.ticket()
+    error = {"code": "empty_file", "message": "The file is empty.", "retryable": False}
+
+    async def refuse(ticket: Ticket) -> bool:
+        return await transitions.refuse_upload(
+            rows, UUID(ticket.media_id), "acme", size=0, error=error, keep=timedelta(days=1)
+        )
+
+    assert not await refuse(completed)
+    assert await refuse(refused)
+    assert not await refuse(refused)
+    job = NewJob(media, "acme", params={}, inputs={"original": refused.original_key}, output_prefix="media/x")
+    assert await transitions.complete_upload(rows, UUID(refused.media_id), "acme", 1, job) is None
+    found = await rows.fetch("SELECT id, status FROM media")
+    assert {str(row["id"]): row["status"] for row in found} == {
+        completed.media_id: "UPLOADED", refused.media_id: "FAILED"
+    }  # fmt: skip
 
 
 async def assert_one_job(rows: Connection, answers: list[httpx2.Response]) -> None:
