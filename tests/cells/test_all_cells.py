@@ -26,7 +26,7 @@ from leasehold.security.other_cells import CellKeys, open_other_cells
 from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of, serving
 from tests.cells.conftest import Cell, Two, replace_file
-from tests.cells.test_move import moved, submit
+from tests.cells.test_move import moved, rows_of, submit
 from tests.console.conftest import HTML
 
 OPERATOR = ("fleet:operate", "jobs:read", "runs:read")
@@ -152,6 +152,17 @@ async def test_a_job_is_found_in_its_cell_from_any_cell(asked: Asked) -> None:
         assert (found["cell"], found["tenant"], found["link"], answer["silent"]) == (cell.name, tenant, link, [])
         assert f'href="{link}"' in await asked.page(f"?find={job}")
     assert await asked.find(job="01a204b8-0000-7000-8000-000000000000") == {"found": [], "silent": []}
+    async with rows_of(two.b) as rows:  # of a job that was deleted today, and of somebody who has only signed in
+        await rows.execute(
+            "INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)"
+            " VALUES ('01a204b8-0000-7000-8000-000000000001', 'acme', 'noop', true, 'deleted')"
+        )
+        await rows.execute(
+            "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes)"
+            " VALUES (gen_random_uuid(), 'people', 'https://id.example', 'vera', 'vera', 'Vera', '{role:viewer}')"
+        )
+    for query in ({"job": "01a204b8-0000-7000-8000-000000000001"}, {"tenant": "people"}):
+        assert [found["cell"] for found in (await asked.find(**query))["found"]] == ["b"]
     assert "No cell has" in await asked.page("?find=01a204b8-0000-7000-8000-000000000000")
 
 
@@ -179,7 +190,8 @@ async def test_a_moved_job_is_found_where_the_tenant_lives_now(asked: Asked) -> 
     for query in ({"job": job}, {"tenant": "acme"}):
         new, old = (await asked.find(**query))["found"]
         assert (new["cell"], new["moved_to"], old["cell"], old["moved_to"]) == ("b", None, "a", "b")
-    assert (await asked.cells())["a"]["load"]["tenants"] == 0  # its rows are still there
+    load = (await asked.cells())["a"]["load"]
+    assert (load["tenants"], load["moving"]) == (0, 0)  # its rows are still there
     page = await asked.page(f"?find={job}")
     assert page.index("in cell b") < page.index("in cell a")
 
