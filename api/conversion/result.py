@@ -128,8 +128,9 @@ async def _open_stream(
     except BaseException as error:
         await pieces.aclose()
         await _end_download(services, caller, download_id, 0)
-        if isinstance(error, ObjectMissing):
-            log_access("result.expired", request, caller, **audit_fields)
+        is_missing = isinstance(error, ObjectMissing)
+        log_access("result.expired" if is_missing else "result.failed", request, caller, **audit_fields)
+        if is_missing:
             raise Gone("expired", "The results have been deleted.") from None
         raise
     headers = {

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.db.database import Connection
+from leasehold.domain.errors import StoreUnavailable
 from leasehold.domain.ids import new_id
 from leasehold.limits import downloads
 from leasehold.limits.downloads import GB, MAX_AT_ONCE, RATES, forget_downloads
@@ -192,6 +193,25 @@ async def test_every_access_is_audited(
     (row,) = await rows.fetch("SELECT * FROM audit WHERE action = 'job.downloaded'")
     assert (row["target"], row["actor"], row["source_ip"]) == (path.rpartition("/")[2], "tests", "127.0.0.1")
     assert json.loads(row["details"]) == {"artifact": "nef", "bytes": len(NEF), "outcome": "streamed"}
+
+
+async def test_a_result_that_the_store_does_not_give_is_audited_and_charged_with_nothing(
+    api: Running, client: httpx2.AsyncClient, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = await convert(client, rows, api)
+
+    async def fail(key: str) -> AsyncIterator[bytes]:
+        if key:
+            raise StoreUnavailable("away")
+        yield b""
+
+    monkeypatch.setattr(api.services.store, "pieces", fail)
+    with capture_logs() as lines:
+        answer = await client.get(f"{path}/result")
+    assert answer.status_code == 503
+    said = [line["event"] for line in lines if line.get("audit")]
+    assert said == ["auth.success", "result.requested", "result.failed"]
+    assert await rows.fetchval("SELECT bytes FROM download WHERE finished_at IS NOT NULL") == 0
 
 
 async def test_a_client_that_goes_away_is_charged_for_what_it_got(
