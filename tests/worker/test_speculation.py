@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from leasehold.domain.lease import Lease
-from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.verdicts import Done
 from leasehold.pipelines.conversion.pipeline import conversion
 from leasehold.pipelines.media.pipeline import media
@@ -21,7 +21,9 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import jobs
 from leasehold.transitions.claims import Claimed
-from leasehold.worker.attempts.inputs import Source
+from leasehold.worker.attempts import isolated
+from leasehold.worker.attempts.directories import Directories
+from leasehold.worker.attempts.inputs import Source, sources_of
 from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.attempts.speculation import Speculation, steps_after
 from leasehold.worker.claiming.slot_pool import SlotPool
@@ -317,3 +319,34 @@ async def test_an_attempt_that_ends_leaves_alone_what_another_attempt_has_taken(
     assert (kept.running.cancelling(), beside.running.cancelling()) == (0, 1)
     attempts.discard_speculations(second, None)
     assert (kept.running.cancelling(), attempts._speculations) == (1, {})
+
+
+async def test_a_cancel_that_comes_before_a_step_has_its_inputs_is_seen_by_its_handler(
+    worker: Worker, rows: Rows, store: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker asks PostgreSQL for the inputs, which may take long. The handler would run on for the whole grace."""
+    looking, asked_to_stop, found = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    request_stop = Directories.request_stop
+
+    async def found_late(pool: Any, held: Any, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
+        if step.name == "second":
+            looking.set()
+            await found.wait()
+        return await sources_of(pool, held, pipeline, step, claimed)
+
+    def ask(directories: Directories, lease: Lease) -> None:
+        request_stop(directories, lease)
+        asked_to_stop.set()
+
+    monkeypatch.setattr(isolated, "sources_of", found_late)
+    monkeypatch.setattr(Directories, "request_stop", ask)
+    job = await begin(rows, second="wait")
+    await store.asked.wait()
+    await rows.connection.execute("UPDATE job SET grace_seconds = 3600 WHERE id = $1", job.id)
+    store.open.set()
+    async with asyncio.timeout(SECONDS):
+        await looking.wait()
+        await jobs.request_cancel(rows.connection, [job.id], "t", reason="r", by="b")
+        await asked_to_stop.wait()
+    found.set()
+    assert (await end_of(rows, job.id))["status"] == "cancelled"

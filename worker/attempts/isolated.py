@@ -86,6 +86,8 @@ class IsolatedAttempts:
         speculation = self._take_speculation(claimed, sources, on_progress)
         try:
             fetched = await self._inputs(claimed, step, sources, speculation)
+            if held.cancelled:  # the cancel came before there was a directory: ask again, so that the handler sees it
+                self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()}, item)
