@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from pydantic import BaseModel
 
 from leasehold.domain.errors import LeaseLost, ObjectExists
 from leasehold.domain.lease import Lease
@@ -91,9 +92,13 @@ async def test_what_nobody_signed_and_what_another_task_wrote_is_replaced_while_
     assert await store.read_head("k", 20) == b"second"
 
 
+class NoParams(BaseModel):
+    pass
+
+
 def inline(store: ObjectStore, by: HeldLease) -> InlineAttempt:
     claimed: Any = SimpleNamespace(lease=by.lease, output_prefix="p", params={})
-    pipeline: Any = SimpleNamespace(name="p", params=SimpleNamespace(model_validate=dict))
+    pipeline: Any = SimpleNamespace(name="p", params=NoParams)
     parts: Any = SimpleNamespace()
     return InlineAttempt(claimed, pipeline, Step("s"), by, store, parts, parts, None, parts, parts, parts, parts)
 

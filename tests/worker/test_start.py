@@ -129,7 +129,8 @@ async def test_an_isolated_step_in_a_queue_of_before_waits_for_a_worker_with_its
                 await asyncio.sleep(0.02)
         assert (task["status"], task["errors"]) == ("waiting", 0)
         handlers = await rows.connection.fetchval("SELECT handlers FROM worker WHERE id = $1", worker.id)
-        assert handlers == ["late_inline.act"]
+        assert "late_inline.act" in handlers  # and those of modules that another test has loaded in this process
+        assert "late_isolated.act" not in handlers
     async with starting(settings, tmp_path / "all", "pipelines"):
         assert (await end_of(rows, job.id))["status"] == "succeeded"
 
