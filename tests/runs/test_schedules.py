@@ -404,6 +404,61 @@ async def test_a_schedule_can_be_run_by_hand_changed_and_deleted_by_its_tenant_o
     problem(await client.http.get(f"/v1/schedules/{schedule}"), 404, "schedule_not_found")
 
 
+async def test_the_list_has_each_schedule_of_the_tenant_once_by_pages(client: Client, stranger: Client) -> None:
+    made = [(await make(client))["id"] for _ in range(5)]
+    await make(stranger)
+    pages = []
+    cursor: dict[str, Any] = {}
+    while True:
+        page = (await client.http.get("/v1/schedules", params={"limit": 2} | cursor)).json()
+        pages.append([schedule["id"] for schedule in page["schedules"]])
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert pages == [made[:2:-1], made[2:0:-1], made[:1]]
+
+
+async def test_of_two_changes_at_once_each_is_kept(client: Client, rows: Connection) -> None:
+    path = f"/v1/schedules/{(await make(client))['id']}"
+    async with rows.transaction():
+        await rows.execute("SELECT FROM schedule FOR UPDATE")
+        changes = [
+            asyncio.create_task(client.http.patch(path, json=body))
+            for body in ({"cron": "1 2 3 4 *"}, {"tags": {"a": "b"}})
+        ]
+        await until_waiting(rows, 2)
+    assert [(await change).status_code for change in changes] == [200, 200]
+    schedule = (await client.http.get(path)).json()
+    assert (schedule["cron"], schedule["tags"]) == ("1 2 3 4 *", {"a": "b"})
+
+
+async def test_of_two_deletions_at_once_one_deletes_and_the_other_finds_nothing(
+    client: Client, rows: Connection
+) -> None:
+    path = f"/v1/schedules/{(await make(client))['id']}"
+    async with rows.transaction():
+        await rows.execute("SELECT FROM schedule FOR UPDATE")
+        deletions = [asyncio.create_task(client.http.delete(path)) for _ in range(2)]
+        await until_waiting(rows, 2)
+    assert sorted([(await deletion).status_code for deletion in deletions]) == [204, 404]
+    assert await rows.fetchval("SELECT count(*) FROM audit WHERE action = 'schedule.deleted'") == 1
+
+
+@pytest.mark.parametrize("act", ["run-now", "backfill"])
+async def test_an_act_on_a_schedule_locks_it_before_the_rates(client: Client, rows: Connection, act: str) -> None:
+    """As a firing does. If the act locked the rates first, the two could wait for each other."""
+    schedule = (await make(client, cron="0 9 * * *"))["id"]
+    now = datetime.now(UTC)
+    body = {"start": (now - timedelta(days=2)).isoformat(), "end": now.isoformat()} if act == "backfill" else None
+    assert (await client.post(f"/v1/schedules/{schedule}/run-now")).status_code == 202  # from now on a rate has a row
+    async with rows.transaction():
+        await rows.execute("SELECT FROM schedule FOR UPDATE")
+        acting = asyncio.create_task(client.http.post(f"/v1/schedules/{schedule}/{act}", json=body))
+        await until_waiting(rows)
+        await rows.execute("SELECT FROM rate_bucket FOR UPDATE NOWAIT")
+    assert (await acting).status_code == 202
+
+
 async def test_a_run_by_hand_whose_payload_cannot_be_checked_now_is_no_fault_of_the_schedule(
     running: Running, client: Client
 ) -> None:
