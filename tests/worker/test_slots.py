@@ -609,3 +609,23 @@ async def test_attempts_that_only_wait_lend_no_more_slots_than_a_tenant_may_have
                 await asyncio.sleep(0.001)
     finally:
         await slot_pool.close()
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_an_attempt_lends_its_slot_from_its_first_waiting_call_until_none_waits(*, lends: bool) -> None:
+    acts: list[str] = []
+
+    def lend(tenant: str) -> bool:
+        acts.append(f"lend {tenant}")
+        return lends
+
+    pool: Any = SimpleNamespace(lend=lend, take_back=lambda tenant: acts.append(f"take back {tenant}"))
+    slot = pools._Slot(pool, "acme")
+    for turn in (1, 2):
+        first, second = slot.lent(), slot.lent()
+        with first:
+            second.__enter__()
+            assert acts.count("lend acme") == turn
+        assert acts.count("take back acme") == (turn - 1 if lends else 0)
+        second.__exit__(None, None, None)
+        assert acts.count("take back acme") == (turn if lends else 0)

@@ -95,7 +95,6 @@ class _Slot:
         finally:
             self._waiting -= 1
             if not self._waiting and self._is_lent:
-                self._is_lent = False
                 self._pool.take_back(self._tenant)
 
 
