@@ -126,7 +126,7 @@ async def assert_histories(connection: Connection) -> None:
 
 async def assert_sums(connection: Connection) -> None:
     """Assert for every job that its counters fit its steps, and that a blocked step waits for as many steps as it
-    needs.
+    needs. A step has had at most as many attempts as leases: one that was given back counts no more.
 
     The first steps of a held job wait for one more: for the job's limits. A workflow needs none of the steps that it
     started. Exception: a job with a requested cancel ends with its last open step, so its counter of steps that are
@@ -158,6 +158,12 @@ async def assert_sums(connection: Connection) -> None:
         WHERE c.status = 'blocked' AND c.waiting_on <> needed.n
     """)
     assert not waits, [dict(row) for row in waits]
+    wrong_tasks = await connection.fetch(
+        "SELECT id, step, status, attempt, epoch, lease_until, started_at FROM task"
+        " WHERE attempt NOT BETWEEN 0 AND epoch OR (lease_until IS NOT NULL) <> (status = 'running')"
+        " OR (started_at IS NOT NULL) <> (epoch > 0)"
+    )
+    assert not wrong_tasks, [dict(row) for row in wrong_tasks]
 
 
 def _assert_history(job: Any, events: Sequence[Any], tasks: Sequence[Any]) -> None:

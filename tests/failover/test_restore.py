@@ -205,6 +205,18 @@ async def test_a_restore_to_a_moment_is_reconciled_with_the_store(
         shutil.rmtree(archive, ignore_errors=True)
 
 
+async def insert_picture(rows: Connection, media_id: UUID) -> UUID:
+    """Insert an uploaded picture of the tenant `t`. Returns its job."""
+    job = jobs.NewJob(ONE, "t")
+    await jobs.submit(rows, [job])
+    await rows.execute(
+        "INSERT INTO media (id, tenant_id, status, job_id, original_key, content_type, file_name)"
+        " VALUES ($1, 't', 'UPLOADED', $2, $3, 'image/jpeg', 'a.jpg')",
+        media_id, job.id, f"media/{media_id}/original.jpg",
+    )  # fmt: skip
+    return job.id
+
+
 async def test_pictures_and_uploads_under_way_are_kept_however_many_rows_a_round_reads(
     settings: Settings, store: ObjectStore, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,13 +224,7 @@ async def test_pictures_and_uploads_under_way_are_kept_however_many_rows_a_round
     pictures = [id_of_instant(LONG_AGO) for _ in range(5)]
     uploading, deleted = id_of_instant(LONG_AGO), id_of_instant(LONG_AGO)
     for media_id in pictures:
-        job = jobs.NewJob(ONE, "t")
-        await jobs.submit(rows, [job])
-        await rows.execute(
-            "INSERT INTO media (id, tenant_id, status, job_id, original_key, content_type, file_name)"
-            " VALUES ($1, 't', 'UPLOADED', $2, $3, 'image/jpeg', 'a.jpg')",
-            media_id, job.id, f"media/{media_id}/original.jpg",
-        )  # fmt: skip
+        await insert_picture(rows, media_id)
     await rows.execute(
         "INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)"
         " VALUES ($1, 't', true, false, 9, 9, now(), now() + interval '1 day', now() + interval '1 day')",
@@ -246,18 +252,12 @@ async def test_rows_of_jobs_past_their_retention_need_no_objects(
     ends = [timedelta(hours=-1), timedelta(hours=1), None]
     pictures = [id_of_instant(LONG_AGO) for _ in ends]
     for media_id, end in zip(pictures, ends, strict=True):
-        job = jobs.NewJob(ONE, "t")
-        await jobs.submit(rows, [job])
-        await rows.execute("UPDATE job SET expires_at = now() + $2::interval WHERE id = $1", job.id, end)
-        await rows.execute(
-            "INSERT INTO media (id, tenant_id, status, job_id, original_key, content_type, file_name)"
-            " VALUES ($1, 't', 'UPLOADED', $2, $3, 'image/jpeg', 'a.jpg')",
-            media_id, job.id, f"media/{media_id}/original.jpg",
-        )  # fmt: skip
+        job = await insert_picture(rows, media_id)
+        await rows.execute("UPDATE job SET expires_at = now() + $2::interval WHERE id = $1", job, end)
         await rows.execute(
             "INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)"
             " SELECT id, 'final', job_id, tenant_id, step, $2, 9, '', 'image/webp' FROM task WHERE job_id = $1",
-            job.id, f"media/{media_id}/final.webp",
+            job, f"media/{media_id}/final.webp",
         )  # fmt: skip
     found = await reconciling.reconcile(settings, apply=False)
     expected = [f"media/{media_id}/{name}" for media_id in pictures[1:] for name in ("original.jpg", "final.webp")]
