@@ -31,9 +31,17 @@ class Judging:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = sorted((item for item in items if item.nodeid in self._order), key=lambda i: self._order[i.nodeid])
+        # A test may have other parameters since the coverage was measured: then its function judges with all of them.
+        missing = self._order.keys() - {item.nodeid for item in items}
+        functions = {_function_of(test): test for test in missing}
+        chosen = {
+            item: item.nodeid if item.nodeid in self._order else functions.get(_function_of(item.nodeid))
+            for item in items
+        }
+        tests = {item: test for item, test in chosen.items() if test is not None}
+        items[:] = sorted(tests, key=lambda item: self._order[tests[item]])
         for item in items:
-            item.add_marker(pytest.mark.timeout(self._limits[item.nodeid]), append=False)
+            item.add_marker(pytest.mark.timeout(self._limits[tests[item]]), append=False)
         self._result["collected"] = len(items)
         self._write()
 
@@ -63,6 +71,10 @@ class Judging:
 
     def _write(self) -> None:
         self._file.write_text(json.dumps(self._result))
+
+
+def _function_of(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def invalid_statement(digests: dict[str, str], database: str) -> str | None:
