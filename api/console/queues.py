@@ -79,10 +79,12 @@ async def resume(request: Request, queue: endpoints.QueueName, caller: Operator)
 @may_read_standby
 async def show_workers(request: Request, _caller: Operator) -> Response:
     services = services_of(request)
+    silent_seconds = services.settings.silent_seconds_of_reads
 
     async def read() -> list[dict[str, Any]]:
         async with services.pool.acquire() as connection:
-            return [dict(row) | _queues_and_labels(row["queues"]) for row in await run_reads.workers(connection)]
+            rows = await run_reads.workers(connection, silent_seconds)
+        return [dict(row) | _queues_and_labels(row["queues"]) for row in rows]
 
     shared_workers: Shared[list[dict[str, Any]]] = state_of(request).answers.named("workers", _SHARED_SECONDS)
     workers = await shared_workers.get("all", read)

@@ -118,11 +118,20 @@ async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> 
     return json_response({"queue": queue, "paused": False})
 
 
-@router.get("/workers", operation_id="listWorkers", summary="List workers", responses=problems({}))
+@router.get(
+    "/workers",
+    operation_id="listWorkers",
+    summary="List workers",
+    description="Each worker has, among others, `leases` (the tasks that it has leased), `draining`, `seen_at` (its "
+    "last heartbeat) and `silent` (no heartbeat within three renewals: mostly it has died, and its row is left).",
+    responses=problems({}),
+)
 @may_read_standby
 async def list_workers(request: Request, _caller: Operator) -> Response:
-    async with services_of(request).pool.acquire() as connection:
-        return json_response({"workers": [dict(row) for row in await run_reads.workers(connection)]})
+    services = services_of(request)
+    silent_seconds = services.settings.silent_seconds_of_reads
+    async with services.pool.acquire() as connection:
+        return json_response({"workers": [dict(row) for row in await run_reads.workers(connection, silent_seconds)]})
 
 
 @router.post(

@@ -314,7 +314,17 @@ def list_workers(as_json: AsJson = False) -> None:
         answer,
         as_json,
         lambda: print_fields(
-            answer["workers"], "id", "host", "pid", "pool", "version", "queues", "leases", "draining", "seen_at"
+            answer["workers"],
+            "id",
+            "host",
+            "pid",
+            "pool",
+            "version",
+            "queues",
+            "leases",
+            "draining",
+            "silent",
+            "seen_at",
         ),
     )
 

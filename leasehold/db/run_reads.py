@@ -204,9 +204,11 @@ async def depth(connection: Connection, queue: str, at_most: int) -> int:
     return counted
 
 
+# $1 seconds without a heartbeat after which a worker is silent.
 WORKERS = """
 -- workers
 SELECT w.id, w.host, w.pid, w.version, w.pool, w.queues, w.draining, w.started_at, w.seen_at,
+       w.seen_at <= statement_timestamp() - make_interval(secs => $1) AS silent,
        coalesce(lease_count.leases, 0) AS leases
 FROM worker w
 LEFT JOIN (SELECT t.lease_owner, count(*) AS leases FROM task t WHERE t.status = 'running' GROUP BY t.lease_owner)
@@ -215,6 +217,8 @@ ORDER BY w.started_at LIMIT 1000
 """
 
 
-async def workers(connection: Connection) -> Sequence[Row]:
-    """The registered workers, each with the number of tasks that it has leased."""
-    return await connection.fetch(WORKERS)
+async def workers(connection: Connection, silent_seconds: float) -> Sequence[Row]:
+    """The registered workers, each with the number of tasks that it has leased. `silent`: it has had no heartbeat for
+    `silent_seconds`: in most cases it has died, and its row is left.
+    """
+    return await connection.fetch(WORKERS, silent_seconds)

@@ -344,6 +344,29 @@ async def test_a_worker_that_has_died_serves_no_queue(
     assert (load["workers"], load["versions"]) == (1, ["v"])
 
 
+async def test_a_worker_without_a_heartbeat_is_silent_whatever_else_it_is(person: MakePerson, rows: Connection) -> None:
+    """A killed worker's row, which nobody has deleted, is not taken for a worker that serves."""
+    somebody = await person()
+    workers_of = {pid: new_id() for pid in (1, 2, 3, 4)}
+    for pid, worker in workers_of.items():
+        await workers.register(rows, worker, host="h", pid=pid, version="v", queues=["default"])
+    await workers.ask_to_drain(rows, workers_of[2])
+    await workers.ask_to_drain(rows, workers_of[4])
+    await rows.execute("UPDATE worker SET seen_at = seen_at - interval '31 seconds' WHERE pid IN (3, 4)")
+    page = await somebody.see("/workers")
+    shown = re.findall(
+        r'<a class="name"[^>]*>h<wbr>:(\d)</a>.*?\n<td><span class="state (\w+)"[^>]*>(\w+)</span></td>', page
+    )
+    assert shown == [
+        ("1", "active", "serving"),
+        ("2", "draining", "draining"),
+        *((n, "silent", "silent") for n in "34"),
+    ]
+    assert '4 registered, <span class="late">2 silent</span>' in page
+    answer = await somebody.http.get("/v1/workers", headers={"Authorization": f"Bearer {somebody.key.text}"})
+    assert {row["pid"]: row["silent"] for row in answer.json()["workers"]} == {1: False, 2: False, 3: True, 4: True}
+
+
 async def test_a_queue_shows_how_many_attempts_started_within_the_minute(person: MakePerson, rows: Connection) -> None:
     worker = new_id()
     await workers.register(rows, worker, host="h", pid=1, version="v", queues=["default", "ext:acme:reports"])
