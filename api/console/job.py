@@ -39,6 +39,7 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, Gone, Invalid, NotFound
 from leasehold.domain.sentences import full_stop
 from leasehold.domain.states import JOB_TERMINAL, JobState
+from leasehold.transitions.jobs import EXTERNAL
 from leasehold.transitions.workflows import signals
 
 router = APIRouter()
@@ -99,7 +100,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         waits=details.waits,
         timeline=timeline(job, steps, ledger, details.tasks, now, is_cut=is_ledger_cut),
         graph=graph_of(details.tasks),
-        ledger=_with_workers(ledger)[-_MAX_LEDGER_ENTRIES:],
+        ledger=_with_workers(ledger, _external_steps(access))[-_MAX_LEDGER_ENTRIES:],
         more_ledger=is_ledger_cut or len(ledger) > _MAX_LEDGER_ENTRIES,
         events=list(reversed(details.events)),
         log_lines=details.log_lines[-_MAX_LOG_LINES:],
@@ -177,7 +178,12 @@ async def _latest_events(connection: Connection, access: JobAccess) -> list[Even
     )
 
 
-def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _external_steps(access: JobAccess) -> set[str]:
+    """The steps that external workers run."""
+    return {step["id"] for step in access.row["steps"] or () if step["queue"].startswith(EXTERNAL)}
+
+
+def _with_workers(ledger: Sequence[Mapping[str, Any]], external_steps: set[str]) -> list[Mapping[str, Any]]:
     """The ledger, with the worker's name added to each entry that the worker wrote. In the stored ledger only the claim
     of a lease names the worker.
     """
@@ -185,9 +191,18 @@ def _with_workers(ledger: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     entries = []
     for entry in ledger:
         worker = workers.get((entry.get("step"), entry.get("epoch")))
-        is_by_worker = worker is not None and entry["kind"] in WRITTEN_BY_WORKERS
+        is_by_worker = worker is not None and _is_by_worker(entry, external_steps)
         entries.append({**entry, "worker": worker} if is_by_worker else entry)
     return entries
+
+
+def _is_by_worker(entry: Mapping[str, Any], external_steps: set[str]) -> bool:
+    """Whether the worker with the lease wrote the entry. A sweep writes how the attempt of a lost worker ended. The
+    platform ends an external step that runs past its time limit; other workers report that themselves.
+    """
+    cause = entry.get("cause")
+    is_by_platform = cause == "loss" or (cause == "timeout" and entry.get("step") in external_steps)
+    return entry["kind"] in WRITTEN_BY_WORKERS and not is_by_platform
 
 
 def _emitted_texts(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

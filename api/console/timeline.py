@@ -34,6 +34,8 @@ _ENDS = {
     "suspended": ("ok", "suspended"),
     "cancelled": ("off", "cancelled"),
 }
+#: The kinds of ledger entries by which a step ends that no worker runs: it does not wait any more.
+_STOPS = frozenset({"cancelled", "skipped"})
 #: The kinds of ledger entries by which a worker ends its own attempt. It does not write the other kinds of _ENDS, or
 #: not it alone: `cancelled` may also come from the API or from another worker.
 WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled"}
@@ -139,12 +141,14 @@ def _line(
 ) -> Line:
     """The bars of one step. `ready_at`: when its first wait begins; None: that is not known, or has not happened."""
     line = Line(step["id"])
-    claim = None  # the claim of the attempt under way; None: the step waits, or has ended
+    # The claim of the attempt under way; None: the step waits, or has ended.
+    claim: Mapping[str, Any] | None = None
     waits_from = ready_at
     for entry in entries:
-        if claim is not None and entry["kind"] in _ENDS:
+        ended_claim = claim if entry["kind"] in _ENDS else None
+        if ended_claim is not None:
             shade, word = _ENDS[entry["kind"]]
-            _add_attempt(line, scale, claim, entry["at"], shade, word)
+            _add_attempt(line, scale, ended_claim, entry["at"], shade, word)
             claim, waits_from = None, entry["at"]
         if entry["kind"] in _CLAIMS:
             # A takeover ends an attempt and begins the next at the same instant: the step has not waited.
@@ -153,6 +157,10 @@ def _line(
             claim = entry
         elif entry["kind"] == "replayed":
             waits_from = entry["at"]
+        elif entry["kind"] in _STOPS and ended_claim is None:
+            if waits_from is not None:
+                line.bars.append(scale.bar(waits_from, entry["at"], "wait", f"waited until it was {entry['kind']}"))
+            waits_from = None
     if claim is not None and step["state"] == "running":
         _add_attempt(line, scale, claim, now, "run", "running")
     elif claim is None and waits_from is not None and step["state"] in ("pending", "retry", "waiting"):

@@ -276,6 +276,7 @@ def _reason_of_later_step(row: Row) -> dict[str, Any]:
 
 
 def _ledger_entry(row: Row) -> dict[str, Any]:
+    """`worker`: of a claim. `cause`: of an attempt that failed or was lost."""
     entry = {name: row[name] for name in ("seq", "at", "kind", "step", "epoch", "outputs") if row[name] is not None}
-    worker = (row["data"] or {}).get("worker")
-    return entry | ({"worker": worker} if worker is not None else {})
+    data = row["data"] or {}
+    return entry | {name: data[name] for name in ("worker", "cause") if data.get(name) is not None}

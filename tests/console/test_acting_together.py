@@ -16,7 +16,7 @@ import pytest
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.transitions import claims, settlements, sweeps
-from leasehold.transitions.settlements import Completion, Output
+from leasehold.transitions.settlements import Completion, Failure, Output
 from tests.api.conftest import Running
 from tests.api.driver import TERMS
 from tests.console.conftest import ROLES, MakePerson
@@ -212,6 +212,47 @@ async def test_the_ledger_says_which_worker_and_epoch_wrote_what(
     assert "<button" not in replayed[0].split("</tr>")[0], "no worker wrote it"
     bars = re.findall(r'<rect class="(\w+)" x', page[page.index(f'aria-label="{claimed.step}: ') :].split("</svg>")[0])
     assert [shade for shade in bars if shade != "wait"] == ["lost", "ok"]
+
+
+def ledger_of(page: str) -> list[tuple[str, str]]:
+    """What each entry of the ledger says was written, and the end of the worker's id; empty: it names no worker."""
+    ledger = page[page.index(">Ledger <") :].partition("</table>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in ledger.split("</tr>")[1:-1]]
+    return [(row[2], re.sub(r"<[^>]*>", "", row[4])) for row in rows]
+
+
+async def test_the_ledger_names_no_worker_for_what_a_sweep_wrote(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """The worker was lost: it wrote nothing more. The last of its losses fails the step."""
+    job_id = await maker.make("media")
+    lost = await maker.claim(job_id)
+    await rows.execute("UPDATE task SET lease_until = clock_timestamp() - interval '1 hour' WHERE job_id = $1", job_id)
+    await sweeps.expire_leases(rows, [], max_losses=0)
+    worker = str(TERMS.owner)[-12:]
+    assert ledger_of(await (await person(ROLES["viewer"])).see(f"/jobs/{job_id}"))[:2] == [
+        ("claimed", worker), ("failed", "")
+    ]  # fmt: skip
+    explained = (await maker.client.get(f"/v1/jobs/{job_id}/explain")).json()["ledger"]
+    assert [(entry["kind"], entry.get("cause")) for entry in explained][:2] == [("claimed", None), ("failed", "loss")]
+    assert explained[0]["worker"] == str(lost.lease.owner)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "is_by_worker"),
+    [("media", "error", True), ("media", "timeout", True), ("run", "error", True), ("run", "timeout", False)],
+)
+async def test_the_ledger_names_the_worker_of_what_it_reported_itself(
+    person: MakePerson, maker: Maker, rows: Connection, kind: str, cause: str, is_by_worker: bool
+) -> None:
+    """A sweep or the API ends a step of a run that an external worker has for too long."""
+    job_id, worker = await maker.make(kind), str(TERMS.owner)[-12:]
+    for retryable in (True, False):
+        failure = Failure((await maker.claim(job_id)).lease, cause, "step_timeout", "m", retryable, 0.0)
+        await settlements.fail(rows, [failure])
+    shown = ledger_of(await (await person(ROLES["viewer"])).see(f"/jobs/{job_id}"))
+    by = worker if is_by_worker else ""
+    assert shown[:4] == [("claimed", worker), ("retried", by), ("claimed", worker), ("failed", by)]
 
 
 async def test_the_command_to_copy_does_what_the_page_shows(

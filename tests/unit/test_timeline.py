@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
+
+import pytest
 
 from leasehold.api.console import timeline as timelines
 from leasehold.api.console.timeline import Bar, timeline
+from leasehold.domain.ids import new_id
 from leasehold.transitions.statements import statements
 
 MADE_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,6 +59,38 @@ def test_a_workflow_that_waits_now_is_drawn_as_waiting() -> None:
     (line,) = timeline(job, [STEP | {"state": "waiting"}], ledger, [], after(100)).lines
     assert [(bar.shade, bar.words) for bar in line.bars][-1] == ("wait", "waits")
     assert (line.attempts, line.seconds) == (1, 10.0)
+
+
+def words_of(line: timelines.Line) -> list[tuple[str, int, int, str]]:
+    return [(bar.shade, bar.x, bar.width, bar.words.partition(":")[0]) for bar in line.bars]
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "skipped"])
+def test_a_step_that_ended_while_it_waited_shows_its_wait(kind: str) -> None:
+    """Of a cancel, `cancelled`; of the job's deadline or of another step's failure, `skipped`."""
+    job = {"created_at": MADE_AT, "finished_at": after(100)}
+    step = STEP | {"state": kind}
+    (line,) = timeline(job, [step], [entry(kind, 70, 0)], [], after(100)).lines
+    assert words_of(line) == [("wait", 0, 700, f"waited until it was {kind}")]
+    tried = [entry("claimed", 10, 1), entry("retried", 20, 1), entry(kind, 70, 1)]
+    (line,) = timeline(job, [step], tried, [], after(100)).lines
+    assert words_of(line)[1:] == [("no", 100, 100, "attempt 1 failed, to be tried again"),
+                                  ("wait", 200, 500, f"waited until it was {kind}")]  # fmt: skip
+    assert (line.attempts, line.seconds) == (1, 10.0)
+
+
+def test_a_cancelled_attempt_was_no_wait_and_a_blocked_step_has_waited_for_no_worker() -> None:
+    assert [bar.shade for bar in bars_of(entry("claimed", 10, 1), entry("cancelled", 70, 1))] == ["wait", "off"]
+    job = {"created_at": MADE_AT, "finished_at": after(100)}
+    first, second = {"id": "first", "state": "cancelled"}, STEP | {"state": "skipped"}
+    second_id = new_id()
+    tasks = [
+        {"id": new_id(), "step": "first", "unblocks": [second_id], "contained": False, "parent_id": None},
+        {"id": second_id, "step": "convert", "unblocks": [], "contained": False, "parent_id": None},
+    ]
+    ledger = [entry("cancelled", 70, 0) | {"step": "first"}, entry("skipped", 70, 0)]
+    lines = timeline(job, [first, second], ledger, cast("Any", tasks), after(100)).lines
+    assert [[bar.shade for bar in line.bars] for line in lines] == [["wait"], []]
 
 
 #: Events that neither begin nor end an attempt. `skipped`: of a step that no worker ran.
