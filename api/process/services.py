@@ -122,7 +122,10 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         if replica is not None:
             replica_task = asyncio.create_task(Periodic("replica", replica.note, every=NOTE_SECONDS).run())
             stack.push_async_callback(cancel_and_wait, replica_task)
-        exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds), replica))
+        exporter = stack.enter_context(
+            # Without this, the metric would depend on somebody who calls /readyz.
+            exporting(settings, new_id(), pool, broker, questions_of(kinds), replica, records_up=True)
+        )
         exporter_task = asyncio.create_task(exporter.run())
         stack.push_async_callback(cancel_and_wait, exporter_task)
         watch = JobWatch(pool)

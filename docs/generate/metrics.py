@@ -23,7 +23,8 @@ _INTRODUCTION = """# Metrics
 
 What they are for, where they are served and what they cost: [Observability](../operations/observability.md). Counters
 end with `_total`; a histogram has `_bucket`, `_count` and `_sum`. Labels are bounded: a value is a declared name or one
-of a few words, never a tenant, a job or a worker.
+of a few words, never a job or a worker. A tenant stands only in the name of a queue of external workers, which is
+`ext:TENANT:QUEUE`.
 """
 _OWN = """## Of each process
 

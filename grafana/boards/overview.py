@@ -50,9 +50,11 @@ _NOW = Row(
 _WORK = Row(
     "Work",
     [
-        Panel("Jobs ended", "By outcome. Rejected: the input's fault; failed: ours.", {"{{outcome}}": rate("leasehold_jobs_finished_total", "outcome")}, "ops"),
+        Panel("Jobs ended", "By outcome. Rejected: the input's fault; failed: the handler's, or ours.", {"{{outcome}}": rate("leasehold_jobs_finished_total", "outcome")}, "ops"),
         Panel("Job duration", "From submission to success.", percentiles("leasehold_job_duration_seconds", "pipeline"), "s"),
         Panel("Waiting tasks", "Due, for later, and running, by queue.", {"{{queue}} {{state}}": exported("leasehold_queue_tasks", "queue, state")}),
+        Panel("Jobs held at limits", "By the kind of the limit. They are in no queue yet. Growing: more comes than the limit lets through.", {"{{limit}}": exported("leasehold_jobs_held", "limit")}),
+        Panel("Longest wait at a limit", "Of a job that a limit holds. Who fills it: the console's page of limits.", {"{{limit}}": exported("leasehold_job_held_oldest_seconds", "limit")}, "s"),
         Panel("Time until a task starts", "From when it could run until it was claimed.", percentiles("leasehold_task_wait_seconds", "queue", 'kind="new"'), "s", warn=1, bad=10),
     ],
 )  # fmt: skip
@@ -62,7 +64,7 @@ _BURN = Row(
     [
         Panel(
             "Burn rate of the budget",
-            "1 spends it exactly; 14.4 for an hour spends 2 % of a month's, and wakes somebody up.",
+            "1 spends it exactly; 14.4 for an hour spends 2 % of a month's. Of starts and of the API that wakes somebody up.",
             {
                 "jobs, 5 m": "leasehold:job_failures:ratio_rate5m / 0.01",
                 "jobs, 1 h": "leasehold:job_failures:ratio_rate1h / 0.01",

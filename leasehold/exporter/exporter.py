@@ -10,7 +10,7 @@ two processes may export the metrics for a while. The values are the same, and d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -33,6 +33,7 @@ from leasehold.kinds.metrics import labelled_gauge as _labelled
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
 from leasehold.settings import Settings
+from leasehold.telemetry.database import recording_up
 from leasehold.telemetry.duties import EXPORTER_REFUSED
 from leasehold.telemetry.meters import gauge, histogram
 from leasehold.telemetry.outages import DATABASE
@@ -52,6 +53,10 @@ MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
 
+#: The first words of the keys of concurrency limits. `code`: an app declares the limit. `scope`: a run waits until
+#: another run of its scope has ended. `server`, `provider`: of generations. `other`: of kinds of work from outside.
+_KINDS_OF_LIMITS = ("code", "payload", "provider", "queue", "scope", "server", "template", "tenant", "other")
+
 LEADS = gauge("exporter_leads", "1 in the process that exports the metrics of the database")
 QUERY_SECONDS = histogram("exporter_look_duration_seconds", "Seconds of one round of all statements")
 
@@ -64,6 +69,7 @@ def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]
         "queues": (queries.QUEUES, (CAP, silent_seconds, queries.MAX_LINES)),
         "leases": (queries.LEASES, (CAP,)),
         "backlog": (queries.BACKLOG, (CAP,)),
+        "held": (queries.HELD, (CAP,)),
         "workers": (queries.WORKERS, (silent_seconds,)),
         "quarantine": (queries.QUARANTINE, ()),
         "tables": (queries.TABLES, ()),
@@ -132,9 +138,15 @@ class Exporter(Collector):
         pool: Pool,
         kind_questions: Sequence[Question] = (),
         replica: Replica | None = None,
+        *,
+        records_up: bool = False,
     ) -> None:
-        """Raises DeclarationError if a kind's question has the name of another question."""
+        """`records_up`: each attempt to lead records whether the database is up (`leasehold_database_up`).
+
+        Raises DeclarationError if a kind's question has the name of another question.
+        """
         _check_names(kind_questions)
+        self._recording_up = recording_up if records_up else nullcontext
         self._kind_questions = kind_questions
         self._owner = owner
         self._pool = pool
@@ -151,13 +163,16 @@ class Exporter(Collector):
             await Periodic("exporter", self._query, every=EVERY_SECONDS).run()
 
     async def _query(self) -> None:
-        async with self._pool.acquire() as connection:
+        async with AsyncExitStack() as stack:
+            with self._recording_up():
+                connection = await stack.enter_async_context(self._pool.acquire())
             await self._query_as_leader(connection)
         DATABASE.record_answer()
 
     async def _query_as_leader(self, connection: Connection) -> None:
         """Lead if no other process leads. Only the leader queries, and only when a round is due."""
-        is_leader = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
+        with self._recording_up():
+            is_leader = await workers.lead(connection, "exporter", self._owner, 3 * EVERY_SECONDS)
         LEADS.set(is_leader)
         if not is_leader:
             self._latest = None
@@ -236,6 +251,28 @@ def _backlog_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         "schedule_oldest_due_seconds", "How long the most overdue schedule has been due", backlog["schedule_oldest"]
     )
     yield _gauge("jobs_unfinished", f"Jobs that have not ended{bound}", backlog["unfinished"])
+
+
+def _held_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Each kind of limit has a value, also while nothing waits there: a graph must tell that from no answer."""
+    jobs, oldest = dict.fromkeys(_KINDS_OF_LIMITS, 0), dict.fromkeys(_KINDS_OF_LIMITS, 0.0)
+    for row in rows:
+        limit = row["limit"] if row["limit"] in jobs else "other"
+        jobs[limit] += row["jobs"]
+        oldest[limit] = max(oldest[limit], row["oldest"])
+    yield _labelled(
+        "jobs_held",
+        "Jobs that wait at a limit, by the kind of the limit. Their tasks are in no queue yet. A job at several limits "
+        f"counts at each. Counted up to {CAP} in all",
+        ["limit"],
+        [((limit,), count) for limit, count in jobs.items()],
+    )
+    yield _labelled(
+        "job_held_oldest_seconds",
+        "How long the oldest of the counted jobs has waited at a limit, by the kind of the limit",
+        ["limit"],
+        [((limit,), seconds) for limit, seconds in oldest.items()],
+    )
 
 
 def _workers_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -324,6 +361,7 @@ def _slow_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
     "backlog": _backlog_metrics,
+    "held": _held_metrics,
     "workers": _workers_metrics,
     "quarantine": _quarantine_metrics,
     "tables": _tables_metrics,
@@ -348,13 +386,15 @@ def exporting(
     broker: Broker,
     kind_questions: Sequence[Question] = (),
     replica: Replica | None = None,
+    *,
+    records_up: bool = False,
 ) -> Iterator[Exporter]:
     """Add the metrics of the database and of the broker's connections to /metrics. The caller runs the exporter.
 
     `kind_questions`: the questions of kinds of work, in addition to the exporter's own. `replica`: the standby that
-    counts work, if it keeps up.
+    counts work, if it keeps up. `records_up`: the process has no heartbeat that tells whether the database is up.
     """
-    exporter = Exporter(settings, owner, pool, kind_questions, replica)
+    exporter = Exporter(settings, owner, pool, kind_questions, replica, records_up=records_up)
     collectors: tuple[Collector, ...] = (exporter, BrokerMetrics(broker)) if settings.metrics else ()
     for collector in collectors:
         REGISTRY.register(collector)

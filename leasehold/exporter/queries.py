@@ -9,6 +9,7 @@ a value that is constant during a statement.
 from __future__ import annotations
 
 from leasehold.db.task_lines import lines_of_all_queues
+from leasehold.schedules.firing import DUTY as SCHEDULES
 
 #: The most lines (see QUEUES) that one round reads.
 MAX_LINES = 2000
@@ -70,10 +71,17 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' L
 GROUP BY lease.queue
 """
 
+# SQL: the schedule `s` does not wait because its last tick was refused, such as by a limit of its tenant or by a broken
+# template: then only its tenant can help. An unforeseen error may be the platform's fault.
+_IS_NOT_REFUSED = f"""NOT EXISTS (
+                     SELECT FROM quarantine q
+                     WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
+                       AND q.error ->> 'code' NOT IN ('unforeseen', 'unreadable'))"""
+
 # A row of `outbox` is one hint (a message about a due task) that the broker has not confirmed; a row of `outbox_batch`
 # is several. A dead letter is a failed task. Exception: if a workflow started the task (`contained`), the workflow
 # handles the failure. $1 the cap.
-BACKLOG = """
+BACKLOG = f"""
 -- exporter_backlog
 SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)
              + (SELECT coalesce(sum(cardinality(task_ids)), 0)
@@ -84,8 +92,21 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
        (SELECT count(*) FROM (SELECT 1 FROM task WHERE status = 'failed' AND NOT contained LIMIT $1) AS capped)::int
            AS dead_letters,
        (SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NULL LIMIT $1) AS capped)::int AS unfinished,
-       coalesce((SELECT greatest(extract(epoch FROM now() - next_run_at), 0) FROM schedule
-                 WHERE next_run_at IS NOT NULL ORDER BY next_run_at LIMIT 1), 0)::float8 AS schedule_oldest
+       coalesce((SELECT greatest(extract(epoch FROM now() - s.next_run_at), 0) FROM schedule s
+                 WHERE s.next_run_at IS NOT NULL AND {_IS_NOT_REFUSED} ORDER BY s.next_run_at LIMIT 1), 0)::float8
+           AS schedule_oldest
+"""
+
+# The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not see them. A
+# job that waits at several limits counts at each. `limit`: the first word of the limit's key, because the rest names a
+# tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. $1 the cap.
+HELD = """
+-- exporter_held
+SELECT waiting."limit", count(DISTINCT waiting.job_id)::int AS jobs,
+       extract(epoch FROM now() - min(waiting.ready_at))::float8 AS oldest
+FROM (SELECT split_part(g.key, ':', 1) AS "limit", g.job_id, g.ready_at FROM gate_job g WHERE g.admitted_at IS NULL
+      ORDER BY g.tenant_id, g.key, g.owner, g.priority, g.job_id LIMIT $1) AS waiting
+WHERE waiting.ready_at <= now() GROUP BY 1
 """
 
 # $1 seconds without a heartbeat after which a worker is silent.

@@ -1,4 +1,6 @@
-"""Records whether this process reaches the database. A worker's heartbeat and the API's readiness probe use it."""
+"""Records whether this process reaches the database. A worker's heartbeat, and an API's readiness probe and exporter
+use it.
+"""
 
 from __future__ import annotations
 

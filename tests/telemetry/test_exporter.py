@@ -7,20 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 from uuid import uuid4
 
+import asyncpg
 import orjson
 import pytest
+from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric
 
-from leasehold.db.database import connect
-from leasehold.domain.errors import DeclarationError
+from leasehold.db.database import connect, make_pool
+from leasehold.domain.errors import DeclarationError, Invalid, TooMany
+from leasehold.domain.ids import new_id
 from leasehold.exporter import exporter as exporting
 from leasehold.exporter import queries
 from leasehold.exporter.exporter import Exporter, families, query_all
 from leasehold.kinds.metrics import Question, gauge
 from leasehold.settings import Settings
+from leasehold.telemetry import database
 from leasehold.transitions import jobs, workers
+from leasehold.transitions.quarantine import set_aside
 from leasehold.transitions.settlements import Failure, fail
-from tests.factories import ONE, Rows
+from tests.factories import ONE, SELDOM, Rows
 from tests.telemetry.page import Page
 
 SILENT = 30.0
@@ -89,6 +94,71 @@ async def test_a_queue_tells_what_waits_runs_and_is_overdue(rows: Rows) -> None:
     assert page["leasehold_outbox_rows"] == 5
     assert page["leasehold_jobs_unfinished"] == 5
     assert page["leasehold_dead_letters"] == 0
+
+
+def held(page: Page, name: str) -> dict[str, float | None]:
+    limits = ("queue", "scope", "tenant", "template", "other")
+    return {limit: page[f"leasehold_{name}", {"limit": limit}] for limit in limits}
+
+
+async def test_jobs_that_wait_at_limits_are_told_by_the_kind_of_the_limit(rows: Rows) -> None:
+    """Their steps are blocked, and so in no queue. A job at two limits waits at both; a tenant's words are not told."""
+    assert set(held(await seen(rows), "jobs_held").values()) == {0}
+    await rows.submit(ONE, count=5)
+    first, second, admitted, later, other = [row["id"] for row in await rows.connection.fetch("SELECT id FROM job")]
+    waits = "clock_timestamp() - interval '100 seconds', NULL"
+    for job_id, key, times in (
+        (first, "queue:default", waits),
+        (first, "tenant", waits),
+        (second, "queue:other", "clock_timestamp() - interval '900 seconds', NULL"),
+        (admitted, "queue:default", "clock_timestamp() - interval '1 day', clock_timestamp()"),
+        (later, "template:t", "clock_timestamp() + interval '1 day', NULL"),
+        (other, "scope:orders:17", waits),
+        (other, "ovens:third", waits),
+        (other, "trays:first", "clock_timestamp() - interval '500 seconds', NULL"),
+    ):
+        await rows.connection.execute(
+            "INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at, admitted_at)"
+            f" SELECT '*', $1, $2, 1, {times}",
+            key,
+            job_id,
+        )
+    page = await seen(rows)
+    assert held(page, "jobs_held") == {"queue": 2, "scope": 1, "tenant": 1, "template": 0, "other": 2}
+    oldest = held(page, "job_held_oldest_seconds")
+    assert oldest["template"] == 0
+    assert 900 <= (oldest["queue"] or 0) < 1000
+    assert 100 <= (oldest["tenant"] or 0) < 900
+    assert 500 <= (oldest["other"] or 0) < 900
+    words = {sample.labels["limit"] for sample in page.samples if sample.name == "leasehold_jobs_held"}
+    assert words == set(exporting._KINDS_OF_LIMITS), "the rest of a key names a tenant's things"
+
+
+async def test_a_schedule_that_is_refused_for_its_tenants_sake_is_not_late(rows: Rows) -> None:
+    """Nobody else can mend it, so it must not page anybody. An unforeseen error may be ours."""
+    refused, due = new_id(), new_id()
+    for schedule_id, seconds in ((refused, 500), (due, 100)):
+        await rows.connection.execute(
+            "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id,"
+            " priority, overlap, catch_up, catch_up_seconds, next_run_at) VALUES ($1, 't', 'scripted', $2, 'UTC', '{}',"
+            " 'tenant', '', 1, 'allow_all', 'one', 3600, clock_timestamp() - make_interval(secs => $3))",
+            schedule_id, SELDOM, seconds,
+        )  # fmt: skip
+
+    async def late() -> float:
+        return (await seen(rows))["leasehold_schedule_oldest_due_seconds"] or 0
+
+    assert await late() >= 500
+    too_many = TooMany("too_many_jobs", "m", policy="jobs", at_most=1, retry_after=1.0)
+    for error in (too_many, Invalid("unknown_template", "m")):
+        await set_aside(rows.connection, "schedules", refused, error)
+        assert 100 <= await late() < 500
+    await set_aside(rows.connection, "schedules", refused, RuntimeError())
+    assert await late() >= 500
+    await set_aside(rows.connection, "schedules", refused, too_many)
+    assert await late() < 500
+    await rows.connection.execute("UPDATE quarantine SET retry_at = clock_timestamp() - interval '1 second'")
+    assert await late() >= 500, "its next try should have come"
 
 
 async def test_a_dead_letter_is_counted_until_it_is_replayed(rows: Rows) -> None:
@@ -199,6 +269,22 @@ async def test_only_the_elected_process_tells_and_another_takes_its_place(settin
     assert (bool(list(first.collect())), bool(list(second.collect()))) == (False, True)
 
 
+async def test_an_api_tells_whether_it_reaches_the_database_also_if_nobody_asks_whether_it_is_ready(
+    settings: Settings, rows: Rows
+) -> None:
+    """Or it would seem to be without one from its start, and later never."""
+    database.UP.set(0)
+    async with make_pool(settings, "test", 1) as pool:
+        exporter = Exporter(settings, uuid4(), pool, records_up=True)
+        await exporter._query()
+        assert REGISTRY.get_sample_value("leasehold_database_up") == 1
+        await rows.connection.execute("ALTER TABLE leadership RENAME TO elsewhere")
+        with pytest.raises(asyncpg.PostgresError):
+            await exporter._query()
+        assert REGISTRY.get_sample_value("leasehold_database_up") == 0
+        await rows.connection.execute("ALTER TABLE elsewhere RENAME TO leadership")
+
+
 @pytest.fixture
 async def crowded(rows: Rows) -> Rows:
     """Twenty thousand finished jobs, ten thousand that wait for later and as many that are due, in four queues."""
@@ -221,15 +307,23 @@ async def crowded(rows: Rows) -> Rows:
         FROM (SELECT id, status, finished_at, row_number() OVER () AS n FROM job) AS j
         """
     )
-    await rows.connection.execute("VACUUM ANALYZE task, job")
+    await rows.connection.execute(
+        """
+        INSERT INTO gate_job (tenant_id, key, job_id, priority, admitted_at)
+        SELECT '*', 'queue:q' || (n % 4), id, 1, CASE WHEN n % 2 = 0 THEN now() END
+        FROM (SELECT id, row_number() OVER () AS n FROM job) AS j
+        """
+    )
+    await rows.connection.execute("VACUUM ANALYZE task, job, gate_job")
     return rows
 
 
-MAX_PAGES = {"QUEUES": 60 * 30, "LEASES": 50, "BACKLOG": 500, "WORKERS": 50}
+MAX_PAGES = {"QUEUES": 60 * 30, "LEASES": 50, "BACKLOG": 500, "HELD": 300, "WORKERS": 50}
 LOOKS: dict[str, tuple[Any, ...]] = {
     "QUEUES": (100, SILENT, 1000),
     "LEASES": (100,),
     "BACKLOG": (100,),
+    "HELD": (100,),
     "WORKERS": (SILENT,),
 }
 
@@ -244,6 +338,7 @@ async def test_a_look_reads_no_more_than_its_cap_whatever_the_tables_hold(crowde
     (explained,) = orjson.loads(plan)
     root = explained["Plan"]
     assert "Seq Scan on task" not in plan
+    assert "Seq Scan on gate_job" not in plan
     assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < MAX_PAGES[name], plan
 
 
