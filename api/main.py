@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     configure_logs(settings)
     refuse_bad_urls(settings)
     failpoints.arm(settings.failpoints)  # places at which a test stops the process
-    expose(settings, "api")
+    expose(settings, "console" if settings.console_only else "api")
     if settings.traces:
         begin_traces("api")
     allow_files(settings)  # as many open files as the connections need

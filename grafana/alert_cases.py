@@ -75,14 +75,15 @@ HEALTHY: Mapping[str, str] = {
     _LAG: "0.9+0x1440",
     'leasehold_replica_serves{instance="api-2",part="requests"}': "1x700 0 1x738",
     'leasehold_replica_lag_seconds{instance="api-2",part="requests"}': "0.9+0x1440",
+    'leasehold_build_info{role="api",instance="api"}': "1+0x1440",
+    'leasehold_store_request_duration_seconds_count{operation="put",outcome="ok"}': "0+900x1440",
+    'leasehold_store_request_duration_seconds_count{operation="put",outcome="unavailable"}': "0+100x1440",
     'up{job="leasehold-worker",instance="worker"}': "1+0x1440",
 }
 
 _FAILED = 'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}'
 CASES = (
-    # 20 % of jobs fail, 20 times the budget: a page. In the second case 5 % fail, 5 times the budget: only a ticket.
-    Case("LeaseholdJobsFailingFast", "70m", {_FAILED: "0+150x1440"}),
-    Case("LeaseholdJobsFailingSlow", "3h", {_FAILED: "0+32x1440"}),
+    Case("LeaseholdJobsFailingSlow", "3h", {_FAILED: "0+32x1440"}),  # 5 % of jobs fail, 5 times the budget
     Case("LeaseholdStartsLateFast", "70m", {_WAIT.format("bucket", ',le="10.0"'): "0+700x1440"}),
     Case("LeaseholdStartsLateSlow", "3h", {_WAIT.format("bucket", ',le="10.0"'): "0+960x1440"}),
     Case("LeaseholdApiErrorsFast", "70m", {_HTTP.format(503): "0+300x1440"}),
@@ -102,6 +103,17 @@ CASES = (
     ),
     Case("LeaseholdSilent", "10m", {"leasehold_jobs_unfinished": "70 _x1439"}),
     Case("LeaseholdDatabaseAway", "5m", {'leasehold_database_up{instance="worker"}': "0+0x1440"}, value="1"),
+    Case(
+        "LeaseholdApiAway",
+        "20m",
+        {'leasehold_build_info{role="api",instance="api"}': "1x5 _x1434"},
+        {"role": "api"},
+    ),
+    Case(
+        "LeaseholdStoreAway",
+        "20m",
+        {'leasehold_store_request_duration_seconds_count{operation="put",outcome="unavailable"}': "0+1000x1440"},
+    ),
     Case("LeaseholdTakeoverStorm", "20m", {"leasehold_leases_expired_total": "0+30x1440"}),
     Case("LeaseholdOutboxNotDraining", "10m", {"leasehold_outbox_oldest_seconds": "0+60x1440"}),
     Case("LeaseholdBrokerAway", "10m", {'leasehold_broker_up{instance="worker",broker="amqp"}': "0+0x1440"}, value="1"),

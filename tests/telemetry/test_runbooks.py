@@ -32,7 +32,7 @@ SOURCES = [path for folder in ("leasehold", "api", "worker") for path in (ROOT /
 ENDINGS = ("", "_bucket", "_count", "_sum")
 SQL = re.compile(r"(SELECT|INSERT|UPDATE|DELETE|VACUUM|ANALYZE|REINDEX|CHECKPOINT|GRANT|ALTER|CREATE|DROP)\b")
 #: The log line of an outage, which names what is away.
-OUTAGE = re.compile(r"the (database|broker|store) is away; trying again until it is back")
+OUTAGE = re.compile(r"the (database|broker|object store) is away; trying again until it is back")
 #: The programs that a reader starts. `dmesg` and those of an engine need rights or programs that a test has not.
 PROGRAMS = {
     "leasehold doctor",

@@ -88,6 +88,15 @@ def test_every_alert_has_a_case_in_which_it_must_fire() -> None:
     assert sorted(case.alert for case in CASES) == sorted(alert.name for alert in all_alerts())
 
 
+def test_what_tenants_do_wrong_pages_nobody() -> None:
+    """A job also fails because of a tenant's handler, limit or address of a webhook, whatever the platform does."""
+    expressions = {alert.name: alert.expression for alert in all_alerts() if alert.severity == "page"}
+    of_outcomes = re.compile(r"job_failures|jobs_finished|dead_letters|attempts_total|retries_total")
+    assert [name for name, expression in expressions.items() if of_outcomes.search(expression)] == []
+    of_failures = [(a.name, a.severity) for a in all_alerts() if "job_failures" in a.expression]
+    assert of_failures == [("LeaseholdJobsFailingSlow", "ticket")]
+
+
 async def test_every_alert_fires_in_its_case_and_none_on_a_healthy_day(programs: Programs) -> None:
     code, said = await run_promtool(programs, "test", "rules", str(HERE / "prometheus/tests/leasehold.yaml"))
     assert code == 0, said[-3000:]
