@@ -27,8 +27,9 @@ WAIT = fast_histogram(
     "task_wait_seconds",
     "Time from when a task became due until its claim. new: first runs; retry: after an error; poll: after a snooze",
     ["queue", "kind"],
+    words=["kind"],
 )
-ATTEMPTS = fast_counter("attempts_total", "Attempts that ended", ["pipeline", "step", "outcome"])
+ATTEMPTS = fast_counter("attempts_total", "Attempts that ended", ["pipeline", "step", "outcome"], words=["outcome"])
 SECONDS = fast_histogram("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
 RETRIES = fast_counter("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
 DEAD = fast_counter(

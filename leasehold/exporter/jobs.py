@@ -11,6 +11,7 @@ JOBS = fast_counter(
     "jobs_finished_total",
     "Jobs that ended. rejected: no attempt can succeed with this input; failed: all attempts failed; expired: too late",
     ["pipeline", "outcome"],
+    words=["outcome"],
 )
 JOB_SECONDS = fast_histogram("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
 

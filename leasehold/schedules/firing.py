@@ -23,7 +23,7 @@ from leasehold.domain import cron
 from leasehold.domain.errors import Invalid, RequestError, TooMany, Unavailable
 from leasehold.evaluation.templates import Templates, TemplateVersion
 from leasehold.limits.admission import Admission, Payer, queues_of
-from leasehold.telemetry.duties import SCHEDULES_PAUSED
+from leasehold.telemetry.duties import SCHEDULES_PAUSED, counted
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName, limits_of
 from leasehold.transitions.endings import JobEnded
@@ -43,7 +43,7 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
 #: The name of this duty (a maintenance loop) in the table `quarantine`. The table has the schedules that could not be
 #: fired, until they are tried again. `not_in` leaves them out.
-DUTY = "schedules"
+DUTY = counted("schedules")
 
 #: SQL: this process has the code of the schedule's template ($2: its pipelines), or no other worker has: then a tenant
 #: wrote the template, or it does not exist. The exception is a schedule that an app declares: it waits for its code. A

@@ -73,13 +73,17 @@ _Child = TypeVar("_Child", _CounterChild, _HistogramChild)
 
 class _Family(Collector, Generic[_Child]):
     """A metric: its children, by the values of their labels. Tenants choose the names of templates and queues, so there
-    are at most `at_most` children. Further combinations of labels count as `other`.
+    are about `at_most` children at most: in further combinations of labels, each label counts as `other`.
+
+    `words`: the labels that are one of a few fixed words. They keep their values: an alert must see that jobs of too
+    many templates fail, too.
     """
 
     at_most = 300
 
-    def __init__(self, name: str, meaning: str, labels: Sequence[str]) -> None:
+    def __init__(self, name: str, meaning: str, labels: Sequence[str], words: Sequence[str] = ()) -> None:
         self._name, self._meaning, self._labels = f"leasehold_{name}", meaning, labels
+        self._words = frozenset(words)
         self._children: dict[tuple[str, ...], _Child] = {}
         REGISTRY.register(self)
 
@@ -87,7 +91,10 @@ class _Family(Collector, Generic[_Child]):
         child = self._children.get(values)
         if child is None:
             if len(self._children) >= self.at_most:
-                values = ("other",) * len(values)
+                values = tuple(
+                    value if label in self._words else "other"
+                    for label, value in zip(self._labels, values, strict=True)
+                )
             child = self._children.setdefault(values, self._new_child())
         return child
 
@@ -113,9 +120,11 @@ class FastHistogram(_Family[_HistogramChild]):
 
     at_most = 60  # each child has a line for each bucket
 
-    def __init__(self, name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+    def __init__(
+        self, name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float], words: Sequence[str] = ()
+    ) -> None:
         self._bounds = bounds
-        super().__init__(name, meaning, labels)
+        super().__init__(name, meaning, labels, words)
 
     def _new_child(self) -> _HistogramChild:
         return _HistogramChild(self._bounds)

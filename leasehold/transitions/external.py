@@ -17,13 +17,14 @@ from leasehold.domain.backoff import DEFAULT_LADDER, delay_after
 from leasehold.domain.errors import RequestError
 from leasehold.domain.lease import Lease
 from leasehold.evaluation.templates import Templates
+from leasehold.telemetry.duties import counted
 from leasehold.transitions import settlements
 from leasehold.transitions.quarantine import not_in, run_unit
 from leasehold.transitions.settlements import Failure, Settled, Verdict
 
 #: The name of this maintenance duty in the table `quarantine`. The table has the tasks that could not be ended, until
 #: the duty tries again; `not_in` leaves these tasks out.
-DUTY = "external_limits"
+DUTY = counted("external_limits")
 
 _IS_OF_TENANT = """
 -- external_task

@@ -18,6 +18,7 @@ import asyncpg
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, row_count, unindexed
+from leasehold.telemetry.duties import counted
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
 from leasehold.transitions.jobs.deletions import COUNTS_AT_NO_RATE, LEAVES_NO_RUN
@@ -27,8 +28,8 @@ from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
 #: The names of this module's duties in the table `quarantine`, which lists the units (jobs) that failed and wait for
 #: their next try.
-LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
-RETENTION = "retention"
+LEASES, CANCELS, DEADLINES = counted("leases"), counted("cancels"), counted("deadlines")
+RETENTION = counted("retention")
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
 # its snapshot would be older than the lock. A transaction that adds a step and commits in between would be missed: the

@@ -16,11 +16,12 @@ import asyncpg
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline
+from leasehold.telemetry.duties import counted
 from leasehold.transitions.jobs import NewJob, RunOf, submit
 from leasehold.transitions.quarantine import not_in, run_units
 
 #: The name of this duty (a loop of the workers) in the table `quarantine`, which has the jobs that failed in it.
-DUTY = "webhooks"
+DUTY = counted("webhooks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ import pytest
 from prometheus_client import REGISTRY, Histogram
 from prometheus_client.metrics_core import Metric
 
+from leasehold.exporter.jobs import JOBS
 from leasehold.telemetry.fast_metrics import FastCounter, FastHistogram
+from leasehold.worker.metrics import ATTEMPTS, WAIT
 
 BOUNDS = (0.1, 1.0, 10.0)
 VALUES = (0.05, 0.1, 0.5, 10.0, 11.0)
@@ -62,3 +64,34 @@ def test_more_words_than_a_page_should_hold_become_one() -> None:
     assert len(counts) == FastHistogram.at_most + 1
     assert counts["other"] == FastHistogram.at_most
     REGISTRY.unregister(histogram)
+
+
+def test_a_fixed_word_is_told_also_beside_more_names_than_a_page_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FastCounter, "at_most", 3)
+    counter = FastCounter("crowded_total", "m", ["name", "outcome"], words=["outcome"])
+    for name in "abcde":
+        counter.labels(name, "succeeded").inc()
+    for name in "abc":
+        counter.labels(name, "failed").inc()
+    (metric,) = counter.collect()
+    assert {(s.labels["name"], s.labels["outcome"]): s.value for s in metric.samples} == {
+        **{(name, "succeeded"): 1 for name in "abc"},
+        ("other", "succeeded"): 2,
+        ("other", "failed"): 3,
+    }
+    REGISTRY.unregister(counter)
+
+
+def test_the_alerts_see_what_happens_beside_more_names_than_a_page_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`outcome` and `kind` are what the alerts and boards choose by: the names of tenants never hide them."""
+    for metric, values, label in (
+        (JOBS, ("template", "failed"), "outcome"),
+        (ATTEMPTS, ("template", "step", "failed"), "outcome"),
+        (WAIT, ("queue", "new"), "kind"),
+    ):
+        monkeypatch.setattr(metric, "_children", {})
+        monkeypatch.setattr(metric, "at_most", 0)
+        metric.labels(*values)
+        (family,) = metric.collect()
+        assert {sample.labels[label] for sample in family.samples} == {values[-1]}
+        assert {v for s in family.samples for name, v in s.labels.items() if name not in (label, "le")} == {"other"}

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from leasehold.telemetry.duties import counted
+
 #: (tenant, key)
 ConcurrencyLimitName: TypeAlias = tuple[str, str]
 
@@ -14,7 +16,7 @@ _VALUE = re.compile(r"=[0-9a-f]{40}\Z")
 
 #: The names of two duties in the table `quarantine`. The units of JOBS are jobs whose admission failed, and the units
 #: of LIMITS are limits whose admissions failed.
-JOBS, LIMITS = "admissions", "gates"
+JOBS, LIMITS = counted("admissions"), counted("gates")
 #: SQL: the limit `g` as a unit of the duty LIMITS.
 LIMIT_UNIT = "g.tenant_id || '/' || g.key"
 

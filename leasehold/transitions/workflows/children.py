@@ -13,6 +13,7 @@ from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
+from leasehold.telemetry.duties import counted
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.quarantine import not_in, run_unit, run_units
@@ -23,7 +24,7 @@ from leasehold.transitions.workflows.records import Call, Recording
 #: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
 #: the table `quarantine` the units of DUTY are the workflows that could not be woken, and the units of ORPHANS the runs
 #: that could not be cancelled, until they are tried again. `not_in` leaves them out.
-DUTY, ORPHANS = "workflow_children", "workflow_orphans"
+DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
 _LOCK = """
 -- start_lock
