@@ -90,6 +90,7 @@ class Worker:
         self.health.is_ready = False
         await self.parts.broker.stop_consuming()
         self.parts.slot_pools.stop_claiming()
+        await self.parts.registration.record_drain(self.parts.pool)
         try:
             async with asyncio.timeout(self.settings.drain_seconds):
                 await self.parts.slot_pools.finished()

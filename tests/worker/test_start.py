@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from leasehold.db import run_reads
 from leasehold.db.database import make_pool
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline, Step
@@ -192,6 +193,38 @@ async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
         ended = await rows.job(long.id)
         assert ended["status"] == "succeeded"
     assert await rows.connection.fetchval("SELECT max(attempt) FROM task WHERE job_id = $1", long.id) == 1
+
+
+async def test_a_worker_that_drains_counts_no_more_as_one_that_serves(
+    settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last attempts may run for an hour. Meanwhile nobody would hear that no other worker serves the queue."""
+    ended = asyncio.Event()
+
+    async def serving() -> dict[str, int]:
+        queues = await run_reads.queues(rows.connection, settings.silent_seconds)
+        return {row["queue"]: row["workers"] for row in queues}
+
+    async with starting(settings, tmp_path, "pipelines") as worker:
+        assert (await serving())["late-inline"] == 1
+        monkeypatch.setattr(worker.parts.slot_pools, "finished", ended.wait)
+        draining = asyncio.create_task(worker.drain())
+        async with asyncio.timeout(60):
+            while "late-inline" in await serving():
+                await asyncio.sleep(0.02)
+        assert not draining.done()
+        ended.set()
+        await draining
+        (row,) = await run_reads.workers(rows.connection, settings.silent_seconds)
+        assert (row["draining"], row["silent"]) == (True, False)
+
+
+async def test_a_drain_ends_although_the_workers_row_cannot_be_written(
+    settings: Settings, tmp_path: Path, rows: Rows
+) -> None:
+    async with starting(settings, tmp_path, "pipelines") as worker, rows.connection.transaction():
+        await rows.connection.execute("SELECT FROM worker WHERE id = $1 FOR UPDATE", worker.id)
+        await asyncio.wait_for(worker.drain(), 60)
 
 
 async def test_a_worker_that_is_told_to_drain_while_it_starts_takes_no_more(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds for which a worker that registers waits for the database.
 _PATIENCE_SECONDS = 60.0
+#: Seconds for which a worker that drains tries to record this.
+_DRAIN_SECONDS = 2.0
 
 
 class Registration:
@@ -81,6 +84,16 @@ class Registration:
                 await workers.record_queues(connection, self.worker, self._queues, self._slots)
 
         await until_answered(change, within=_PATIENCE_SECONDS)
+
+    async def record_drain(self, pool: Pool) -> None:
+        """Record that the worker claims nothing more: as long as its last attempts run, it must not count as one that
+        serves its queues. A drain must end in time, so it goes on without an answer of the database.
+        """
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS), pool.acquire() as connection, _missing_schema_as_outage():
+                await workers.ask_to_drain(connection, self.worker)
+        except TRY_AGAIN as error:
+            log.warning("this worker could not record that it drains", error=type(error).__name__)
 
 
 @asynccontextmanager
