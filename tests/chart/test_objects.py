@@ -109,6 +109,16 @@ def test_the_migration_ends_before_anything_else_starts(values: str) -> None:
     assert hooks <= {"Job", "NetworkPolicy"}
 
 
+def test_every_pod_can_be_put_on_the_nodes_that_the_release_may_use() -> None:
+    """On nodes with a taint nothing starts that tolerates none: neither a worker, nor the migration before it."""
+    tolerations = [{"key": "batch", "operator": "Exists", "effect": "NoSchedule"}]
+    pod = json.dumps({"tolerations": tolerations, "annotations": {"a": "b"}})
+    places = ("migrate.pod", "api.pod", "console.pod", "workers.defaults.pod")
+    for name, made in pods("least", *(f"{place}={pod}" for place in places)).items():
+        assert made["spec"]["tolerations"] == tolerations, name
+        assert made["metadata"]["annotations"] == {"a": "b"}, name
+
+
 def test_the_migration_connects_as_the_owner_and_nothing_else_does() -> None:
     made = pods("least")
     owner = made.pop("jobs-leasehold-migrate")

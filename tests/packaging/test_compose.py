@@ -47,6 +47,13 @@ def test_every_service_says_when_it_is_healthy_or_runs_once(name: str) -> None:
     assert "healthcheck" in SERVICES[name] or SERVICES[name].get("restart") == "no"
 
 
+@pytest.mark.parametrize("name", ["api", "worker"])
+def test_a_process_of_the_platform_is_healthy_when_it_is_ready(name: str) -> None:
+    """`docker compose up --wait` must not say that a worker is there which has no database, or serves no queue yet."""
+    (asked,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", " ".join(SERVICES[name]["healthcheck"]["test"]))
+    assert asked[1] == "/readyz"
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_waits_only_for_services_that_exist(name: str) -> None:
     for needed, how in SERVICES[name].get("depends_on", {}).items():
