@@ -1,8 +1,9 @@
 """The instants at which a schedule fires: five-field cron expressions in an IANA time zone.
 
-When daylight saving begins or ends, the library cronsim follows Debian's cron. A time that the clock skips fires once,
-right after the gap. A time that the clock repeats fires once, the first time. Exception: a schedule with `*` in minutes
-or hours fires by elapsed time.
+The library cronsim finds the local times that an expression names, and this module the instants at which the clock
+shows them. A time that the clock skips fires once, right after the gap. A time that the clock repeats fires once, the
+first time. Exception, as in Debian's cron: if the minutes or the hours begin with `*`, a time that the clock repeats
+fires each time, and a time that it skips fires only if nothing else fires within the length of the gap.
 
 Time zones come from the package `tzdata`, never from the host, because every worker must know each zone that the API
 accepted.
@@ -10,11 +11,13 @@ accepted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import resources
-from itertools import islice, takewhile
+from itertools import dropwhile, islice, takewhile
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -33,6 +36,7 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 _FIELDS = 5
+_NO_SHIFT = timedelta(0)
 #: A client's instant must lie between FIRST and LAST, so that every zone can show it and PostgreSQL can store it.
 FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime(2999, 12, 31, tzinfo=UTC)
@@ -64,25 +68,6 @@ def _load(name: str) -> ZoneInfo:
         return ZoneInfo.from_file(file, key=name)
 
 
-class _LocalTicks(CronSim):
-    """As CronSim, but a day whose midnight the clock skips begins after the gap. CronSim begins it at a time that does
-    not exist, and then leaves out the hour after the gap.
-    """
-
-    def advance_day(self) -> bool:
-        is_other_day = super().advance_day()
-        self._leave_gap()
-        return is_other_day
-
-    def advance_month(self) -> None:
-        super().advance_month()
-        self._leave_gap()
-
-    def _leave_gap(self) -> None:
-        if self.dt.tzinfo is not None:  # None: CronSim itself treats the gaps of schedules at fixed times
-            self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
-
-
 def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
     """The firing instants later than `after`, in UTC, in order. The iterator ends when the next instant is more than
     fifty years away.
@@ -92,25 +77,73 @@ def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
     expression = ALIASES.get(cron.strip(), cron)
     if len(expression.split()) != _FIELDS:
         raise Invalid("invalid_cron", "A cron expression has five fields: minute hour day-of-month month day-of-week.")
+    local_zone = zone(timezone)
     try:
-        local_ticks = _LocalTicks(expression, after.astimezone(zone(timezone)))
+        local_times = CronSim(expression, _start(after.astimezone(local_zone)))
     except CronSimError as error:
         raise Invalid("invalid_cron", full_stop(f"Not a cron expression: {error}")) from None
     except OverflowError:
         raise Invalid("range_too_long", "This instant does not exist in this time zone.") from None
-    return _in_utc(local_ticks, after)
+    return dropwhile(lambda instant: instant <= after, _instants(expression, local_times, local_zone))
 
 
-def _in_utc(local_ticks: Iterator[datetime], after: datetime) -> Iterator[datetime]:
-    """The ticks later than `after`. While the clock repeats an hour, CronSim also names ticks of the first time, which
-    have passed.
+def _start(after: datetime) -> datetime:
+    """The time on the clock after which to search. It is earlier than `after` if the clock shows now what it will show
+    again: then the second instants of earlier times are still to come.
     """
+    clock_time = after.replace(tzinfo=None, fold=0)
+    return clock_time if after.fold else clock_time + min(_shift_at(after), _NO_SHIFT)
+
+
+def _shift_at(local_time: datetime) -> timedelta:
+    """By how much the clock is put forward, if it skips this time; less than 0, if it repeats this time."""
+    before, after = local_time.replace(fold=0).utcoffset(), local_time.replace(fold=1).utcoffset()
+    assert before is not None
+    assert after is not None
+    return after - before
+
+
+def _instants(expression: str, local_times: Iterator[datetime], local_zone: ZoneInfo) -> Iterator[datetime]:
+    """The instants of these times of the clock, in order."""
+    has_star = any(field.startswith("*") for field in expression.split()[:2])
+    repeated: deque[datetime] = deque()  # instants at which the clock shows one of these times again
+    last: datetime | None = None
     try:
-        for local_tick in local_ticks:
-            if (tick := local_tick.astimezone(UTC)) > after:
-                yield tick
+        for clock_time in local_times:
+            local_time = clock_time.replace(tzinfo=local_zone)
+            shift = _shift_at(local_time)
+            instant = local_time.astimezone(UTC) if shift <= _NO_SHIFT else _end_of_gap(local_time)
+            if has_star and shift > _NO_SHIFT and _fires_within(expression, instant.astimezone(local_zone), shift):
+                continue
+            while repeated and repeated[0] < instant:
+                yield repeated.popleft()
+            if instant != last:  # several times that the clock skips have one instant
+                yield instant
+            last = instant
+            if has_star and shift < _NO_SHIFT:
+                repeated.append(instant - shift)
     except OverflowError:  # beyond the years 1 to 9999
         return
+    yield from repeated
+
+
+def _end_of_gap(local_time: datetime) -> datetime:
+    """The instant at which the clock skips this time."""
+    offset_before = local_time.utcoffset()
+    lower, upper = local_time.replace(fold=1).astimezone(UTC), local_time.astimezone(UTC)
+
+    def is_after(seconds: int) -> bool:
+        return (lower + timedelta(seconds=seconds)).astimezone(local_time.tzinfo).utcoffset() != offset_before
+
+    seconds = range(int((upper - lower).total_seconds()))
+    return lower + timedelta(seconds=bisect_left(seconds, True, key=is_after))
+
+
+def _fires_within(expression: str, start: datetime, length: timedelta) -> bool:
+    """Whether the expression names a time from `start` on, before `length` has passed."""
+    clock_time = start.replace(tzinfo=None)
+    next_time = next(CronSim(expression, clock_time - timedelta(seconds=1)), None)
+    return next_time is not None and next_time < clock_time + length
 
 
 def next_after(cron: str, timezone: str, after: datetime) -> datetime | None:

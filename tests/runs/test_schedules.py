@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import takewhile
 from typing import Any
 from uuid import UUID
 
@@ -55,7 +56,31 @@ def utc(text: str) -> datetime:
         ("America/Asuncion", "*/40 1 1 10 *", "2023-09-20 12:00", ["2023-10-01 04:00", "2023-10-01 04:40"]),
         # every hour is every real hour
         ("Europe/Berlin", "0 * * * *", "2026-10-24 23:30", ["2026-10-25 00:00", "2026-10-25 01:00"]),
+        ("Europe/Berlin", "30 * * * *", "2026-03-29 00:00", ["2026-03-29 00:30", "2026-03-29 01:30"]),
+        ("Europe/Berlin", "*/30 2 * * *", "2026-10-25 00:10", ["2026-10-25 00:30", "2026-10-25 01:00"]),
         ("Asia/Taipei", "@daily", "2026-11-20 12:00", ["2026-11-20 16:00", "2026-11-21 16:00"]),
+        # where nothing else fires for an hour after the gap, one tick does
+        ("Europe/Berlin", "0 */2 * * *", "2026-03-28 23:00", ["2026-03-29 01:00", "2026-03-29 02:00"]),
+        ("Europe/Berlin", "*/20 2 * * *", "2026-03-28 12:00", ["2026-03-29 01:00", "2026-03-30 00:00"]),
+        # several times that the clock skips, and one that is right after the gap, are one tick
+        ("Europe/Berlin", "0,30 2 * * *", "2026-03-28 12:00", ["2026-03-29 01:00", "2026-03-30 00:00"]),
+        ("Europe/Berlin", "0 2,3 * * *", "2026-03-28 12:00", ["2026-03-29 01:00", "2026-03-30 00:00"]),
+        ("Europe/Berlin", "30 2 29 3 *", "2025-01-01 00:00", ["2025-03-29 01:30", "2026-03-29 01:00"]),
+        # the clock skips 02:00 to 02:30, or repeats 01:30 to 02:00
+        ("Australia/Lord_Howe", "15 2 * * *", "2026-10-03 00:00", ["2026-10-03 15:30", "2026-10-04 15:15"]),
+        ("Australia/Lord_Howe", "0 */6 * * *", "2026-10-03 14:00", ["2026-10-03 19:00", "2026-10-04 01:00"]),
+        ("Australia/Lord_Howe", "0 */6 * * *", "2026-04-04 14:00", ["2026-04-04 19:30", "2026-04-05 01:30"]),
+        ("Australia/Lord_Howe", "0 * * * *", "2026-10-03 14:30", ["2026-10-03 15:30", "2026-10-03 16:00"]),
+        ("Australia/Lord_Howe", "45 * * * *", "2026-10-03 15:15", ["2026-10-03 15:45", "2026-10-03 16:45"]),
+        ("Australia/Lord_Howe", "45 * * * *", "2026-04-04 14:00", ["2026-04-04 14:45", "2026-04-04 15:15"]),
+        # the clock skips two hours, or a whole day
+        ("Antarctica/Troll", "30 2 * * *", "2026-03-28 12:00", ["2026-03-29 01:00", "2026-03-30 00:30"]),
+        ("Pacific/Apia", "30 2 * * *", "2011-12-29 13:00", ["2011-12-30 10:00", "2011-12-30 12:30"]),
+        # a month without the day, and a century without the leap year, have no tick
+        ("UTC", "0 0 31 * *", "2026-01-31 00:00", ["2026-03-31 00:00", "2026-05-31 00:00"]),
+        ("Europe/Berlin", "0 12 30 * *", "2026-01-30 12:00", ["2026-03-30 10:00", "2026-04-30 10:00"]),
+        ("UTC", "0 0 L * *", "2026-02-01 00:00", ["2026-02-28 00:00", "2026-03-31 00:00"]),
+        ("UTC", "0 0 29 2 *", "2096-03-01 00:00", ["2104-02-29 00:00", "2108-02-29 00:00"]),
     ],
 )
 def test_daylight_saving_neither_loses_nor_doubles_a_tick(
@@ -63,6 +88,51 @@ def test_daylight_saving_neither_loses_nor_doubles_a_tick(
 ) -> None:
     found = cron.ticks(expression, zone, utc(after))
     assert [next(found), next(found)] == [utc(text) for text in wanted]
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "gap"),
+    [
+        ("Europe/Berlin", "2026-03-28", "2026-03-29 01:00"),
+        ("Europe/Berlin", "2026-10-24", None),
+        ("Australia/Lord_Howe", "2026-10-03", "2026-10-03 15:30"),
+        ("Australia/Lord_Howe", "2026-04-04", None),
+        ("Antarctica/Troll", "2026-03-28", "2026-03-29 01:00"),
+        ("Antarctica/Troll", "2026-10-24", None),
+        ("America/Caracas", "2016-04-30", "2016-05-01 07:00"),
+        ("Asia/Pyongyang", "2015-08-14", None),
+        ("Pacific/Apia", "2011-12-29", "2011-12-30 10:00"),
+        ("Africa/Monrovia", "1972-01-06", "1972-01-07 00:44:30"),
+        ("Asia/Kathmandu", "2026-10-03", None),
+    ],
+)
+@pytest.mark.parametrize("expression", ["*/7 * * * *", "0 * * * *", "45 * * * *", "20 */3 * * *", "*/25 1-5 * * *"])
+def test_each_time_that_the_clock_shows_fires_each_time(zone: str, day: str, gap: str | None, expression: str) -> None:
+    """Of schedules that go by elapsed time. Right after a gap one more tick may come."""
+    start = utc(day)
+    local_zone = cron.zone(zone)
+    half_minutes = (start + timedelta(seconds=30 * number) for number in range(1, 3 * 2880))
+    shown = [instant for instant in half_minutes if instant.astimezone(local_zone).second == 0]
+    minutes, hours = expression.split()[:2]
+
+    def is_named(instant: datetime) -> bool:
+        local_time = instant.astimezone(local_zone)
+        return local_time.minute in _field(minutes, 60) and local_time.hour in _field(hours, 24)
+
+    named = [instant for instant in shown if is_named(instant)]
+    found = list(takewhile(lambda tick: tick < start + timedelta(days=3), cron.ticks(expression, zone, start)))
+    assert found == sorted(set(found))
+    assert set(named) <= set(found)
+    assert set(found) - set(named) <= ({utc(gap)} if gap is not None else set())
+
+
+def _field(text: str, size: int) -> range:
+    """The values that a field names: `*`, `*/N`, `N-M` or `N`."""
+    span, _, step = text.partition("/")
+    first, _, last = span.partition("-")
+    if span == "*":
+        return range(0, size, int(step or 1))
+    return range(int(first), int(last or first) + 1)
 
 
 @pytest.mark.parametrize("wrong", ["", "* * * *", "* * * * * *", "61 * * * *", "0 0 31 2 *", "@reboot", "a b c d e"])
