@@ -1,8 +1,10 @@
 """Makes the directories of private servers: one for the data of each run, and a cache that keeps programs between runs.
 (A run is one start of the servers, by `leasehold dev` or by the tests.)
 
-The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks it. A later
-run removes each directory that is no longer locked, because its process has died.
+The directory of a run is under /var/tmp, where the servers' user can reach it. The process of the run locks a file in
+it. A later run removes each directory whose file is no longer locked, because its process has died. The process also
+locks the directory itself: systemd-tmpfiles deletes from /var/tmp what nobody has used for thirty days, but nothing
+beneath a directory that is locked.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class RunDirectory:
         self._keep = keep
         self._root = root or temporary_root()
         self._lock = -1  # the descriptor of the lock file
+        self._directory_lock = -1
         self.path = Path()
 
     def __enter__(self) -> Self:
@@ -46,6 +49,8 @@ class RunDirectory:
             self._lock = _take_lock(self.path)
         except BlockingIOError:
             raise EmbeddedError(f"{self.path} is in use by another process") from None
+        self._directory_lock = os.open(self.path, os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._directory_lock, fcntl.LOCK_SH)
         return self
 
     def __exit__(
@@ -54,6 +59,7 @@ class RunDirectory:
         if self._keep is None:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+        os.close(self._directory_lock)
 
 
 def _take_lock(directory: Path) -> int:

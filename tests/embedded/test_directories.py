@@ -11,6 +11,7 @@ import pytest
 
 from leasehold.embedded.directories import LOCK_NAME, PREFIX, RunDirectory, cache_directory, remove_abandoned
 from leasehold.embedded.process import EmbeddedError
+from tests.support.cleaner import clean
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,14 @@ def test_a_runs_directory_goes_with_the_run(own_root: Path) -> None:
     with RunDirectory() as directory:
         assert directory.path.parent == own_root
     assert not directory.path.exists()
+
+
+def test_a_cleaner_of_temporary_files_takes_nothing_of_a_run_that_goes_on_for_weeks(own_root: Path) -> None:
+    with RunDirectory() as directory:
+        (directory.path / "rows").mkdir()
+        (directory.path / "rows" / "seldom read").touch()
+        clean(own_root)
+        assert (directory.path / "rows" / "seldom read").exists()
 
 
 def test_a_given_directory_stays(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from leasehold.worker.attempts.workdir import WorkDir
+from tests.support.cleaner import clean
 
 
 def test_a_worker_that_starts_leaves_the_directory_of_one_that_is_just_starting(
@@ -65,16 +66,15 @@ def test_a_worker_that_is_killed_while_a_directory_is_made_or_removed_leaves_not
         attempts = dead.__enter__()
         (attempts / "big").write_bytes(b"x")
         if killed_in == "sweeping":
-            assert dead._lock is not None
-            os.close(dead._lock)
+            _die(dead)
         # The kill comes before the last removal: that of the directory itself.
         monkeypatch.setattr(Path, "rmdir", die)
         sweeper = WorkDir(tmp_path, UUID(int=2))
         with pytest.raises(_Killed):
             sweeper.__enter__() if killed_in == "sweeping" else dead.__exit__(None, None, None)
         monkeypatch.undo()
-        if dead._lock is not None and killed_in == "removing":
-            os.close(dead._lock)
+        if killed_in == "removing":
+            _die(dead)
     with WorkDir(tmp_path, uuid4()):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -105,6 +105,39 @@ def test_only_directories_with_a_workers_name_are_swept(tmp_path: Path) -> None:
     with WorkDir(tmp_path, uuid4()):
         pass
     assert sorted(tmp_path.iterdir()) == sorted(mine)
+
+
+def test_a_cleaner_of_temporary_files_takes_nothing_of_a_worker_that_had_nothing_to_do_for_days(tmp_path: Path) -> None:
+    root = tmp_path / "leasehold"
+    with WorkDir(root, uuid4()) as attempts:
+        inode = attempts.stat().st_ino
+        clean(tmp_path)
+        assert attempts.stat().st_ino == inode, "the fences of the children name this directory"
+    clean(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lost", ["the lock file", "the lock of the directory"])
+def test_a_living_worker_keeps_its_directory_by_either_lock(tmp_path: Path, lost: str) -> None:
+    """A cleaner that knows no locks has deleted the file. A worker of an earlier release locks the file alone."""
+    living = WorkDir(tmp_path, uuid4())
+    attempts = living.__enter__()
+    directory_lock, _ = living._locks
+    if lost == "the lock file":
+        (attempts.parent / "owner.lock").unlink()
+    else:
+        fcntl.flock(directory_lock, fcntl.LOCK_UN)
+    with WorkDir(tmp_path, uuid4()):
+        assert attempts.is_dir()
+    _die(living)
+    with WorkDir(tmp_path, uuid4()):
+        assert not attempts.exists()
+
+
+def _die(worker: WorkDir) -> None:
+    """As a kill does: the locks are free, and nothing is removed."""
+    for lock in worker._locks:
+        os.close(lock)
 
 
 class _Killed(BaseException):

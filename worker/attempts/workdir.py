@@ -1,5 +1,11 @@
 """The work directory of a worker process, for the files of its attempts. The worker removes the directory at its end.
 If the worker is killed, the next worker to start removes it.
+
+A living worker holds two locks: on its directory, and on the lock file in it. The lock on the directory keeps
+systemd-tmpfiles from it: that program deletes from /tmp what nobody has used for ten days, but nothing beneath a
+directory that is locked. Without this lock, the directory of a worker that had nothing to do would go; the next one
+of this name would be closed to the children, whose fences name the first. Workers of earlier releases know the lock
+file only.
 """
 
 from __future__ import annotations
@@ -7,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from uuid import UUID
@@ -16,14 +22,12 @@ _LOCK = "owner.lock"
 
 
 class WorkDir:
-    """`with WorkDir(root, worker) as path`: the folder for attempts in the worker's directory. A living worker holds a
-    lock on the lock file in its directory.
-    """
+    """`with WorkDir(root, worker) as path`: the folder for attempts in the worker's directory."""
 
     def __init__(self, root: Path, worker: UUID) -> None:
         self._root = root
         self._path = root / str(worker)
-        self._lock: int | None = None
+        self._locks: list[int] = []
 
     def __enter__(self) -> Path:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +39,10 @@ class WorkDir:
         try:
             self._sweep()
             self._path.mkdir(mode=0o700)
-            self._lock = _locked(self._path / _LOCK, os.O_CREAT | os.O_RDWR)
+            self._locks = [
+                _locked(self._path, os.O_DIRECTORY),
+                _locked(self._path / _LOCK, os.O_CREAT | os.O_RDWR),
+            ]
         finally:
             os.close(root_lock)
         attempts = self._path / "attempts"
@@ -46,8 +53,8 @@ class WorkDir:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         _remove(self._path)
-        if self._lock is not None:
-            os.close(self._lock)
+        for lock in self._locks:
+            os.close(lock)
 
     def _sweep(self) -> None:
         """Remove the directories of killed workers. The caller holds the lock of the root: so no other worker starts
@@ -67,23 +74,20 @@ def _is_of_worker(directory: Path) -> bool:
 
 def _remove_if_dead(directory: Path) -> None:
     """Remove a worker's directory, unless that worker lives. No other worker may be starting: then a directory without
-    a lock file belongs to a worker that was killed while it made or removed the directory.
+    locks belongs to a worker that was killed while it made or removed the directory.
     """
-    try:
-        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    with suppress(OSError), ExitStack() as locks:
+        _lock_now(directory, os.O_DIRECTORY, locks)
+        with suppress(FileNotFoundError):
+            _lock_now(directory / _LOCK, os.O_RDWR, locks)
         _remove(directory)
-        return
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        pass  # the worker lives: it holds the lock
-    else:
-        _remove(directory)
-    finally:
-        os.close(lock)
+
+
+def _lock_now(path: Path, flags: int, locks: ExitStack) -> None:
+    """Open the file or directory and lock it until `locks` closes. Raises OSError if another process holds the lock."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    locks.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _remove(directory: Path) -> None:
