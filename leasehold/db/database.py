@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Lock
@@ -51,6 +51,8 @@ class OneConnection:
         yield self._connection
 
 
+#: The most seconds that `end_timed_out` waits. If the network is away, no longer wait would help.
+_CANCEL_SECONDS = 2.0
 #: A poll window that contains every row.
 _UNBOUNDED = timedelta(days=36_500)
 
@@ -122,6 +124,17 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
         connection.terminate()
         raise
     return connection
+
+
+async def end_timed_out(connection: Connection) -> None:
+    """Close a connection on which a statement took too long, and wait until PostgreSQL has cancelled the statement. The
+    statement's TimeoutError comes before asyncpg has asked PostgreSQL for that, and `terminate` would withdraw the
+    request. Then the statement and its session would stay, as long as it waits for a lock: each repetition would add
+    one, up to PostgreSQL's bound on sessions. Waits for at most _CANCEL_SECONDS.
+    """
+    with suppress(Exception):
+        async with asyncio.timeout(_CANCEL_SECONDS):
+            await connection.close()
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.leases.starts import Starts
 from tests.factories import Rows
+from tests.support.lock_waits import until_waiting
 
 SECONDS = 60.0
 #: Trusted for longer than a test takes.
@@ -280,6 +281,54 @@ async def test_a_worker_whose_row_is_lost_registers_again_and_is_present_again(
         assert old_key_is_free
     finally:
         await looking.close()
+
+
+async def earlier_session(settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows) -> Any:
+    """The heartbeat has lost its connection. A session holds its presence lock, as the earlier one does on a server
+    that has not noticed yet that the client is gone.
+    """
+    key = await rows.connection.fetchval("SELECT presence_key FROM worker WHERE id = $1", rows.terms.owner)
+    earlier = await connect(settings, "test")
+    taking = asyncio.create_task(earlier.execute("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE, key))
+    await until_waiting(rows.connection, kind="advisory")
+    link.reset()
+    await taking
+    return earlier
+
+
+async def test_leases_are_kept_while_the_server_believes_that_an_earlier_session_of_the_worker_lives(
+    settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    """A network that was away for a moment costs no attempt: the server notices the end of a session after 20 s."""
+    lease, stopped = await held_and_renewed(heartbeat, rows)
+    earlier = await earlier_session(settings, heartbeat, link, rows)
+    try:
+        until = (await rows.task(lease.task_id))["lease_until"]
+        async with asyncio.timeout(SECONDS):
+            for _ in range(2):  # the first change may be of a renewal that began before the end of the connection
+                while (await rows.task(lease.task_id))["lease_until"] == until:
+                    await asyncio.sleep(0.02)
+                until = (await rows.task(lease.task_id))["lease_until"]
+        assert not heartbeat.ownership_confirmed(lease.task_id)
+    finally:
+        await earlier.close()
+    async with asyncio.timeout(SECONDS):
+        while not heartbeat.ownership_confirmed(lease.task_id):
+            await asyncio.sleep(0.02)
+    assert await workers.dead(rows.connection) == []
+    assert not stopped.is_set()
+
+
+async def test_a_worker_that_closes_waits_no_longer_for_a_presence_that_its_earlier_session_has(
+    settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    await heartbeat.wait_for_presence(SECONDS)
+    earlier = await earlier_session(settings, heartbeat, link, rows)
+    try:
+        await asyncio.to_thread(heartbeat.close)
+        assert not heartbeat._thread.is_alive()
+    finally:
+        await earlier.close()
 
 
 async def test_after_a_reconnect_a_worker_gives_back_what_it_does_not_hold_and_nothing_else(

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.telemetry import database
-from leasehold.transitions import jobs, workers
+from leasehold.transitions import jobs
 from leasehold.worker import metrics
 from leasehold.worker.leases import heartbeat as heartbeat_module
 from leasehold.worker.leases import held_lease
@@ -75,6 +74,7 @@ async def heartbeat(settings: Settings, rows: Rows, clock: Clock) -> Heartbeat:
     heartbeat = Heartbeat(changed, registration, Starts(), lambda _error: None, lambda: None)
     connection: Any = SlowConnection(rows, clock)
     heartbeat._connection = connection
+    heartbeat._is_present = True
     return heartbeat
 
 
@@ -410,22 +410,3 @@ async def test_a_lease_whose_attempt_has_not_begun_may_be_lost(heartbeat: Heartb
     held.notify_lost()
     held.notify_cancelled()
     assert heard == ["loss", "cancel"]
-
-
-async def test_a_worker_that_closes_waits_no_longer_for_a_presence_that_its_earlier_session_has(
-    settings: Settings, heartbeat: Heartbeat, rows: Rows
-) -> None:
-    connection: Any = rows.connection
-    key = await heartbeat._registration.write(connection)
-    earlier = await connect(settings, "test")
-    try:
-        await earlier.fetchval("SELECT pg_advisory_lock($1, $2)", workers.PRESENCE, key)
-        heartbeat._closing = True
-        await asyncio.wait_for(heartbeat._appear(connection, key), 10)
-        assert not await workers.appear(connection, rows.terms.owner, key)
-        heartbeat._closing = False
-        appearing = asyncio.create_task(heartbeat._appear(connection, key))
-    finally:
-        await earlier.close()
-    await asyncio.wait_for(appearing, 60)
-    assert await connection.fetchval("SELECT present FROM worker WHERE id = $1", rows.terms.owner)

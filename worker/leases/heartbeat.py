@@ -22,7 +22,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from leasehold.db.database import Connection, connect, is_direct
+from leasehold.db.database import connect, end_timed_out, is_direct
 from leasehold.domain.lease import Lease
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.runtime.periodic import record_unforeseen
@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds for which an answer of the database confirms ownership. The heartbeat sends several queries in this time.
 _CONFIRMED_SECONDS = 2.0
+#: The pauses while there is no connection, and while an earlier session of this worker has the presence lock.
+_RECONNECT_SECONDS, _APPEAR_SECONDS = 0.1, 0.05
 #: The pause after an unforeseen error.
 _AFTER_ERROR_SECONDS = 1.0
 
@@ -86,7 +88,9 @@ class Heartbeat:
         self._connected = threading.Event()
         self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
         self._answer_lost = False
-        self._unconfirmed = True  # no renewal has confirmed the leases since the heartbeat last connected
+        self._presence_key: int | None = None  # of the lock that this session shall hold; None: presence is off
+        self._is_present = False  # this session holds the lock, or presence is off
+        self._unconfirmed = True  # no renewal has confirmed the leases since this worker was last present again
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
@@ -189,7 +193,10 @@ class Heartbeat:
                 await self._beat()
                 if watching_trust.done():
                     watching_trust.result()  # raises the error that ended it
-                await self._pause(tick if self._connection is not None else 0.1)
+                if self._connection is None:
+                    await self._pause(_RECONNECT_SECONDS)
+                else:
+                    await self._pause(tick if self._is_present else _APPEAR_SECONDS)
         finally:
             watching_trust.cancel()
             self._disconnect()
@@ -198,7 +205,10 @@ class Heartbeat:
         try:
             if self._connection is None:
                 await self._connect()
-            if self._unconfirmed or monotonic() - self._renewed_at >= self._settings.renew_seconds:
+            if not self._is_present:
+                await self._try_to_appear()
+            is_due = monotonic() - self._renewed_at >= self._settings.renew_seconds
+            if is_due or (self._unconfirmed and self._is_present):
                 await self._renew()
             requested_at = monotonic()
             await self._read_cancels()
@@ -211,6 +221,8 @@ class Heartbeat:
             self._disconnect()
         except TRY_AGAIN as error:
             outages.DATABASE.record_error(error, "heartbeat")
+            if isinstance(error, TimeoutError) and self._connection is not None:
+                await end_timed_out(self._connection)
             self._disconnect()
         except Exception as error:  # noqa: BLE001 - of any kind: `_watch_trust` marks leases that are not renewed
             record_unforeseen("heartbeat", error)
@@ -237,28 +249,34 @@ class Heartbeat:
         connection = await connect(self._settings.direct(), "heartbeat")
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
-        presence_key = await self._registration.write(connection)
+        self._presence_key = await self._registration.write(connection)
         # After a failover: other workers must not take the tasks before `_renew` has confirmed the leases.
         await workers.keep_leases(connection, self._worker, self._settings.lease_seconds)
         await self._orphans.begin_search(connection)  # last: a search regards only leases from before its begin
         database.CONNECTS.inc()
         database.UP.set(1)
-        if self._settings.presence and not await is_direct(connection):
+        if not self._settings.presence:
+            self._presence_key = None
+        elif not await is_direct(connection):
             log.warning(
                 "the connection goes through a pooler: presence is off, so a dead worker's tasks wait until their"
                 " leases expire"
             )
-        elif self._settings.presence:
-            await self._appear(connection, presence_key)
-        self._connected.set()
+            self._presence_key = None
 
-    async def _appear(self, connection: Connection, presence_key: int) -> None:
-        # PostgreSQL refuses the presence lock until this worker's earlier session has ended, and does not tell when.
-        while not self._closing and not await workers.appear(connection, self._worker, presence_key):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    async def _try_to_appear(self) -> None:
+        """Take the presence lock. PostgreSQL refuses it until this worker's earlier session has ended, and does not
+        tell when: a server that lost the network notices only after 20 s that a session has ended. Meanwhile the
+        heartbeat renews the leases, but does not count them as confirmed.
+        """
+        assert self._connection is not None
+        if self._presence_key is None or await workers.appear(self._connection, self._worker, self._presence_key):
+            self._is_present = True
+            self._connected.set()
 
     def _disconnect(self) -> None:
         self._unconfirmed = True  # without presence other workers may take the tasks: renew first after the reconnect
+        self._is_present = False
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -285,9 +303,10 @@ class Heartbeat:
                 self._apply_renewal(held, by_task[held.lease.task_id], started)
             # The renewal skips a row that another statement has locked: that statement may be a takeover. So ownership
             # is confirmed only if no row was skipped.
-            if all(answer.renewed or not answer.is_valid for answer in answers):
-                self._unconfirmed = False
+            is_confirmed = all(answer.renewed or not answer.is_valid for answer in answers)
         else:
+            is_confirmed = True
+        if is_confirmed and self._is_present:
             self._unconfirmed = False
         self._renewed_at = started
 
