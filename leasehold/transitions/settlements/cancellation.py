@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import END_CANCELLED_JOBS
-from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.records import Settled
 
 # The job ends when none of its steps is leased any more: END_CANCELLED_JOBS reads `stopped_steps`, and gives the jobs
@@ -33,4 +34,8 @@ async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) ->
 
     A lease of any other job changes nothing: its verdict is LOST.
     """
+    return await settle_twice(partial(_acknowledge_cancel, connection), leases, lambda lease: lease)
+
+
+async def _acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) -> Settled:
     return settled_of(await connection.fetch(ACKNOWLEDGE_CANCEL, *lease_columns(leases)), ends=True)

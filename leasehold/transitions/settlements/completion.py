@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -11,7 +13,14 @@ from uuid import UUID
 from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.claims import LeaseTerms, claimed_of
-from leasehold.transitions.settlements.guard import GUARD, LEASES_OF_JOBS, LOCKED_JOBS, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import (
+    GUARD,
+    LEASES_OF_JOBS,
+    LOCKED_JOBS,
+    lease_columns,
+    settle_twice,
+    settled_of,
+)
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Completion, Settled, Verdict
 
@@ -241,7 +250,7 @@ async def complete(
     """
     if all(completion.is_last and not completion.outputs for completion in completions):
         return await _complete_last(connection, completions, terms)
-    return await _complete(connection, completions, terms)
+    return await settle_twice(partial(_complete, connection, terms), completions, attrgetter("lease"))
 
 
 async def _complete_last(
@@ -255,16 +264,11 @@ async def _complete_last(
     outcome = settled_of(rows, ends=True)
     unsettled = [completion for completion in completions if outcome.verdicts[completion.lease.task_id] is Verdict.LOST]
     if unsettled:
-        others = await _complete(connection, unsettled, terms)
-        outcome.verdicts.update(others.verdicts)
-        outcome.states.update(others.states)
-        outcome.next_steps.update(others.next_steps)
-        outcome.announcements.extend(others.announcements)
-        outcome.ended.extend(others.ended)
+        outcome.add(await _complete(connection, terms, unsettled))
     return outcome
 
 
-async def _complete(connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None) -> Settled:
+async def _complete(connection: Connection, terms: LeaseTerms | None, completions: Sequence[Completion]) -> Settled:
     requested_at = monotonic()
     outputs = outputs_column([completion.outputs for completion in completions])
     values = [completion.value for completion in completions]

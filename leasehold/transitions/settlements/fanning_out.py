@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
 
 from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
-from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import FanningOut, Settled
 
@@ -73,6 +75,10 @@ async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Set
 
     Raises asyncpg.UniqueViolationError if the step has fanned out before, because tasks with its parts' names exist.
     """
+    return await settle_twice(partial(_fan_out, connection), fan_outs, attrgetter("lease"))
+
+
+async def _fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Settled:
     parts = [
         {
             "parent": fanning_out.lease.task_id,

@@ -7,14 +7,16 @@ The guard is this project's main rule: a settlement changes only a task with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
 from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import ended_jobs
 from leasehold.transitions.settlements.records import Settled, Verdict
+
+_Settlement = TypeVar("_Settlement")
 
 #: The CTEs `lease_batch` and `jobs`: the leases, and their locked jobs. $1 owners, $2 task ids, $3 epochs: as
 #: `lease_columns` returns them.
@@ -80,6 +82,25 @@ HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
 def lease_columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list[int]]:
     """The parameters $1, $2 and $3 of every settlement: owners, task ids, epochs."""
     return [lease.owner for lease in leases], [lease.task_id for lease in leases], [lease.epoch for lease in leases]
+
+
+async def settle_twice(
+    settle: Callable[[Sequence[_Settlement]], Awaitable[Settled]],
+    settlements: Sequence[_Settlement],
+    lease_of: Callable[[_Settlement], Lease],
+) -> Settled:
+    """Run the statement `settle`, and run it again for the leases that it calls lost.
+
+    An earlier try of the same settlement may still be under way: its client has given it up, or has sent its request
+    twice. The statement then waits for the lock of the job, and finds that it has nothing to write. But a statement
+    that waits keeps its old snapshot, so it does not see that the earlier try has settled the task. The second run sees
+    it. If the lease is lost, neither run changes anything.
+    """
+    outcome = await settle(settlements)
+    lost = [one for one in settlements if outcome.verdicts[lease_of(one).task_id] is Verdict.LOST]
+    if lost:
+        outcome.add(await settle(lost))
+    return outcome
 
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:

@@ -110,3 +110,11 @@ class Settled:
     announcements: list[Announcement] = field(default_factory=list)
     ended: list[JobEnded] = field(default_factory=list)
     next_steps: dict[UUID, Claimed] = field(default_factory=dict)  # completed task -> the next step, claimed with it
+
+    def add(self, later: Settled) -> None:
+        """Add the outcome of a later statement, whose verdicts replace earlier ones."""
+        self.verdicts.update(later.verdicts)
+        self.states.update(later.states)
+        self.announcements.extend(later.announcements)
+        self.ended.extend(later.ended)
+        self.next_steps.update(later.next_steps)

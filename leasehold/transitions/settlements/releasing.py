@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
-from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.records import Settled
 
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid).
@@ -58,4 +59,8 @@ async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
     In a job that is being cancelled only a workflow is released, because its code must still see the cancel. The
     verdict of any other lease is LOST.
     """
+    return await settle_twice(partial(_release, connection), leases, lambda lease: lease)
+
+
+async def _release(connection: Connection, leases: Sequence[Lease]) -> Settled:
     return settled_of(await connection.fetch(RELEASE, *lease_columns(leases)), hints=True)

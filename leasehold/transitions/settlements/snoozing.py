@@ -5,10 +5,12 @@ lease; the task is due again after a delay.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
 
 from leasehold.db.database import Connection
 from leasehold.domain.backoff import capped
-from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
@@ -65,6 +67,10 @@ async def snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settl
     In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. Any other step
     of such a job, and one whose lease is not valid any more, is not changed, and has the verdict LOST.
     """
+    return await settle_twice(partial(_snooze, connection), snoozings, attrgetter("lease"))
+
+
+async def _snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
     rows = await connection.fetch(
         SNOOZE,
         *lease_columns([snoozing.lease for snoozing in snoozings]),

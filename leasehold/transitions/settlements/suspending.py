@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -21,7 +23,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.backoff import capped
 from leasehold.domain.lease import Lease
 from leasehold.transitions.claims import Claimed, LeaseTerms, claimed_of
-from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.records import Settled
 from leasehold.transitions.workflows.journal_sql import write_calls
 from leasehold.transitions.workflows.records import Call, calls_column
@@ -141,6 +143,10 @@ async def suspend(
 
     With `terms`, each `step_to_claim` step starts as running, leased to the workflow's worker by these terms.
     """
+    return await settle_twice(partial(_suspend, connection, terms), suspendings, attrgetter("lease"))
+
+
+async def _suspend(connection: Connection, terms: LeaseTerms | None, suspendings: Sequence[Suspending]) -> Settled:
     requested_at = monotonic()
     claimed_ids = [None if terms is None else suspending.step_to_claim for suspending in suspendings]
     rows = await connection.fetch(
