@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -37,6 +37,10 @@ ON_TIME = timedelta(seconds=60)
 #: One backfill submits at most this many ticks. One firing submits the schedule's next tick, and at most this many
 #: later ticks.
 MAX_TICKS = 100
+
+#: The longest time for which a run is kept only because its schedule must count it. It is also the longest that the
+#: settings allow.
+_LONGEST_COUNT = timedelta(days=3650)
 
 #: A template with the parameters of its runs, or the error that prevents them.
 Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
@@ -444,6 +448,12 @@ def _new_run(
     prepared: tuple[TemplateVersion, dict[str, Any]], schedule: Any, tick: datetime | None, keep_seconds: int
 ) -> NewRun:
     template_version, params = prepared
+    pause_after_failures = schedule["pause_after_failures"]
+    if pause_after_failures is not None:
+        keep_seconds = max(
+            keep_seconds,
+            _seconds_to_count(schedule["cron"], schedule["timezone"], schedule["now"], pause_after_failures),
+        )
     return NewRun(
         template_version=template_version,
         tenant_id=schedule["tenant_id"],
@@ -457,6 +467,21 @@ def _new_run(
         tags=schedule["tags"],
         callback_url=schedule["callback_url"],
     )
+
+
+@lru_cache(maxsize=16)  # the runs of one firing, or of one backfill, have the same answer
+def _seconds_to_count(expression: str, timezone: str, now: datetime, runs_to_count: int) -> int:
+    """For how many seconds a run must be kept after its end, so that it is there when the schedule counts its last
+    `runs_to_count` runs: one more run may have been under way at a tick, and that tick then started none.
+
+    0: the cron expression is not valid any more. The schedule does not fire again before somebody changes it.
+    """
+    try:
+        ticks = cron.between(expression, timezone, now, now + _LONGEST_COUNT, runs_to_count + 1)
+    except Invalid:
+        return 0
+    until = ticks[-1] if len(ticks) > runs_to_count else now + _LONGEST_COUNT
+    return int((until - now).total_seconds())
 
 
 async def _record_refusal(

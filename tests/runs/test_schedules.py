@@ -21,9 +21,10 @@ from leasehold.limits.admission import Admission, Payer
 from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
-from leasehold.transitions import concurrency
+from leasehold.transitions import concurrency, sweeps
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.quarantine import run_unit
+from leasehold.transitions.time_travel import let_pass
 from tests.api.conftest import Running
 from tests.api.media_api import problem
 from tests.runs.conftest import Client
@@ -360,6 +361,40 @@ async def test_a_schedule_whose_runs_keep_failing_pauses_itself(client: Client, 
     assert len(await runs_of(rows, schedule)) == 2
     resumed = (await client.http.patch(f"/v1/schedules/{schedule}", json={"enabled": True})).json()
     assert (resumed["paused_because"], len(resumed["next_runs"])) == (None, 5)
+
+
+async def test_a_schedule_that_fires_seldom_pauses_itself_too_although_retention_is_shorter_than_its_pauses(
+    client: Client, rows: Connection
+) -> None:
+    schedule = (await make(client, cron="0 0 1 * *", pause_after_failures=2))["id"]
+    for made in (1, 2, 2):
+        await due(rows, schedule)
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+        assert len(await runs_of(rows, schedule)) == made
+        await rows.execute(
+            "UPDATE job SET status = 'failed', error = '{}', finished_at = clock_timestamp(),"
+            " expires_at = clock_timestamp() + make_interval(secs => keep_seconds) WHERE finished_at IS NULL"
+        )
+        await let_pass(rows, timedelta(days=29))
+        await sweeps.forget_jobs(rows, [job.job_id for job in await sweeps.forgettable_jobs(rows)])
+    assert "2 runs failed" in (await client.http.get(f"/v1/schedules/{schedule}")).json()["paused_because"]
+
+
+@pytest.mark.parametrize(("expression", "failures", "days"), [
+    ("0 * * * *", 3, 1), ("0 0 * * *", 3, 4), ("0 0 1 1 *", 2, 3 * 365.25), ("0 0 29 2 *", 100, 3650),
+    ("0 0 * * *", None, 1), ("no longer valid", 3, 1),
+])  # fmt: skip
+async def test_a_run_is_kept_until_its_schedule_has_counted_it_and_one_tick_longer_but_not_for_ever(
+    client: Client, rows: Connection, expression: str, failures: int | None, days: float
+) -> None:
+    """Without retention, which is a day here."""
+    schedule = (await make(client, pause_after_failures=failures))["id"]
+    await rows.execute("UPDATE schedule SET cron = $1", expression)
+    row = await rows.fetchrow("SELECT *, timestamptz '2026-01-01 00:00Z' AS now FROM schedule")
+    prepared = await schedules.prepare(rows, TEMPLATES, row)
+    assert await schedules.submit_now(rows, prepared, row, None, KEEP) is not None, schedule
+    kept = timedelta(seconds=await rows.fetchval("SELECT keep_seconds FROM job"))
+    assert abs(kept - timedelta(days=days)) <= timedelta(days=1) * (expression == "0 0 1 1 *")
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
