@@ -210,7 +210,10 @@ class App:
             except Invalid as error:
                 raise declaration_error(function, error.message) from error
             within_seconds = int(catch_up_within.total_seconds())
-            schedule = DeclaredSchedule(task.name, expression, zone, payload, overlap, catch_up, within_seconds)
+            try:
+                schedule = DeclaredSchedule(task.name, expression, zone, payload, overlap, catch_up, within_seconds)
+            except DeclarationError as error:
+                raise declaration_error(function, str(error)) from error
             self._schedules.append(schedule)
             return task
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from leasehold.domain.broken_code import broken_code
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.domain.kind import Kind
-from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.pipeline import MAX_DELAY, Pipeline
 from leasehold.domain.sentences import with_article
 
 #: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind`.
@@ -27,6 +27,12 @@ ENTRY_POINTS = "leasehold.pipelines"
 #: The package of the platform's own kinds of work. The handlers in its folder `media` need the extra
 #: `leasehold[media]`, and so on.
 _SHIPPED_PREFIX = "leasehold.pipelines."
+
+
+Overlap: TypeAlias = Literal["skip", "buffer_one", "cancel_other", "allow_all"]
+CatchUp: TypeAlias = Literal["skip", "one", "all"]
+_OVERLAPS: tuple[str, ...] = get_args(Overlap)
+_CATCH_UPS: tuple[str, ...] = get_args(CatchUp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +43,20 @@ class DeclaredSchedule:
     cron: str
     timezone: str
     payload: Mapping[str, Any]
-    overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] = "skip"
-    catch_up: Literal["skip", "one", "all"] = "skip"
+    overlap: Overlap = "skip"
+    catch_up: CatchUp = "skip"
     catch_up_seconds: int = 86_400
+
+    def __post_init__(self) -> None:
+        """Raises DeclarationError. Nothing else checks the values of a program without a type checker before its worker
+        writes the schedule.
+        """
+        if self.overlap not in _OVERLAPS:
+            raise DeclarationError(f"overlap is one of {', '.join(_OVERLAPS)}, not {self.overlap!r}")
+        if self.catch_up not in _CATCH_UPS:
+            raise DeclarationError(f"catch_up is one of {', '.join(_CATCH_UPS)}, not {self.catch_up!r}")
+        if not 0 <= self.catch_up_seconds <= MAX_DELAY.total_seconds():
+            raise DeclarationError(f"catch_up_within is 0 to {MAX_DELAY.days} days")
 
 
 class Pipelines:

@@ -170,6 +170,28 @@ def test_a_clock_that_cannot_be_is_refused_at_import(expression: str, zone: str,
         App("shop").cron(expression, zone=zone)(without_parameters)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"overlap": "queue"}, "overlap is one of skip, buffer_one, cancel_other, allow_all, not 'queue'"),
+        ({"catch_up": True}, "catch_up is one of skip, one, all, not True"),
+        ({"catch_up_within": timedelta(seconds=-1)}, "catch_up_within is 0 to 3660 days"),
+        ({"catch_up_within": timedelta(days=3660, seconds=1)}, "catch_up_within is 0 to 3660 days"),
+    ],
+)
+def test_a_policy_that_no_schedule_has_is_refused_at_import(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"test_cron\.py:\d+: {words}"):
+        App("shop").cron("@daily", **options)(without_parameters)
+
+
+@pytest.mark.parametrize("within", [timedelta(0), timedelta(days=3660)])
+async def test_the_longest_and_the_shortest_window_can_be_written(connection: Connection, within: timedelta) -> None:
+    app = App("shop")
+    app.cron("@daily", catch_up_within=within)(without_parameters)
+    await written(connection, app)
+    assert (await rows(connection))["shop.without_parameters"]["catch_up_seconds"] == within.total_seconds()
+
+
 def test_a_function_that_the_clock_cannot_call_is_refused_at_import() -> None:
     with pytest.raises(DeclarationError, match=r"test_cron\.py:\d+: a schedule calls it without arguments: missing"):
         App("shop").cron("@daily")(with_a_parameter)
