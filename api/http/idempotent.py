@@ -13,7 +13,7 @@ from fastapi import Header
 
 from leasehold.api.process.best_effort import best_effort
 from leasehold.db.database import Connection, ConnectionSource
-from leasehold.db.idempotency import Reservation, StoredAnswer, hold, is_answered, release, reserve, store
+from leasehold.db.idempotency import Reservation, StoredAnswer, check_key, hold, is_answered, release, reserve, store
 from leasehold.domain.errors import Conflict
 
 T = TypeVar("T")
@@ -55,9 +55,10 @@ async def once(
     first is at work. The reservation by itself counts for one second only; `hold` keeps it valid until the transaction
     ends.
 
-    Raises Invalid and Conflict as `leasehold.db.idempotency.reserve` does, and any error of `work`. After an error of
-    `work` nothing is stored, and the key may be used again.
+    Raises Invalid and Conflict as `check_key` and `reserve` of leasehold.db.idempotency do, and any error of `work`.
+    After an error of `work` nothing is stored, and the key may be used again.
     """
+    check_key(key)
     async with pool.acquire() as connection:
         if key is None:
             async with connection.transaction():
@@ -92,6 +93,7 @@ async def once_over_transactions(
     If the process dies during the work, a part of it may be done. The key then stays reserved for a minute, and after
     this a repeated request does the work again. Raises as `once`.
     """
+    check_key(key)
     if key is None:
         return await work()
     async with pool.acquire() as connection:

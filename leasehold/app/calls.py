@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
-from leasehold.app.run_limits import Unique
+from leasehold.app.run_limits import KEY_LASTS, Unique
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import new_id
@@ -44,13 +44,16 @@ OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """SubmitOptions, checked. Raises Invalid."""
+    """SubmitOptions, checked. Raises Invalid. `start_at`: the time at which the run starts, in place of `delay`; only
+    leasehold.celery has it.
+    """
 
     key: str | None = None
     delay: timedelta | None = None
     tags: Mapping[str, str] | None = None
     priority: Priority = "normal"
     id: UUID | None = None
+    start_at: datetime | None = None
 
     def __post_init__(self) -> None:
         if self.key is not None and not (
@@ -59,6 +62,8 @@ class Options:
             raise Invalid("invalid_key", f"A key has 1 to {MAX_KEY} printable ASCII characters.")
         if self.delay is not None and not timedelta(0) <= self.delay <= MAX_DELAY:
             raise Invalid("invalid_delay", f"A delay is 0 to {MAX_DELAY.days} days long.")
+        if self.start_at is not None and self.start_at - datetime.now(UTC) > MAX_DELAY:
+            raise Invalid("invalid_delay", f"A run starts in {MAX_DELAY.days} days at the latest.")
         if self.priority not in PRIORITIES:
             raise Invalid("invalid_priority", f"A priority is one of {', '.join(PRIORITIES)}.")
         if self.tags:
@@ -104,6 +109,12 @@ class Call(Generic[R]):
         return unique.key(self.params)
 
     @property
+    def key_lasts(self) -> timedelta:
+        """For how long after this submission a further one with the same key gives the same run."""
+        unique = self.task.terms.unique
+        return KEY_LASTS if self.has_key_of_caller or unique is None else unique.within
+
+    @property
     def debounce_key(self) -> str | None:
         """Submissions with the same debounce key become one run. None: the task has no `debounce`."""
         if self.task.terms.debounce is None:
@@ -117,7 +128,12 @@ class Call(Generic[R]):
         return self.options.key is not None
 
     @property
-    def scheduled_at(self) -> datetime | None:
-        """When the run starts: after the delay of the call, or the debounce of the task. None: immediately."""
-        delay = self.options.delay or self.task.terms.debounce
-        return datetime.now(UTC) + delay if delay else None
+    def delay(self) -> timedelta | None:
+        """How long after its submission the run starts: the delay of the call, or the debounce of the task. None or 0:
+        the run does not wait.
+        """
+        return self.options.delay or self.task.terms.debounce
+
+    def scheduled_at(self, now: datetime) -> datetime | None:
+        """When the run starts, if it is submitted at `now`. None: immediately."""
+        return now + self.delay if self.delay else self.options.start_at

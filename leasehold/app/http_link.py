@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
@@ -181,7 +182,7 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
         call.task.name,
         call.params,
         priority=options.priority,
-        scheduled_at=None if delay else call.scheduled_at,
+        scheduled_at=None if delay else call.scheduled_at(datetime.now(UTC)),
         delay_seconds=delay.total_seconds() if delay else None,
         tags=options.tags,
         key=None if options.key is None else _idempotency_key(call.task.name, options.key),
@@ -190,20 +191,22 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
 
 def _idempotency_key(task: str, key: str) -> str:
     """The key with the task's name before it, as in the database: another task may have the same key. A key that is
-    too long for the API is replaced by its hash.
+    too long for the API, or that ends with a space, which HTTP leaves out, is replaced by its hash.
     """
     full_key = f"{task}:{key}"
-    return full_key if len(full_key) <= _MAX_KEY else f"{task}:{hashlib.sha256(key.encode()).hexdigest()}"
+    if len(full_key) <= _MAX_KEY and not key.endswith(" "):
+        return full_key
+    return f"{task}:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
     """One request for all calls. Raises Invalid if they have keys, or differ in more than arguments and tags."""
     first = calls[0]
-    variants = {(call.task.name, call.options.priority, call.options.delay) for call in calls}
+    variants = {(call.task.name, call.options.priority, call.options.delay, call.options.start_at) for call in calls}
     if len(variants) > 1 or any(call.options.key is not None for call in calls):
         _refuse("The calls of one batch have the same priority and delay, and no keys.")
     request = requests.submit_many(
-        first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at
+        first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at(datetime.now(UTC))
     )
     # `submit_many` gives all runs the same tags. Here each call has its own, so the field `runs` is set afterwards.
     batch_runs = [{"payload": dict(call.params), "tags": dict(call.options.tags or {})} for call in calls]

@@ -35,6 +35,8 @@ class Limit:
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {self.by!r}")
 
 
+#: For how long the key of a submission counts: as long as the platform stores it (leasehold.db.idempotency.KEEP).
+KEY_LASTS = timedelta(hours=24)
 #: The most runs that one call of a function serves, and the longest that a run waits for others.
 MAX_BATCH = 10_000
 MAX_BATCH_WAIT = timedelta(minutes=1)
@@ -59,16 +61,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
-    """One run for equal arguments: within 24 hours a second submission returns the run of the first. `by`: the names of
-    the arguments that are compared; empty: all arguments.
+    """One run for equal arguments: a second submission returns the run of the first. `by`: the names of the arguments
+    that are compared; empty: all arguments. `within`: for how long after the first submission, at most 24 hours.
     """
 
     by: tuple[str, ...] = ()
+    within: timedelta = KEY_LASTS
 
     def __post_init__(self) -> None:
         by: object = self.by  # type checkers know a tuple, but nothing checks the caller's types
         if isinstance(by, str):
             raise DeclarationError(f"Unique.by is a tuple of names such as ({by!r},), not a string")
+        if not timedelta(0) < self.within <= KEY_LASTS:
+            hours = KEY_LASTS.total_seconds() / 3600
+            raise DeclarationError(f"Unique.within is more than 0 and at most {hours:g} hours")
 
     def key(self, params: Mapping[str, Any]) -> str:
         """The key of a submission: submissions with the same key give the same run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -23,6 +24,7 @@ from leasehold.transitions import debounce, runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import NewRun
 
+_TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"  # of the database
 _ACCEPTED = 202  # the HTTP status in the answer that is stored with a key, as the API stores it
 
 
@@ -45,6 +47,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     Raises Invalid: a key that came with other arguments, or a payload that is too large.
     """
     written = Written([call.run_id for call in calls])
+    now = await _time_of_submission(connection, calls)
     new_runs: dict[int, NewRun] = {}  # by the index of the call
     keyed_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and key
     debounced_indexes: dict[tuple[str, str], list[int]] = {}  # of calls, by task and debounce key
@@ -55,7 +58,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
         elif call.key is not None:
             keyed_indexes.setdefault((call.task.name, call.key), []).append(index)
         else:
-            new_runs[index] = _new_run(call, tenant, keep_seconds)
+            new_runs[index] = _new_run(call, tenant, keep_seconds, now)
     reservations: dict[int, Reservation] = {}
     # Submissions at the same time lock the keys in the same order, and then all limits (in `create_together`), so that
     # they cannot deadlock.
@@ -63,7 +66,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
         reservation = await _reserve_key(connection, [calls[index] for index in indexes], key, tenant)
         if isinstance(reservation, Reservation):
             run_id = calls[indexes[0]].run_id
-            new_runs[indexes[0]] = _new_run(calls[indexes[0]], tenant, keep_seconds)
+            new_runs[indexes[0]] = _new_run(calls[indexes[0]], tenant, keep_seconds, now)
             reservations[indexes[0]] = reservation
         else:
             run_id = reservation
@@ -72,7 +75,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     to_write = [run for _, run in sorted(new_runs.items())]
     if debounced_indexes:
         to_write += await _write_debounced(
-            connection, calls, list(debounced_indexes.values()), tenant, keep_seconds, written
+            connection, calls, list(debounced_indexes.values()), tenant, keep_seconds, written, now
         )
     if to_write:
         creation = await runs.create_together(connection, to_write)
@@ -80,7 +83,7 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
         written.limits += creation.limits
     for index, reservation in reservations.items():
         body = orjson.dumps({"id": str(written.ids[index])})
-        await idempotency.store(connection, reservation, _ACCEPTED, body)
+        await idempotency.store(connection, reservation, _ACCEPTED, body, calls[index].key_lasts)
     return written
 
 
@@ -95,7 +98,8 @@ async def write_plain(
     if len(calls) != 1 or calls[0].key is not None or calls[0].debounce_key is not None:
         return None
     encoded_payload(calls[0].params)  # raises Invalid
-    (is_written,), hints = await runs.create_unlimited(connection, [_new_run(calls[0], tenant, keep_seconds)])
+    now = await _time_of_submission(connection, calls)
+    (is_written,), hints = await runs.create_unlimited(connection, [_new_run(calls[0], tenant, keep_seconds, now)])
     return Written([calls[0].run_id], list(hints)) if is_written else None
 
 
@@ -106,6 +110,7 @@ async def _write_debounced(
     tenant: str,
     keep_seconds: int,
     written: Written,
+    now: datetime,
 ) -> list[NewRun]:
     """Debounce the calls. Calls with one key become one run, with the id of the first call and the arguments of the
     last.
@@ -115,7 +120,7 @@ async def _write_debounced(
     """
     first_calls = [calls[indexes[0]] for indexes in indexes_by_key]
     last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]
-    last_runs = [_new_run(last_call, tenant, keep_seconds) for last_call in last_calls]
+    last_runs = [_new_run(last_call, tenant, keep_seconds, now) for last_call in last_calls]
     waiting_ids = await runs.merge(connection, tenant, last_runs, [_debounce_terms(call) for call in last_calls])
     new_runs: list[NewRun] = []
     for indexes, first_call, last_run, waiting_id in zip(
@@ -153,13 +158,23 @@ async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: 
     return reservation if isinstance(reservation, Reservation) else UUID(orjson.loads(reservation.body)["id"])
 
 
-def _new_run(call: Call[Any], tenant: str, keep_seconds: int) -> NewRun:
+async def _time_of_submission(connection: Connection, calls: Sequence[Call[Any]]) -> datetime:
+    """The time from which the delays of the calls count. It is the database's, because the clock of the program may be
+    wrong. A submission without a delay does not need it, and asks for nothing.
+    """
+    if not any(call.delay for call in calls):
+        return datetime.now(UTC)
+    # A number: not every driver of `submit_in` gives an instant with its time zone.
+    return datetime.fromtimestamp(await connection.fetchval(_TIME), UTC)
+
+
+def _new_run(call: Call[Any], tenant: str, keep_seconds: int, now: datetime) -> NewRun:
     return NewRun(
         template_version=template_version_of(call.task.pipeline),
         tenant_id=tenant,
         params=call.params,
         priority=PRIORITIES.index(call.options.priority),
-        scheduled_at=call.scheduled_at,
+        scheduled_at=call.scheduled_at(now),
         keep_seconds=keep_seconds,
         tags=call.options.tags or {},
         id=call.run_id,

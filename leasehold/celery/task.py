@@ -9,9 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
+from leasehold.app.calls import Options
 from leasehold.app.current import Current, current
 from leasehold.app.retry import MAX_TIMES
 from leasehold.app.retry import Retry as RetryRule
+from leasehold.app.task import Prepared
 from leasehold.celery.apps import CeleryApp
 from leasehold.celery.canvas import Signature
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
@@ -116,13 +118,14 @@ class CeleryTask:
             raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
         self.check(args or (), kwargs or {})
         now = datetime.now(UTC)
-        delay = timedelta(seconds=countdown or 0) if eta is None else _in_utc(eta) - now
         expires_at = None if expires is None else _expiry_of(expires, now).isoformat()
-        run = self.task.options(
-            delay=max(delay, timedelta(0)) or None,
+        options = Options(
+            delay=None if eta is not None else timedelta(seconds=max(countdown or 0, 0)) or None,
             priority=_priority_of(priority),
             id=None if task_id is None else UUID(task_id),
-        ).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at)
+            start_at=None if eta is None else _in_utc(eta),
+        )
+        run = Prepared(self.task, options).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at)
         return AsyncResult(run.id, self.app)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answer to the first request. `age`: the time since it was stored."""
+    """The answer to the first request. `age`: the time since it was stored, if it is stored for KEEP."""
 
     status_code: int
     body: bytes
@@ -73,7 +73,7 @@ WHERE idempotency.expires_at <= clock_timestamp()
 RETURNING locked_until
 """
 
-# $1 tenant, $2 key, $3 request hash, $4 KEEP: an answer was stored this long before `expires_at`.
+# $1 tenant, $2 key, $3 request hash, $4 KEEP: the API's answers were stored this long before `expires_at`.
 READ = """
 -- idempotency_look
 SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() - (expires_at - $4::interval) AS age
@@ -127,8 +127,9 @@ async def reserve(
 
     `request_hash`: the `fingerprint` of the request. `is_held`: whether requests with this key call `hold`. If not,
     nothing shows that the first request has died, so its reservation counts for the whole of IN_FLIGHT.
+
+    `key`: any text. The key of an HTTP request must have passed `check_key`.
     """
-    check_key(key)
     grace = _LOCK_GRACE if is_held else IN_FLIGHT
     locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP, grace)
     if locked_until is not None:
@@ -162,10 +163,14 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
     )
 
 
-async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
-    """Store the answer. Raises Conflict if another request has taken over the reservation: then roll back the work."""
+async def store(
+    connection: Connection, reservation: Reservation, status_code: int, body: bytes, keep: timedelta = KEEP
+) -> None:
+    """Store the answer for the time `keep`. Raises Conflict if another request has taken over the reservation: then
+    roll back the work.
+    """
     reservation_key = (reservation.tenant_id, reservation.key, reservation.locked_until)
-    if await connection.fetchval(STORE, *reservation_key, status_code, body, KEEP) is None:
+    if await connection.fetchval(STORE, *reservation_key, status_code, body, keep) is None:
         raise _in_flight_conflict()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import time_machine
 
 import leasehold.celery
 from leasehold import App, TaskFailed
@@ -27,6 +28,7 @@ from leasehold.celery.apps import made_apps
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
 from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
+from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError, LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
 from tests.app.celery_program import SECONDS, first_steps
 from tests.app.conftest import Serve
@@ -338,6 +340,23 @@ def test_an_attempt_that_lost_its_lease_ends_no_run(error: Exception) -> None:
 
 async def test_a_countdown_that_has_passed_starts_at_once(serve: Serve) -> None:
     await session(serve, lambda: add.apply_async((2, 2), countdown=-1).get())
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_a_countdown_and_an_eta_are_kept_by_a_program_whose_clock_is_wrong(
+    connection: Connection, hours: int
+) -> None:
+    eta = datetime.now(UTC) + timedelta(hours=1)
+
+    def program() -> None:
+        with time_machine.travel(datetime.now(UTC) + timedelta(hours=hours), tick=True):
+            add.apply_async((1, 1), countdown=600)
+            add.apply_async((2, 2), eta=eta)
+
+    await asyncio.to_thread(program)
+    found = await connection.fetch("SELECT scheduled_at, created_at FROM run JOIN job ON id = job_id ORDER BY 1")
+    assert abs(found[0]["scheduled_at"] - found[0]["created_at"] - timedelta(minutes=10)) < timedelta(minutes=1)
+    assert found[1]["scheduled_at"] == eta
 
 
 def test_settings_may_come_from_a_module_that_imports_others() -> None:

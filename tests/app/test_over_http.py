@@ -188,11 +188,11 @@ async def test_only_a_delay_with_a_key_needs_an_api_that_counts_the_delay(
 
 @pytest.mark.usefixtures("_over_http")
 async def test_the_whole_key_counts_however_long_it_is(rows: Connection) -> None:
-    keys = [f"{'k' * 199}{end}" for end in "12"]
+    keys = [*(f"{'k' * 199}{end}" for end in "12"), "k", "k ", " "]
     runs = [await shop.double_with_a_long_name.asubmit(4, key=key) for key in (*keys, *keys)]
-    assert runs[:2] == runs[2:]
-    assert runs[0] != runs[1]
-    assert await rows.fetchval("SELECT count(*) FROM job") == 2
+    assert runs[:5] == runs[5:]
+    assert len({run.id for run in runs}) == 5
+    assert await rows.fetchval("SELECT count(*) FROM job") == 5
 
 
 @pytest.mark.usefixtures("_over_http")

@@ -15,11 +15,14 @@ from leasehold import App, DeclarationError, Failed, Limit, Retry, TaskFailed, U
 from leasehold.actions.context import Target
 from leasehold.actions.ending import Effects, delete
 from leasehold.actions.retrying import revive, revive_together, template_of
+from leasehold.app.run_limits import KEY_LASTS
 from leasehold.db.database import Connection
+from leasehold.db.idempotency import KEEP
 from leasehold.pipelines import with_deliveries
 from leasehold.pipelines.operations.context import open_operation_context
 from leasehold.settings import Settings
 from leasehold.transitions import operations, webhooks
+from leasehold.transitions.time_travel import let_pass
 from tests.app.conftest import Serve
 
 SECONDS = 60.0
@@ -49,6 +52,11 @@ async def charge(order: Order) -> str:
 @app.task(unique=Unique(by=("id", "customer")))
 async def confirm(order: Order) -> str:
     return order.note
+
+
+@app.task(unique=Unique(within=timedelta(hours=1)))
+async def hourly(n: int) -> int:
+    return n
 
 
 @app.task
@@ -88,6 +96,23 @@ async def test_unique_runs_are_compared_by_the_named_arguments_alone(
     assert (await confirm.asubmit_many([Order(id=1, customer="a"), Order(id=1, customer="b")]))[0] == first
     assert await connection.fetchval("SELECT count(*) FROM job") == 2
     assert await confirm.asubmit(Order(id=1, customer="a"), key="mine") != first
+
+
+@pytest.mark.parametrize(("minutes", "is_same"), [(59, True), (61, False)])
+async def test_unique_runs_are_the_same_for_as_long_as_the_task_says_and_those_of_a_key_for_a_day(
+    using: Callable[..., App], connection: Connection, minutes: int, is_same: bool
+) -> None:
+    using(app)
+    first, keyed = await hourly.asubmit(1), await hourly.asubmit(1, key="mine")
+    await let_pass(connection, timedelta(minutes=minutes))
+    assert (await hourly.asubmit(1) == first) is is_same
+    assert await hourly.asubmit(1, key="mine") == keyed
+    await let_pass(connection, timedelta(hours=24))
+    assert await hourly.asubmit(1, key="mine") != keyed
+
+
+def test_a_key_counts_for_as_long_as_it_is_stored() -> None:
+    assert Unique().within == KEY_LASTS == KEEP
 
 
 async def test_a_run_follows_each_one_that_failed_for_good_and_no_other(
@@ -172,6 +197,12 @@ def one(order: Order, n: int) -> None: ...
 def test_one_name_alone_is_refused_where_a_tuple_is_meant() -> None:
     with pytest.raises(DeclarationError, match=r"\('order',\)"):
         Unique(by="order")  # type: ignore[arg-type]  # what is refused
+
+
+@pytest.mark.parametrize("within", [timedelta(0), timedelta(hours=24, microseconds=1)])
+def test_runs_are_unique_for_no_longer_than_their_key_is_stored(within: timedelta) -> None:
+    with pytest.raises(DeclarationError, match="more than 0 and at most 24 hours"):
+        Unique(within=within)
 
 
 @pytest.mark.parametrize("terms", [{}, {"at_most": 0}, {"per_minute": 0}, {"at_most": 1, "by": "customer"}])

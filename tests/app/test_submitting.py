@@ -6,12 +6,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
+import time_machine
 from pydantic import BaseModel, RootModel, SecretStr, model_serializer, model_validator
 
 from leasehold import App, Context, InvalidArguments, Retry, TaskFailed, current
@@ -71,6 +72,11 @@ async def approves(ctx: Context) -> Any:
 @app.task
 def has_a_key(key: str, n: int = 1) -> str:
     return key * n
+
+
+@app.task(name="a" * 58)
+def with_a_long_name(n: int) -> int:
+    return n
 
 
 @app.task(debounce=timedelta(hours=1))
@@ -322,6 +328,32 @@ async def test_a_key_makes_one_run_however_often_and_from_wherever_it_is_submitt
     assert hurried.id == runs[0].id
     other = await has_a_key.options(key="order-17").asubmit("a")  # a key is the task's own
     assert other.id != runs[0].id
+
+
+@pytest.mark.parametrize("key", ["x" * 200, "order 17 ", " "])
+async def test_a_key_that_is_allowed_makes_one_run_however_long_the_name_of_its_task(
+    connection: Connection, key: str
+) -> None:
+    runs = [await with_a_long_name.asubmit(n, key=f"{key}{end}"[-200:]) for n, end in ((1, ""), (1, ""), (2, "2"))]
+    assert runs[0] == runs[1]
+    assert runs[2] != runs[0]
+    with pytest.raises(Invalid, match="was used with other arguments") as refused:
+        await with_a_long_name.asubmit(2, key=key)
+    assert refused.value.code == "idempotency_key_reused"
+    assert await connection.fetchval("SELECT count(*) FROM job") == 2
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_a_delay_counts_by_the_clock_of_the_database(connection: Connection, hours: int) -> None:
+    delay = timedelta(minutes=10)
+    with time_machine.travel(datetime.now(UTC) + timedelta(hours=hours), tick=True):  # a program whose clock is wrong
+        await send_receipt.asubmit(Order(id=1), delay=delay)
+        await send_receipt.asubmit(Order(id=1), delay=delay, key="k")
+        await later_if_again.asubmit(1)
+    found = await connection.fetch(
+        "SELECT scheduled_at - created_at AS wait FROM run JOIN job ON id = job_id ORDER BY 1"
+    )
+    assert [round(row["wait"] / timedelta(minutes=5)) for row in found] == [2, 2, 12]
 
 
 async def test_calls_of_one_submission_with_one_key_are_one_run_of_equal_arguments(connection: Connection) -> None:
