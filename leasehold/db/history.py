@@ -3,7 +3,9 @@ housekeeping calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
 has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables. The
-view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job.
+view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. If their
+task loses them, a trigger writes them with their times of old. It writes events that are older than a day into
+`kept_event` (migration 0047): in `event`, they might come after their day was searched, and be dropped with it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,19 @@ from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
 import asyncpg
+import structlog
 
 from leasehold.db.database import Connection
 
-#: One statement moves the events of at most this many jobs. The statement locks the rows of these jobs, because
-#: housekeeping must not delete the jobs meanwhile.
+log = structlog.get_logger(__name__)
+
+#: One statement moves or deletes the events of at most this many jobs. A statement that moves events locks the rows of
+#: these jobs, because housekeeping must not delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
+#: PostgreSQL locks the whole table `event` while it makes or drops a partition. Somebody may read the table for hours,
+#: such as a dump. While a statement waits for the lock, every new event waits behind it. So the statement waits only
+#: this long, and the next call tries again: days are made a week ahead.
+_LOCK_TIMEOUT = "1s"
 #: The partition for events of days that have no partition.
 _DEFAULT_PARTITION = "event_default"
 _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,10 +55,26 @@ WITH candidate AS MATERIALIZED (
 SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 """
 
+# $1 the end of the time whose events are deleted, $2 the last job of the statement before, $3 the most jobs of one
+# statement. As KEEP, but it deletes the events of jobs that do not exist any more.
+FORGET = f"""
+-- forget_events
+WITH candidate AS MATERIALIZED (
+    SELECT e.job_id FROM {_DEFAULT_PARTITION} e WHERE e.at < $1 AND e.job_id > $2
+    GROUP BY e.job_id ORDER BY e.job_id LIMIT $3
+), deleted_event AS (
+    DELETE FROM {_DEFAULT_PARTITION} e
+    WHERE e.job_id = ANY(ARRAY(SELECT job_id FROM candidate)) AND e.at < $1
+      AND NOT EXISTS (SELECT 1 FROM job j WHERE j.id = e.job_id)
+)
+SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
+"""
+
 
 async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> None:
     """Make the partitions of today and of `days_ahead` more days. Drop those older than `days_kept` days, after the
-    events of jobs that still exist have moved out of them.
+    events of jobs that still exist have moved out of them. While somebody else reads the table `event`, no day is made
+    or dropped: a later call does it.
 
     A day without a partition is no error: PostgreSQL puts its events into the default partition. SQL functions make and
     drop the partitions with the rights of the role that migrates, because this process's role may not own the schema.
@@ -57,13 +82,16 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
     partitions = await _partitions(connection)
-    for day in (today + timedelta(days=n) for n in range(days_ahead + 1)):
-        if _partition_name(day) not in partitions:
-            await _add_day(connection, day)
     oldest_kept = today - timedelta(days=days_kept)
-    for name in sorted(partitions - {_DEFAULT_PARTITION}):
-        if name < _partition_name(oldest_kept):
-            await _drop_day(connection, date.fromisoformat(name.removeprefix("event_")))
+    try:
+        for day in (today + timedelta(days=n) for n in range(days_ahead + 1)):
+            if _partition_name(day) not in partitions:
+                await _add_day(connection, day)
+        for name in sorted(partitions - {_DEFAULT_PARTITION}):
+            if name < _partition_name(oldest_kept):
+                await _drop_day(connection, date.fromisoformat(name.removeprefix("event_")))
+    except asyncpg.LockNotAvailableError:
+        log.info("the table of events is in use: its days are made and dropped later")
     await _clear_default_partition(connection, _start_of_day(oldest_kept))
 
 
@@ -77,29 +105,36 @@ async def _partitions(connection: Connection) -> set[str]:
 
 async def _drop_day(connection: Connection, day: date) -> None:
     await _move_events(connection, _start_of_day(day), _start_of_day(day + timedelta(days=1)))
-    await connection.execute("SELECT drop_event_day($1)", day)
+    await _lock_and_change(connection, "SELECT drop_event_day($1)", day)
 
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
     """Delete the events before `end` from the default partition, after the events of jobs that still exist have moved
-    out of it. An event of such a job may be written meanwhile, also with a time before `end`: if a job has a single
-    task, its claim is written when the lease ends (migration 0044). Such an event stays until the next call.
+    out of it. An event of such a job that is written meanwhile stays until the next call.
     """
     await _move_events(connection, _EPOCH_START, end)
-    await connection.execute(
-        f"DELETE FROM {_DEFAULT_PARTITION} e WHERE e.at < $1"
-        " AND NOT EXISTS (SELECT 1 FROM job j WHERE j.id = e.job_id)",
-        end,
-    )
+    await _for_all_jobs(connection, FORGET, end)
 
 
 async def _move_events(connection: Connection, start: datetime, end: datetime) -> None:
-    """Move the events from `start` to `end` whose jobs still exist. Each statement commits by itself: if the process
-    dies, the next call moves the rest.
+    """Move the events from `start` to `end` whose jobs still exist."""
+    await _for_all_jobs(connection, KEEP, start, end)
+
+
+async def _for_all_jobs(connection: Connection, statement: str, *times: datetime) -> None:
+    """Run KEEP or FORGET until it finds no further job. Each statement commits by itself: if the process dies, the next
+    call does the rest.
     """
     last_job: UUID | None = _LOWEST_ID
     while last_job is not None:
-        last_job = await connection.fetchval(KEEP, start, end, last_job, _JOBS_AT_ONCE)
+        last_job = await connection.fetchval(statement, *times, last_job, _JOBS_AT_ONCE)
+
+
+async def _lock_and_change(connection: Connection, statement: str, day: date) -> None:
+    """Run a statement that locks the table `event`. Raises LockNotAvailableError after _LOCK_TIMEOUT."""
+    async with connection.transaction():
+        await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+        await connection.execute(statement, day)
 
 
 def _partition_name(day: date) -> str:
@@ -121,6 +156,6 @@ async def _add_day(connection: Connection, day: date) -> None:
     if await connection.fetchval(default_has_events, start, end):
         return
     try:
-        await connection.execute("SELECT add_event_day($1)", day)
+        await _lock_and_change(connection, "SELECT add_event_day($1)", day)
     except asyncpg.CheckViolationError:  # an event of that day arrived between the two statements
         return

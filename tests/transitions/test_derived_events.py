@@ -203,6 +203,28 @@ async def test_a_worker_of_the_release_before_loses_no_event_of_a_completion(row
     assert await written(rows) == 2
 
 
+@pytest.mark.parametrize(("hours", "table"), [(23, "event"), (25, "kept_event")])
+async def test_an_event_that_is_older_than_a_day_is_written_where_no_day_is_dropped(
+    rows: Rows, hours: int, table: str
+) -> None:
+    """A sweeper may have searched its day already, and drop the day now."""
+    claimed = await rows.leased()
+    await settlements.complete(rows.connection, [Completion(claimed.lease)])
+    await rows.connection.execute(
+        "UPDATE task SET started_at = started_at - make_interval(hours => $1),"
+        " finished_at = finished_at - make_interval(hours => $1)",
+        hours,
+    )
+    seen = await rows.events(claimed.job_id)
+    for statement in ("UPDATE task SET status = 'pending', finished_at = NULL WHERE id = $1", _CLAIM_ONCE_MORE):
+        await rows.connection.execute(statement, claimed.lease.task_id)
+        assert await rows.events(claimed.job_id) == seen
+    assert [row["kind"] for row in await rows.connection.fetch(f"SELECT kind FROM {table} ORDER BY seq")] == [
+        "claimed",
+        "completed",
+    ]
+
+
 async def test_a_completion_that_comes_too_late_adds_nothing(rows: Rows) -> None:
     claimed = await rows.leased()
     await _take_over(rows, claimed.lease)

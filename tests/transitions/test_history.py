@@ -160,10 +160,83 @@ async def test_a_job_that_is_forgotten_at_that_moment_leaves_nothing_behind(rows
     assert await rows.connection.fetchval("SELECT count(*) FROM history") == 0
 
 
-async def test_an_event_of_weeks_ago_that_is_written_while_old_events_are_deleted_is_kept(
+async def test_while_somebody_reads_all_events_no_new_event_waits_for_a_day_to_be_made_or_dropped(
+    rows: Rows, another: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dump reads the table for hours. The lock of a day waited for it until the statement's time was over, once a
+    minute, and everybody's events behind it.
+    """
+    old, today = await make_day(rows), f"event_{TODAY:%Y%m%d}"
+    changes, change = list[str](), history._lock_and_change
+    monkeypatch.setattr(history, "_LOCK_TIMEOUT", "50ms")
+
+    async def changed(connection: Connection, statement: str, day: date) -> None:
+        changes.append(statement)
+        await change(connection, statement, day)
+
+    monkeypatch.setattr(history, "_lock_and_change", changed)
+    dump = (await another()).connection
+    async with dump.transaction():
+        await dump.fetchval("SELECT count(*) FROM event")
+        await history.keep_event_days(rows.connection, days_ahead=3, days_kept=8)
+        assert len(changes) == 1, "each further one would have kept the events waiting as long"
+        assert await history._partitions(rows.connection) == {old, "event_default"}
+    assert await rows.connection.fetchval("SHOW lock_timeout") == "0"
+    await sweep(rows)
+    assert old not in await history._partitions(rows.connection)
+    assert today in await history._partitions(rows.connection) or datetime.now(UTC).date() > TODAY
+
+
+async def test_a_day_that_cannot_be_dropped_now_keeps_no_events_without_a_day(rows: Rows, another: Open) -> None:
+    """Those that lie in the default partition are deleted all the same."""
+    old = await make_day(rows)
+    await make_day(rows, 0)
+    job_id = await ended(rows)
+    await age(rows, job_id, days=OLD + 1)
+    await sweeps.forget_jobs(rows.connection, [job_id])
+    assert await rows.connection.fetchval("SELECT count(*) FROM event_default") > 0
+    dump = (await another()).connection
+    async with dump.transaction():
+        await dump.fetchval(f"SELECT count(*) FROM {old}")
+        await sweep(rows)
+    assert await rows.connection.fetchval("SELECT count(*) FROM event_default") == 0
+    assert old in await history._partitions(rows.connection)
+
+
+async def test_events_without_a_day_are_deleted_a_few_jobs_at_a_time(
     rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim of a job with a single step is written when its lease ends, with the time of the claim."""
+    """There are millions where no worker ran for a week. One statement did not end within its time, and was begun anew
+    each minute.
+    """
+    monkeypatch.setattr(history, "_JOBS_AT_ONCE", 3)
+    kept, *gone = await submitted(rows, 10)
+    await age(rows, kept, *gone)
+    young = await submitted(rows, 1)
+    await rows.connection.execute("DELETE FROM job WHERE id = ANY($1::uuid[])", gone)
+    await rows.connection.execute(
+        "CREATE FUNCTION few() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF (SELECT count(*) FROM deleted) > 3 THEN"
+        " RAISE 'too many at once'; END IF; RETURN NULL; END $$"
+    )
+    await rows.connection.execute(
+        "CREATE TRIGGER few AFTER DELETE ON event_default REFERENCING OLD TABLE AS deleted"
+        " FOR EACH STATEMENT EXECUTE FUNCTION few()"
+    )
+    await sweep(rows)
+    found = await rows.connection.fetch("SELECT job_id FROM event")
+    assert [row["job_id"] for row in found] == young
+    assert [row["job_id"] for row in await rows.connection.fetch("SELECT job_id FROM kept_event")] == [kept]
+
+
+@pytest.mark.parametrize("has_day", [True, False])
+async def test_an_event_of_weeks_ago_that_is_written_while_old_events_are_deleted_is_kept(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, has_day: bool
+) -> None:
+    """The claim of a job with a single step is written when its lease ends, with the time of the claim. Also where its
+    day is dropped right after.
+    """
+    if has_day:
+        await make_day(rows)
     claimed = await rows.leased()
     await rows.connection.execute("UPDATE task SET started_at = started_at - interval '20 days'")
     move = history._move_events
