@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -517,6 +518,88 @@ async def test_while_the_store_is_away_no_unit_is_set_aside_and_no_row_is_forgot
     await store.close()
     assert await set_aside(rows, generations.SOURCES) == {}
     assert await rows.fetchval("SELECT count(*) FROM source_image") == 1
+
+
+_EXPIRED_SOURCE = (
+    "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ($1, 't', clock_timestamp() - interval '1 second')"
+)
+
+
+async def test_while_the_database_is_away_for_a_moment_no_unit_is_set_aside_and_what_is_deleted_is_forgotten(
+    rows: Connection, settings: Settings, housekeeping: Housekeeping
+) -> None:
+    """As during a failover: the units were set aside, each as if it failed by itself."""
+    lent = 0
+
+    @asynccontextmanager
+    async def connections() -> AsyncIterator[Connection]:
+        nonlocal lent
+        async with pool.acquire() as connection:
+            lent += 1
+            if lent == 3:  # that of the second unit
+                await rows.execute("SELECT pg_terminate_backend($1, 60000)", connection.get_server_pid())
+            yield connection
+
+    for key in ("sources/a", "sources/b", "sources/c"):
+        await rows.execute(_EXPIRED_SOURCE, key)
+    async with make_pool(settings, "test", 3) as pool:
+        turn = Housekeeping(settings, connections, housekeeping._store, SHIPPED).turns_of_kinds()[generations.SOURCES]
+        with pytest.raises(TRY_AGAIN):
+            await turn()
+        assert await set_aside(rows, generations.SOURCES) == {}
+        left = [row["key"] for row in await rows.fetch("SELECT key FROM source_image ORDER BY key")]
+        assert left == ["sources/b", "sources/c"]
+        await turn()
+    assert await rows.fetchval("SELECT count(*) FROM source_image") == 0
+
+
+@pytest.mark.parametrize("failure", [FileNotFoundError("the kind's own"), TimeoutError()])
+async def test_a_unit_whose_own_code_fails_as_a_connection_might_keeps_no_other(
+    rows: Connection, housekeeping: Housekeeping, failure: OSError
+) -> None:
+    """The database answers, so it is no outage: a turn that ended here would never come to the units after it."""
+    gone: list[str] = []
+
+    async def delete(unit: str) -> None:
+        if unit == "bad":
+            raise failure
+        gone.append(unit)
+
+    async def forget(_connection: Connection, _units: object) -> None:
+        """There are no rows."""
+
+    assert await housekeeping._forget("own", ["bad", "good"], str, delete, forget) == NEXT_BATCH_SECONDS
+    assert gone == ["good"]
+    assert await set_aside(rows, "own") == {"bad": 1}
+
+
+async def test_a_unit_that_waited_for_a_silent_database_is_not_at_fault(
+    rows: Connection, settings: Settings, housekeeping: Housekeeping
+) -> None:
+    """A host that is gone answers nothing, so the unit's connection timed out; and the next one is refused."""
+    tries: list[str] = []
+
+    @asynccontextmanager
+    async def connections() -> AsyncIterator[Connection]:
+        tries.append("connection")
+        if tries == ["a", "connection"]:
+            raise ConnectionRefusedError
+        async with pool.acquire() as connection:
+            yield connection
+
+    async def delete(unit: str) -> None:
+        tries.append(unit)
+        raise TimeoutError
+
+    async def forget(_connection: Connection, _units: object) -> None:
+        """There are no rows."""
+
+    async with make_pool(settings, "test", 1) as pool:
+        house = Housekeeping(settings, connections, housekeeping._store, SHIPPED)
+        with pytest.raises(TimeoutError):
+            await house._forget("own", ["a", "b"], str, delete, forget)
+    assert tries == ["a", "connection"]
+    assert await set_aside(rows, "own") == {}
 
 
 # --- what is told

@@ -12,6 +12,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+import asyncpg
+
 from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError, StoreError, StoreUnavailable
 from leasehold.domain.kind import Kind
@@ -26,6 +28,7 @@ from leasehold.kinds.housekeeping import (
 )
 from leasehold.limits import uploads
 from leasehold.limits.uploads import Acquire
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
@@ -137,20 +140,20 @@ class Housekeeping:
 
         Returns the pause to the next turn; None for the usual pause, because this turn had no units, or the store
         refused each of them: it may refuse all others, too, and each of them would be set aside. Raises
-        StoreUnavailable if the store is away.
+        StoreUnavailable if the store is away, and one of TRY_AGAIN if the database is.
         """
-        deleted, refused, store_error = await self._delete_objects(units, delete)
+        deleted, refused, outage = await self._delete_objects(units, delete)
         if deleted or refused:
             await self._forget_rows(duty, deleted, refused, key, forget)
-        if store_error is not None:
-            raise store_error
+        if outage is not None:
+            raise outage
         return NEXT_BATCH_SECONDS if deleted else None
 
     async def _delete_objects(
         self, units: Sequence[_Unit], delete: Callable[[_Unit], Awaitable[None]]
-    ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], StoreUnavailable | None]:
-        """Call `delete` for each unit, until the store is away. Returns the deleted units, the units at fault with
-        their errors, and the store's error if the store is away.
+    ) -> tuple[list[_Unit], list[tuple[_Unit, Exception]], Exception | None]:
+        """Call `delete` for each unit, until the store or the database is away. Returns the deleted units, the units at
+        fault with their errors, and the error of the store or of the database if it is away.
         """
         deleted: list[_Unit] = []
         refused: list[tuple[_Unit, Exception]] = []
@@ -162,10 +165,29 @@ class Housekeeping:
                     return deleted, refused, store_error
                 refused.append((unit, error))
             except Exception as error:  # noqa: BLE001 - of any kind: this unit is at fault, and is set aside
+                if await self._is_outage(error):
+                    return deleted, refused, error
                 refused.append((unit, error))
             else:
                 deleted.append(unit)
         return deleted, refused, None
+
+    async def _is_outage(self, error: Exception) -> bool:
+        """Whether the error of a unit's `delete` means that the database is away, or could not do the work now. An
+        OSError may also come from the code of a kind of work, and a timeout from a statement of this unit that is too
+        slow. So after these the database is asked: it is away if it does not answer either.
+        """
+        if not may_try_again(error):
+            return False
+        is_unclear = isinstance(error, OSError | asyncpg.QueryCanceledError) and not isinstance(error, ConnectionError)
+        if not is_unclear:
+            return True
+        try:
+            async with self._connections() as connection:
+                await connection.fetchval("SELECT true")
+        except TRY_AGAIN:
+            return True
+        return False
 
     async def _probe_store(self) -> StoreUnavailable | None:
         """The store's error if the store is away. None if the store answers: then the last error was about one unit."""
