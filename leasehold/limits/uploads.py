@@ -20,7 +20,7 @@ from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import TooMany
 from leasehold.limits.upload_room import LEAST_COUNTED, UploadRoom, count
 from leasehold.settings import Settings
-from leasehold.storage.store import ObjectStore
+from leasehold.storage.store import LONGEST_PUT, ObjectStore
 from leasehold.telemetry.store import REMOVED
 from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
@@ -38,8 +38,8 @@ SLOWEST_TRANSFER = timedelta(days=1)
 #: The retry-after of a refused upload.
 _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
-#: A multipart upload of the platform that is older than this has no living writer.
-_LONGEST_WRITE = timedelta(hours=1)
+#: A multipart upload of the platform that is older than this has no living writer. Clocks may differ by an hour or two.
+_LONGEST_WRITE = LONGEST_PUT + timedelta(hours=4)
 #: The prefix of the outputs of jobs. The bucket may also have objects of other programs.
 _JOBS_PREFIX = "jobs/"
 

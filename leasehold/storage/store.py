@@ -33,7 +33,7 @@ from leasehold.domain.errors import (
 from leasehold.domain.ids import id_of_instant, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
-from leasehold.storage.multipart import put_in_parts
+from leasehold.storage.multipart import MAX_PARTS, PART_BYTES, put_in_parts
 from leasehold.storage.s3 import PutRefused, open_client, request, suppress_refused_range, with_lower_names
 from leasehold.storage.signing import UrlSigner
 from leasehold.storage.streaming import Upload
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
+#: About the longest that a put may take: of the largest object, over the slowest network. 44 hours.
+LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECOND)
 #: How many times `put` tries. It tries again when another writer has changed the object meanwhile.
 _MAX_PUTS = 4
 _UNKNOWN_TYPE = "application/octet-stream"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
+from typing import Self
 from uuid import UUID
 
 import httpx2
@@ -16,6 +17,7 @@ from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.media.housekeeping import forget_jobless_pictures, jobless_pictures
 from leasehold.pipelines.media.transitions import extend_upload
 from leasehold.settings import Settings
+from leasehold.storage import store
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.media_api import JPEG, PNG, MediaApi, problem, put
@@ -412,6 +414,25 @@ async def test_multipart_uploads_of_dead_writers_are_given_up(api: Running, s3: 
         assert await api.services.store.abort_uploads("jobs/") == 1
         with pytest.raises(raw.exceptions.ClientError):
             await raw.list_parts(**part)  # type: ignore[arg-type]  # as made above
+
+
+@pytest.mark.parametrize(("hours", "left"), [(3, 1), (44, 1), (72, 0)])
+async def test_a_large_output_may_take_as_long_as_a_slow_network_needs(
+    api: Running, s3: Bucket, monkeypatch: pytest.MonkeyPatch, hours: int, left: int
+) -> None:
+    """8 GiB take more than two hours at one MiB a second. Housekeeping ended each upload that began an hour before."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(hours=hours)
+
+    monkeypatch.setattr(store, "datetime", Later)
+    async with s3.client() as raw:
+        await raw.create_multipart_upload(Bucket=s3.bucket, Key="jobs/a/output/big")
+        await uploads.abort_dead_uploads(api.services.store)
+        answer = await raw.list_multipart_uploads(Bucket=s3.bucket)
+    assert len(answer.get("Uploads", [])) == left
 
 
 async def test_a_form_of_source_images_that_is_refused_keeps_none_of_them(
