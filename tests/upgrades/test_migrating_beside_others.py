@@ -129,6 +129,12 @@ async def test_a_migration_needs_no_connection_beside_its_own() -> None:
     assert has_looked
 
 
+@pytest.mark.parametrize(("seconds", "timeout"), [(1.0, "1000ms"), (0.0001, "1ms")])
+def test_a_statement_never_waits_for_a_lock_without_end(seconds: float, timeout: str) -> None:
+    """PostgreSQL takes `0ms` for no limit."""
+    assert Patience(lock_seconds=seconds).session["lock_timeout"] == timeout
+
+
 async def test_a_migration_that_gets_no_lock_names_who_is_in_its_way_and_keeps_what_was_done(old: str) -> None:
     async with connection_to(old, "nightly report") as report:
         async with report.transaction():

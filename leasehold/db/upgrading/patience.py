@@ -58,10 +58,11 @@ class Patience:
     def session(self) -> dict[str, str]:
         """Settings of the session that migrates. With client_connection_check_interval, PostgreSQL ends the session of
         a program that died. Without it, an index build of that program would go on, and the next migration would wait.
+        A lock_timeout of 0 would mean that statements wait without end.
         """
         return {
             "application_name": "leasehold migrate",
-            "lock_timeout": f"{self.lock_seconds * 1000:.0f}ms",
+            "lock_timeout": f"{max(1.0, self.lock_seconds * 1000):.0f}ms",
             "client_connection_check_interval": "1s",
         }
 
