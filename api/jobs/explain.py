@@ -108,6 +108,10 @@ def _reasons(
     if job["status"] in JOB_TERMINAL:
         return [_reason("ended", f"The job has ended: {job['status']}.", error=job["error"])]
     if job["held"]:  # the job waits at concurrency limits, and no step has started
+        starts_at: datetime | None = next((row["starts_at"] for row in full_limits), None)
+        if starts_at is not None:  # it has the same start time at all its limits
+            message = f"The job starts at {to_the_second(starts_at)} or later."
+            return [_reason("waiting_until", message, until=starts_at)]
         return [_reason_of_limit(row) for row in full_limits] or [
             _reason("admitting", "The job is about to be admitted.")
         ]

@@ -338,11 +338,14 @@ async def why_waiting(
 
 # The concurrency limits (table `gate`) at which the job $1 of the tenant $2 waits (its rows of `gate_job`). A limit may
 # have admitted a million jobs, and a million may wait at it. So PostgreSQL reads at most $4 admitted jobs of a limit,
-# and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job.
+# and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`: the
+# instant before which no limit admits it.
 _WHY_HELD = """
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,
-       (SELECT count(*) FROM (SELECT 1 FROM gate_job earlier
+       CASE WHEN held.ready_at > clock_timestamp() THEN held.ready_at END AS starts_at,
+       (SELECT count(*) FILTER (WHERE counted.ready_at <= clock_timestamp()) FROM (
+          SELECT earlier.ready_at FROM gate_job earlier
           WHERE earlier.tenant_id = g.tenant_id AND earlier.key = g.key AND earlier.admitted_at IS NULL
             AND earlier.owner = held.owner AND (earlier.priority, earlier.job_id) < (held.priority, held.job_id)
           LIMIT $3) AS counted) AS ahead
@@ -366,7 +369,8 @@ async def why_held(
 ) -> Sequence[Row]:
     """The concurrency limits at which a job waits. `inside`: admitted jobs that are unfinished. `lately`: jobs admitted
     in the last minute. These two counts look at no more than `most_admitted` jobs of a limit; `cut`: there were so many
-    that the counts mean "at least". `ahead`: jobs of the same tenant that will be admitted earlier, counted up to
-    `max_ahead`.
+    that the counts mean "at least". `ahead`: jobs of the same tenant that will be admitted earlier, because their start
+    time has come, too; at most `max_ahead` waiting jobs are looked at. `starts_at`: the start time of the job itself;
+    None: it has come.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, max_ahead, most_admitted)

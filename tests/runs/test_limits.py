@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -163,6 +163,24 @@ async def test_an_explanation_counts_few_jobs_of_a_limit_that_has_admitted_many(
                        "SELECT job_id FROM gate_job WHERE admitted_at IS NOT NULL LIMIT 1)")  # fmt: skip
     (freed,) = await job_reads.why_held(rows, "t", last)
     assert (freed["inside"], freed["lately"]) == (4, 5)
+
+
+async def test_a_job_at_a_limit_whose_time_has_not_come_says_so_and_counts_as_ahead_of_no_other(
+    client: Client, rows: Connection
+) -> None:
+    """It was said to wait at a full limit, or at one that has room, and would have been admitted soon."""
+    limit = {"tenant_id": "acme", "key": "template:scripted", "at_most": 1}
+    assert (await client.http.put("/v1/limits", json=limit)).status_code == 200
+    at = datetime.now(UTC) + timedelta(days=1)
+    later = await client.start(scheduled_at=at.isoformat())
+    for _ in range(2):  # the limit has room, and is full
+        (reason,) = await reasons(client, later)
+        assert (reason["code"], datetime.fromisoformat(reason["until"])) == ("waiting_until", at)
+        await client.start()
+    (reason,) = await reasons(client, await client.start())
+    assert (reason["code"], reason["ahead"]) == ("limit", 1)  # the second, and not the one of tomorrow
+    await rows.execute("UPDATE gate_job SET ready_at = clock_timestamp() WHERE job_id = $1", UUID(later))
+    assert [reason["code"] for reason in await reasons(client, later)] == ["limit"]
 
 
 async def test_a_limit_of_the_fleet_holds_runs_and_says_so_until_it_is_lifted(client: Client, worker: Worker) -> None:

@@ -31,6 +31,9 @@ def test_a_waiting_step_says_how_many_are_before_it(ahead: int, words: str) -> N
     assert message_of(step).endswith(f"{words}.")
 
 
+ROOMY = {"key": "l", "at_most": None, "inside": 0, "per_minute": None, "lately": 0, "ahead": 0, "starts_at": None}
+
+
 @pytest.mark.parametrize(
     ("at_most", "inside", "message"),
     [
@@ -39,12 +42,12 @@ def test_a_waiting_step_says_how_many_are_before_it(ahead: int, words: str) -> N
     ],
 )
 def test_a_full_limit_says_how_many_it_admits(at_most: int, inside: int, message: str) -> None:
-    limit = {"key": "l", "at_most": at_most, "inside": inside, "per_minute": None, "lately": 0, "ahead": 0}
+    limit = ROOMY | {"at_most": at_most, "inside": inside}
     assert message_of(limit=limit) == message
 
 
 def test_a_limit_of_one_job_a_minute_says_so() -> None:
-    limit = {"key": "l", "at_most": None, "inside": 0, "per_minute": 1, "lately": 1, "ahead": 0}
+    limit = ROOMY | {"per_minute": 1, "lately": 1}
     assert message_of(limit=limit) == "The limit l admits 1 job a minute, and 1 started in the last minute."
 
 
