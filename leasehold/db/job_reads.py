@@ -347,7 +347,8 @@ SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitte
        (SELECT count(*) FILTER (WHERE counted.ready_at <= clock_timestamp()) FROM (
           SELECT earlier.ready_at FROM gate_job earlier
           WHERE earlier.tenant_id = g.tenant_id AND earlier.key = g.key AND earlier.admitted_at IS NULL
-            AND earlier.owner = held.owner AND (earlier.priority, earlier.job_id) < (held.priority, held.job_id)
+            AND earlier.owner = held.owner
+            AND (earlier.priority, earlier.ready_at, earlier.job_id) < (held.priority, held.ready_at, held.job_id)
           LIMIT $3) AS counted) AS ahead
 FROM gate_job held JOIN gate g ON g.tenant_id = held.tenant_id AND g.key = held.key JOIN job j ON j.id = held.job_id
 CROSS JOIN LATERAL (

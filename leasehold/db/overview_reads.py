@@ -183,7 +183,7 @@ SELECT listed.job_id AS id, j.tenant_id, coalesce(r.template, j.pipeline) AS tem
        listed.admitted_at
 FROM (SELECT g.job_id, g.admitted_at FROM gate_job g
       WHERE g.tenant_id = $1 AND g.key = $2 AND g.admitted_at IS {null_or_not}
-      ORDER BY g.owner, g.priority, g.job_id LIMIT $3) AS listed
+      ORDER BY g.owner, g.priority, g.ready_at, g.job_id LIMIT $3) AS listed
 JOIN job j ON j.id = listed.job_id LEFT JOIN run r ON r.job_id = listed.job_id
 """
 

@@ -178,12 +178,23 @@ gate_job = Table(
     Column("admitted_at", _INSTANT),  # NULL while the job waits
     PrimaryKeyConstraint("tenant_id", "key", "job_id"),
     Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: tenants take turns at a shared limit
+    # For the release before, which admits the jobs of a tenant by their age.
     Index(
         "gate_job_turn",
         "tenant_id",
         "key",
         "owner",
         "priority",
+        "job_id",
+        postgresql_where=text("admitted_at IS NULL"),
+    ),
+    Index(
+        "gate_job_line",
+        "tenant_id",
+        "key",
+        "owner",
+        "priority",
+        "ready_at",
         "job_id",
         postgresql_where=text("admitted_at IS NULL"),
     ),

@@ -11,16 +11,18 @@ from uuid import UUID
 import pytest
 
 from leasehold.app.writing import template_version_of
+from leasehold.db import job_reads, overview_reads
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, PipelineLimit, RunTerms, Step
 from leasehold.runtime.duty_cycle import Pauses
-from leasehold.transitions import concurrency, limits, quarantine, runs, settlements
+from leasehold.transitions import concurrency, jobs, limits, quarantine, runs, settlements
 from leasehold.transitions.concurrency import admission
 from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.debounce import Debounced
+from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.runs import NewRun
-from leasehold.transitions.settlements import Completion
+from leasehold.transitions.settlements import Completion, Failure
 from tests.factories import ONE, Rows
 from tests.support.lock_waits import until_waiting
 from tests.transitions.conftest import Open
@@ -116,6 +118,39 @@ async def test_a_job_is_let_in_when_its_time_has_come(rows: Rows) -> None:
     await concurrency.admit(rows.connection, [("t", "k")])
     assert await held(rows) == set()
     assert await rows.connection.fetchval("SELECT count(*) FROM gate_job WHERE job_id = $1", early) == 1
+
+
+async def test_jobs_of_a_tenant_come_by_priority_then_by_the_time_of_their_start(rows: Rows) -> None:
+    limit = ConcurrencyLimit("t", "k", at_most=0)
+    late, early, low = await wait_at(rows, limit, count=3)
+    for job_id, priority, minutes in ((late, 1, 1), (early, 1, 2), (low, 2, 3)):
+        await rows.connection.execute(
+            "UPDATE gate_job SET priority = $2, ready_at = ready_at - make_interval(mins => $3) WHERE job_id = $1",
+            job_id, priority, minutes,
+        )  # fmt: skip
+    (urgent,) = await wait_at(rows, limit)
+    await rows.connection.execute("UPDATE gate_job SET priority = 0 WHERE job_id = $1", urgent)
+    order = [urgent, early, late, low]
+    explained = [(await job_reads.why_held(rows.connection, "t", job_id))[0]["ahead"] for job_id in order]
+    assert explained == [0, 1, 2, 3]
+    listed = await overview_reads.jobs_at_limit(rows.connection, "t", "k", 4, admitted=False)
+    assert [row["id"] for row in listed] == order
+    for number in range(1, 5):
+        await rows.connection.execute("UPDATE gate SET at_most = $1", number)
+        await concurrency.admit(rows.connection, [("t", "k")])
+        assert await held(rows) == {*order[number:]}
+
+
+async def test_a_job_that_is_retried_waits_before_those_that_came_since(rows: Rows) -> None:
+    limit = ConcurrencyLimit("t", "k", at_most=1)
+    (first,) = await wait_at(rows, limit)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    (claimed,) = await rows.claim_all()
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "x", "", False, 0.0)])
+    later = await wait_at(rows, limit, count=2)
+    await jobs.replay(rows.connection, first, "t", terms=AdmissionTerms([limit]))
+    await concurrency.admit(rows.connection, [("t", "k")])
+    assert await held(rows) == {*later}
 
 
 async def test_a_tenant_s_turn_counts_its_own_jobs_that_are_inside_at_this_very_limit(rows: Rows) -> None:

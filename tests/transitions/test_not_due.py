@@ -83,6 +83,15 @@ CASES: dict[str, tuple[str, Look]] = {
         {LATER} {FOR_EACH}""",
         on_connection(fire_due),
     ),
+    "gate_job_line": (
+        f"""WITH made AS (INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq,
+        params, inputs, output_prefix, held, gated) SELECT gen_random_uuid(), 't', 'one', 1, 'pending', 1, 1, '{{}}',
+        '{{}}', 'x', true, true {FOR_EACH} RETURNING id
+        ), limits AS (INSERT INTO gate (tenant_id, key, at_most) VALUES ('t', 'k', 1))
+        INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at, owner)
+        SELECT 't', 'k', id, 1, {LATER}, 't' FROM made""",
+        on_connection(lambda c: concurrency.admit(c, [("t", "k")], ())),
+    ),
     "rate_bucket_full_at": (
         f"INSERT INTO rate_bucket (key, full_at) SELECT n::text, {LATER} {FOR_EACH}",
         on_connection(rates.forget_rates),

@@ -41,9 +41,10 @@ _SEARCH_SHARE, _OLDEST_SEARCH_SECONDS = 1 / 100, 60.0
 def _waiting_sql(name: str, condition: str) -> str:
     """SQL: the jobs that come next at each limit, with all limits of those jobs. `condition`: of a waiting job `g`.
 
-    Tenants take turns: the first job of each tenant comes before the second job of any tenant. $1 and $2 the limits, $3
-    how many jobs, $4 EVERYBODY (the tenant_id of limits that all tenants share), $5 only this job; NULL: any job.
-    `owner`: the tenant of a job.
+    Tenants take turns: the first job of each tenant comes before the second job of any tenant. The jobs of one tenant
+    come by priority (`band`), then by the time since which they may start. So PostgreSQL reads no job whose start lies
+    in the future, however many of them wait. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY (the tenant_id of
+    limits that all tenants share), $5 only this job; NULL: any job. `owner`: the tenant of a job.
     """
     return f"""
 -- {name}
@@ -67,7 +68,7 @@ WITH RECURSIVE limits AS (
 ), heads AS MATERIALIZED (
     -- The first jobs of each tenant, with their turn. At a limit that all tenants share, the turn also counts the
     -- tenant's admitted jobs.
-    SELECT head.job_id, head.priority, head.nth + admitted.job_count AS turn
+    SELECT head.job_id, head.priority, head.ready_at, head.nth + admitted.job_count AS turn
     FROM owners o
     CROSS JOIN LATERAL (
         SELECT count(*) AS job_count FROM gate_job i
@@ -75,18 +76,23 @@ WITH RECURSIVE limits AS (
           AND i.admitted_at IS NOT NULL
     ) AS admitted
     CROSS JOIN LATERAL (
-        SELECT g.job_id, g.priority, row_number() OVER (ORDER BY g.priority, g.job_id) AS nth FROM gate_job g
-        WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.admitted_at IS NULL
-          AND g.ready_at <= clock_timestamp() AND ($5::uuid IS NULL OR g.job_id = $5) AND {condition}
-        ORDER BY g.priority, g.job_id LIMIT $3
+        SELECT first.*, row_number() OVER (ORDER BY first.priority, first.ready_at, first.job_id) AS nth
+        FROM generate_series(0, 2) AS band CROSS JOIN LATERAL (
+            SELECT g.job_id, g.priority, g.ready_at FROM gate_job g
+            WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.priority = band
+              AND g.admitted_at IS NULL AND g.ready_at <= statement_timestamp()
+              AND ($5::uuid IS NULL OR g.job_id = $5) AND {condition}
+            ORDER BY g.ready_at, g.job_id LIMIT $3
+        ) AS first
+        ORDER BY first.priority, first.ready_at, first.job_id LIMIT $3
     ) AS head
 ), waiting AS MATERIALIZED (
-    SELECT job_id, priority, max(turn) AS turn FROM heads GROUP BY job_id, priority
-    ORDER BY turn, priority, job_id LIMIT $3
+    SELECT job_id, priority, min(ready_at) AS ready_at, max(turn) AS turn FROM heads GROUP BY job_id, priority
+    ORDER BY turn, priority, ready_at, job_id LIMIT $3
 )
 SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
 FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job_id
-GROUP BY w.job_id, w.priority, w.turn, j.tenant_id ORDER BY w.turn, w.priority, w.job_id
+GROUP BY w.job_id, w.priority, w.ready_at, w.turn, j.tenant_id ORDER BY w.turn, w.priority, w.ready_at, w.job_id
 """
 
 
@@ -187,8 +193,8 @@ async def admit(
     search: Pauses | None = None,
 ) -> list[Announcement]:
     """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
-    tenant go by priority and age. A job that one of its other limits holds back does not delay the jobs after it.
-    Returns the hints to be published (messages that tell workers of due tasks).
+    tenant go by priority, then by their start time. A job that one of its other limits holds back does not delay the
+    jobs after it. Returns the hints to be published (messages that tell workers of due tasks).
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
     the statement reads all admitted jobs. `search`: this caller's `new_search`. It admits the jobs behind a batch of

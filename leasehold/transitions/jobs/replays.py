@@ -159,13 +159,15 @@ class AdmissionTerms:
 
 @dataclass(frozen=True, slots=True)
 class _ReplayedJob:
-    """A replayed job that waits at its concurrency limits: a `concurrency.LimitedJob`."""
+    """A replayed job that waits at its concurrency limits: a `concurrency.LimitedJob`. `not_before`: since when it may
+    start. This is the time of its submission, so that it does not wait behind all jobs that came since.
+    """
 
     id: UUID
     tenant_id: str
     priority: int
     limits: Sequence[ConcurrencyLimit]
-    not_before: datetime | None = None
+    not_before: datetime | None
 
 
 async def replay(
@@ -195,7 +197,7 @@ async def replay(
     async with connection.transaction():
         # The objects of an expired job may be gone.
         failed_job = await connection.fetchrow(
-            "SELECT priority FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed'"
+            "SELECT priority, created_at FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed'"
             " AND (expires_at IS NULL OR expires_at > clock_timestamp()) FOR UPDATE",
             job_id,
             tenant_id,
@@ -212,9 +214,10 @@ async def replay(
             list(followed), None, cause,
         )  # fmt: skip
         if new_terms.limits:
-            await concurrency.queue_up(
-                connection, [_ReplayedJob(job_id, tenant_id, failed_job["priority"], new_terms.limits)]
+            replayed_job = _ReplayedJob(
+                job_id, tenant_id, failed_job["priority"], new_terms.limits, failed_job["created_at"]
             )
+            await concurrency.queue_up(connection, [replayed_job])
     return [Announcement.from_row(row) for row in rows]
 
 
