@@ -109,6 +109,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute(f"INSERT INTO event ({_COLUMNS}) {_DERIVED}")
+    op.execute("UPDATE job SET single_task = NULL WHERE single_task IS NOT NULL")  # else a later upgrade derives again
     op.execute(f"CREATE OR REPLACE VIEW history AS {_WRITTEN}")
     op.execute("DROP TRIGGER derived_events ON task")
     op.execute("DROP FUNCTION write_derived_events()")
