@@ -8,7 +8,7 @@ from grafana.describe import Board, Panel, Row, exported, number, percentiles, r
 _NOW = Row(
     "Now",
     [
-        number("Firing alerts", "How many alerts fire; the list is in Prometheus.", 'count(ALERTS{alertstate="firing"}) or vector(0)', warn=1, bad=3),
+        number("Firing alerts", "How many alerts fire; the list is in Prometheus.", 'count(ALERTS{alertname=~"Leasehold.+",alertstate="firing"}) or vector(0)', warn=1, bad=3),
         number(
             "Job success, 1 h",
             "Of the jobs that could have succeeded, how many did. Rejected inputs do not count. Promised: 99 %.",

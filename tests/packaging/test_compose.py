@@ -92,9 +92,9 @@ def test_our_own_images_run_as_the_user_that_they_are_built_with() -> None:
 #: Who has business with whom; everybody else cannot even open a connection.
 CLIENTS = {
     "postgres": {"migrate", "api", "worker"},
-    "rabbitmq": {"api", "worker"},
+    "rabbitmq": {"api", "worker", "prometheus"},
     "s3": {"api", "worker"},
-    "prometheus": {"api", "worker", "grafana"},  # it asks the first two
+    "prometheus": {"api", "worker", "rabbitmq", "grafana"},  # it asks the first three
     "grafana": {"prometheus"},
 }
 
@@ -236,6 +236,23 @@ def test_prometheus_scrapes_our_services_on_the_port_where_they_tell_and_nobody_
         assert service["environment"]["LEASEHOLD_METRICS_PORT"] == one["port"]
         assert service["environment"]["LEASEHOLD_METRICS_HOST"] == "::"
         assert not any(str(one["port"]) in port for port in service.get("ports", []))
+
+
+def test_prometheus_is_on_a_network_with_each_service_that_it_scrapes() -> None:
+    configuration = yaml.safe_load((ROOT / "grafana/prometheus/prometheus.yaml").read_text())
+    places = [
+        place
+        for job in configuration["scrape_configs"]
+        for kind in job.values()
+        if isinstance(kind, list)
+        for place in kind
+    ]
+    names = {
+        name.partition(":")[0] for place in places for name in (*place.get("names", []), *place.get("targets", []))
+    }
+    own = set(SERVICES["prometheus"]["networks"])
+    assert {name for name in names - {"localhost"} if not own & set(SERVICES[name]["networks"])} == set()
+    assert {"api", "worker", "rabbitmq"} <= names
 
 
 def test_the_dashboards_lie_where_grafana_looks_for_them() -> None:
