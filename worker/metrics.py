@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from time import perf_counter
 
 from leasehold.domain.pipeline import MIB
-from leasehold.telemetry.meters import QUICK, Bounded, counter, fast_counter, fast_histogram, gauge, histogram
+from leasehold.telemetry.dead_letters import DEAD, bounded_code
+from leasehold.telemetry.meters import QUICK, counter, fast_counter, fast_histogram, gauge, histogram
 
 HINTS = fast_counter(
     "hints_total",
@@ -32,11 +33,6 @@ WAIT = fast_histogram(
 ATTEMPTS = fast_counter("attempts_total", "Attempts that ended", ["pipeline", "step", "outcome"], words=["outcome"])
 SECONDS = fast_histogram("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
 RETRIES = fast_counter("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
-DEAD = fast_counter(
-    "dead_letters_total",
-    "Tasks that failed for good: no further attempt follows, unless somebody replays them",
-    ["pipeline", "step", "code"],
-)
 ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
 LEASES = gauge("leases_held", "Leases that this worker holds")
 LOST = counter("leases_lost_total", "Leases that were lost before the attempt could settle")
@@ -90,7 +86,6 @@ for _result in ("claimed", "duplicate", "stale"):
 HINTS_CLAIMED = HINTS.labels("claimed")
 for _found_by in ("hint", "look", "next"):
     CLAIMS.labels(_found_by)
-_bounded_code = Bounded()  # bounds the number of different codes, because handlers choose them
 #: The state that a task was claimed in -> the label `kind` of its wait.
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
@@ -111,7 +106,7 @@ def count_end(pipeline: str, step: str, outcome: str, seconds: float, exemplar: 
 
 def count_failure(pipeline: str, step: str, outcome: str, code: str) -> None:
     """Count a failed attempt. `outcome`: `retried`, or `failed` for good."""
-    (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _bounded_code(code)).inc()
+    (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, bounded_code(code)).inc()
 
 
 def observe_duration(statement: str, began: float) -> None:

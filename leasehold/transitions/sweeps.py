@@ -18,6 +18,7 @@ import asyncpg
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection, row_count, unindexed
+from leasehold.telemetry.dead_letters import DEAD, bounded_code
 from leasehold.telemetry.duties import counted
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
@@ -30,6 +31,8 @@ from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 #: their next try.
 LEASES, CANCELS, DEADLINES = counted("leases"), counted("cancels"), counted("deadlines")
 RETENTION = counted("retention")
+#: The error code of an attempt whose worker was lost.
+WORKER_LOST = "worker_lost"
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
 # its snapshot would be older than the lock. A transaction that adds a step and commits in between would be missed: the
@@ -74,7 +77,7 @@ WITH lost_task AS MATERIALIZED (
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
               t.contained, t.unblocks, decisions.ends, NOT decisions.lost_too_often AS again,
-              'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
+              '{WORKER_LOST}' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
@@ -89,12 +92,11 @@ WITH lost_task AS MATERIALIZED (
     WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
-       e.id AS ended_job, e.pipeline, e.outcome, e.seconds
-FROM attempt_ended f LEFT JOIN hints h ON h.task_id = f.id
-LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
+SELECT f.id AS task_id, f.status, f.step, h.id AS outbox_id, h.queue, h.priority, h.headers,
+       CASE WHEN e.status = 'failed' THEN e.id END AS ended_job, e.pipeline, e.outcome, e.seconds
+FROM attempt_ended f JOIN advanced_jobs e ON e.id = f.job_id LEFT JOIN hints h ON h.task_id = f.id
 UNION ALL
-SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
 """
 )
 
@@ -116,6 +118,9 @@ async def expire_leases(
         return await connection.fetch(EXPIRE_LEASES, list(dead_owners), max_losses, list(locked))
 
     rows = await run_units(connection, LEASES, take, end)
+    for row in rows:
+        if row["status"] == "failed":
+            DEAD.labels(row["pipeline"], row["step"], bounded_code(WORKER_LOST)).inc()
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     # A row without a status is only the hint of a woken workflow: no lease of it has ended.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from prometheus_client import REGISTRY
 
 from leasehold.broker import outbox
 from leasehold.broker.outbox import Announcement
@@ -328,6 +329,27 @@ async def test_a_lost_worker_costs_no_attempt_and_the_fifth_loss_ends_the_job(ro
             (claimed,) = await rows.claim_all()
     assert (await rows.job(claimed.job_id))["error"]["code"] == "worker_lost"
     await assert_history(rows, claimed.job_id)
+
+
+async def test_a_step_that_a_sweep_fails_is_counted_as_a_dead_letter(rows: Rows) -> None:
+    """Nobody else counts it: its worker is lost. A step that runs again is none."""
+
+    def counted() -> float:
+        labels = {"pipeline": "diamond", "step": "left", "code": "worker_lost"}
+        return REGISTRY.get_sample_value("leasehold_dead_letters_total", labels) or 0
+
+    await rows.submit(DIAMOND)
+    (top,) = await rows.claim_all()
+    await complete(rows, top)
+    before = counted()
+    for losses, expected in ((1, before), (0, before + 1)):
+        for claimed in await rows.claim_all():
+            if claimed.step == "left":
+                await rows.lapse(claimed.lease.task_id)
+        await sweeps.expire_leases(rows.connection, [], losses)
+        assert counted() == expected
+    assert await sweeps.expire_leases(rows.connection, [], 0) == (0, [], [])
+    assert counted() == before + 1
 
 
 async def test_a_lease_that_still_holds_is_not_swept(rows: Rows) -> None:

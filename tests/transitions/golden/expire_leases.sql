@@ -119,9 +119,8 @@ WITH lost_task AS MATERIALIZED (
     WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
-       e.id AS ended_job, e.pipeline, e.outcome, e.seconds
-FROM attempt_ended f LEFT JOIN hints h ON h.task_id = f.id
-LEFT JOIN advanced_jobs e ON e.id = f.job_id AND e.status = 'failed'
+SELECT f.id AS task_id, f.status, f.step, h.id AS outbox_id, h.queue, h.priority, h.headers,
+       CASE WHEN e.status = 'failed' THEN e.id END AS ended_job, e.pipeline, e.outcome, e.seconds
+FROM attempt_ended f JOIN advanced_jobs e ON e.id = f.job_id LEFT JOIN hints h ON h.task_id = f.id
 UNION ALL
-SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h

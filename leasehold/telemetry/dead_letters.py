@@ -1,0 +1,16 @@
+"""Counts the tasks that failed for good: in the worker whose attempt failed, or whose sweep ended the last lease of a
+lost worker.
+"""
+
+from __future__ import annotations
+
+from leasehold.telemetry.meters import Bounded, fast_counter
+
+DEAD = fast_counter(
+    "dead_letters_total",
+    "Tasks that failed for good: no further attempt follows, unless somebody replays them. Without those of external "
+    "workers",
+    ["pipeline", "step", "code"],
+)
+#: Bounds the number of different codes, because handlers choose them.
+bounded_code = Bounded()
