@@ -31,8 +31,8 @@ _MAX_TASKS, _MAX_OF_ALL = 1000, 4000
 _SHARED_SECONDS = 2.0
 #: A page shows at most this many jobs inside a limit, and as many that wait at it.
 _MAX_JOBS = 50
-#: A page shows at most this many queues.
-_MAX_QUEUES = 200
+#: A page shows at most this many queues, or workers.
+_MAX_QUEUES, _MAX_WORKERS = 200, 200
 
 
 @router.get("/queues")
@@ -88,7 +88,14 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
 
     shared_workers: Shared[list[dict[str, Any]]] = state_of(request).answers.named("workers", _SHARED_SECONDS)
     workers = await shared_workers.get("all", read)
-    return page(request, "workers.html", refresh_seconds=3, refresh_url=request.url.path, workers=workers)
+    return page(
+        request,
+        "workers.html",
+        refresh_seconds=3,
+        refresh_url=request.url.path,
+        workers=workers,
+        max_workers=_MAX_WORKERS,
+    )
 
 
 def _queues_and_labels(queue_names: Sequence[str]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from leasehold.api.console import findings, overview
+from leasehold.api.console import queues as pages
 from leasehold.api.fleet.health import Check
 from leasehold.db import cell_reads, job_lists
 from leasehold.db.database import Connection, connected
@@ -357,14 +358,25 @@ async def test_a_worker_without_a_heartbeat_is_silent_whatever_else_it_is(person
     shown = re.findall(
         r'<a class="name"[^>]*>h<wbr>:(\d)</a>.*?\n<td><span class="state (\w+)"[^>]*>(\w+)</span></td>', page
     )
-    assert shown == [
-        ("1", "active", "serving"),
-        ("2", "draining", "draining"),
-        *((n, "silent", "silent") for n in "34"),
-    ]
+    assert shown[:2] == [("3", "silent", "silent"), ("4", "silent", "silent")]
+    assert shown[2:] == [("1", "active", "serving"), ("2", "draining", "draining")]
     assert '4 registered, <span class="late">2 silent</span>' in page
     answer = await somebody.http.get("/v1/workers", headers={"Authorization": f"Bearer {somebody.key.text}"})
     assert {row["pid"]: row["silent"] for row in answer.json()["workers"]} == {1: False, 2: False, 3: True, 4: True}
+
+
+async def test_of_more_workers_than_the_page_shows_the_silent_ones_are_shown_and_the_rest_is_counted(
+    person: MakePerson, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    somebody = await person()
+    for pid in (1, 2, 3):
+        await workers.register(rows, new_id(), host="h", pid=pid, version="v", queues=["default"])
+    await rows.execute("UPDATE worker SET seen_at = seen_at - interval '31 seconds' WHERE pid = 3")
+    for at_most, shown, rest in ((3, ["3", "1", "2"], False), (2, ["3", "1"], True)):
+        monkeypatch.setattr(pages, "_MAX_WORKERS", at_most)
+        page = await somebody.see("/workers")
+        assert re.findall(r"<wbr>:(\d)</a>", page) == shown
+        assert ("1 more: <code>GET /v1/workers</code> has them." in page) is rest
 
 
 async def test_a_queue_shows_how_many_attempts_started_within_the_minute(person: MakePerson, rows: Connection) -> None:
