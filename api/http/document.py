@@ -18,8 +18,14 @@ _STATUSES_OF_BODIES = {
     413: "`body_too_large`",
     415: "`unsupported_media_type`: the response header `Accept` names the media type that the request body must have",
 }
-_STATUSES_OF_IDEMPOTENCY_KEYS = {409: "`idempotency_key_in_flight`"}
 _STATUSES_OF_ALL = {431: "`head_too_large`"}
+
+# Codes that operations answer by their header, parameters or body. The routes need not name them beside their own.
+_CODES_OF_IDEMPOTENCY_KEYS = {
+    409: ("idempotency_key_in_flight",),
+    422: ("idempotency_key_reused", "idempotency_key_malformed"),
+}
+_CODES_OF_VALUES = {422: ("invalid_request",)}
 
 #: The headers that every answer with this status has.
 _HEADERS = {
@@ -73,6 +79,10 @@ def _complete_responses(path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     for status, description in _common_statuses(path, operation).items():
         responses.setdefault(str(status), {"description": description} | _PROBLEM)
+    for codes_of in _codes_of(operation):
+        for status_code, codes in codes_of.items():
+            answer = responses.setdefault(str(status_code), {"description": ""} | _PROBLEM)
+            answer["description"] = _with_codes(answer["description"], codes)
     for code, headers in _HEADERS.items():
         if code in responses:
             responses[code]["headers"] = {
@@ -88,9 +98,25 @@ def _common_statuses(path: str, operation: dict[str, Any]) -> dict[int, str]:
         statuses |= _STATUSES_OF_PATHS_WITH_ID
     if "requestBody" in operation:
         statuses |= _STATUSES_OF_BODIES
-    if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", [])):
-        statuses |= _STATUSES_OF_IDEMPOTENCY_KEYS
     return statuses
+
+
+def _codes_of(operation: dict[str, Any]) -> Iterator[Mapping[int, Sequence[str]]]:
+    parameters = operation.get("parameters", [])
+    if "application/json" in operation.get("requestBody", {}).get("content", {}) or any(
+        parameter["in"] == "query" for parameter in parameters
+    ):
+        yield _CODES_OF_VALUES
+    if any(parameter["name"] == "Idempotency-Key" for parameter in parameters):
+        yield _CODES_OF_IDEMPOTENCY_KEYS
+
+
+def _with_codes(text: str, codes: Sequence[str]) -> str:
+    """The description of a status, with the codes that it lacks at its end."""
+    missing_codes = ", ".join(f"`{code}`" for code in codes if f"`{code}`" not in text)
+    # After an explanation a comma would make the code a part of it.
+    separator = "; " if ":" in text else ", "
+    return separator.join(part for part in (text, missing_codes) if part)
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

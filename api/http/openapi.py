@@ -29,7 +29,8 @@ _COMMON_CODES = {
     HTTPStatus.MISDIRECTED_REQUEST: "`wrong_cell`: the header Leasehold-Cell-Address names the cell of the tenant",
     HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
     HTTPStatus.INTERNAL_SERVER_ERROR: "`internal_error`",
-    HTTPStatus.SERVICE_UNAVAILABLE: "`database_unavailable`, `store_unavailable`: try again after `Retry-After`",
+    HTTPStatus.SERVICE_UNAVAILABLE: "`database_unavailable`, `store_unavailable`, `busy`, `tenant_moving`: try again "
+    "after `Retry-After`",
 }
 
 #: The codes of 429 for every operation that creates a job.

@@ -75,7 +75,8 @@ NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCha
 _MAX_ERRORS = 100
 #: The ASCII characters that need no percent-encoding in the fragment of a URI (RFC 3986, 3.5).
 _SAFE_IN_FRAGMENTS = "/?:@!$&'()*+,;="
-_CODE_AND_DETAIL = {
+#: The code and the sentence of an error that has only a status.
+CODE_AND_DETAIL = {
     HTTPStatus.NOT_FOUND: ("not_found", "There is nothing at this address."),
     HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not support the method."),
     HTTPStatus.BAD_REQUEST: ("bad_request", "The request is malformed."),
@@ -179,7 +180,7 @@ def _problem_of_http_exception(error: HTTPException) -> Problem:
 
 
 def problem_of_status(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Problem:
-    code, detail = _CODE_AND_DETAIL.get(status, (status.name.lower(), f"{status.phrase}."))
+    code, detail = CODE_AND_DETAIL.get(status, (status.name.lower(), f"{status.phrase}."))
     return Problem(status, code, detail, headers or {})
 
 

@@ -165,8 +165,9 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
     status_code=202,
     response_model=JobAfterAction,
     responses=problems(MISSING | {
+        HTTPStatus.NOT_FOUND: "`job_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed job can be retried; `same_scope_running`, "
-        "`same_key_running`, `pipeline_not_served`, `template_not_found`",
+        "`same_key_running`, `pipeline_not_served`, `template_unreadable`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),

@@ -41,9 +41,9 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
     summary="Retry a failed run, from the step that failed or an earlier step",
     status_code=202,
     responses=problems({
-        HTTPStatus.NOT_FOUND: "`run_not_found`",
+        HTTPStatus.NOT_FOUND: "`run_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run can be retried; `same_scope_running`, "
-        "`same_key_running`",
+        "`same_key_running`, `template_unreadable`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
@@ -63,7 +63,7 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
     response_model=RunAccepted,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`, `template_not_found`",
-        HTTPStatus.CONFLICT: "`not_repeatable`, `template_disabled`, `same_scope_running`",
+        HTTPStatus.CONFLICT: "`not_repeatable`, `template_disabled`, `template_unreadable`, `same_scope_running`",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip

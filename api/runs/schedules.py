@@ -283,7 +283,7 @@ async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> R
     responses=problems({
         HTTPStatus.NOT_FOUND: "`schedule_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`not_schedulable`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "as for createSchedule",
+        HTTPStatus.UNPROCESSABLE_ENTITY: f"`invalid_cron`, `invalid_timezone`, `invalid_payload`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: TOO_MANY_CHECKS,
     }),
 )  # fmt: skip

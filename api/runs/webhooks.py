@@ -99,7 +99,13 @@ async def _check_url(services: Services, tenant_id: str, url: str) -> None:
     description="`run.*` is sent for runs, `job.*` for jobs of every kind. The answer has the secret, "
     "which no later answer repeats.",
     status_code=201,
-    responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_webhooks`"}),
+    responses=problems(
+        _REFUSED
+        | {
+            HTTPStatus.NOT_FOUND: "`webhook_not_found`: the request is a repetition, and its webhook was deleted",
+            HTTPStatus.CONFLICT: "`too_many_webhooks`",
+        }
+    ),
 )
 async def create_webhook(
     request: Request, body: NewWebhook, caller: Owner, idempotency_key: IdempotencyKey = None

@@ -9,11 +9,11 @@ from http import HTTPStatus
 from itertools import groupby
 from typing import Any
 
-from docs.generate.raised import Raised, raised
+from docs.generate.raised import WRITTEN_TO_JOB, WRITTEN_TO_TASK, Raised, raised
 from docs.generate.tables import code, table
 from leasehold.api.app import make_app
 from leasehold.api.http.openapi import document
-from leasehold.api.http.problems import STATUS_OF
+from leasehold.api.http.problems import CODE_AND_DETAIL, STATUS_OF
 from leasehold.domain import errors
 from leasehold.settings import Settings
 
@@ -44,14 +44,16 @@ _STEP_ERRORS = {
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.StepError)
 }
-#: The errors of a step's outbound requests -> whether another try may succeed.
+#: The errors of a step's outbound requests, and of what a workflow awaits -> whether another try may succeed.
 _STEP_ERRORS |= {
     "Rejected": False,
     "UnusableFile": False,
     "EgressRefused": False,
     "OutcomeUnknown": False,
+    "TaskFailed": False,
     "TryLater": True,
 }
+_STEP_ERRORS |= {WRITTEN_TO_TASK: True, WRITTEN_TO_JOB: False}
 #: Files whose errors only the command line shows.
 _COMMAND_LINE_FILES = ("leasehold/cli/", "leasehold/db/roles.py", "leasehold/security/credentials.py")
 _CODE = re.compile(r"`([a-z][a-z0-9_]+)`")
@@ -72,6 +74,9 @@ def _problems_table() -> str:
         if status is not None and not error.file.startswith(_COMMAND_LINE_FILES):
             statuses[error.code].add(int(status))
             sentences[error.code].append(error.sentence)
+    for http_status, (name, sentence) in CODE_AND_DETAIL.items():
+        statuses[name].add(int(http_status))
+        sentences[name].append(sentence)
     contract = document(make_app(Settings(_env_file=None)))
     fields = {name for schema in contract["components"]["schemas"].values() for name in schema.get("properties", ())}
     for name, status_code in _documented(contract):

@@ -18,7 +18,9 @@ lists the operations, the scope that a key needs for each, and how each can answ
 with every request. Every answer has an `X-Request-Id`.
 
 An error is an RFC 9457 problem with a stable `code`: [all codes](errors.md). The statuses in the next table are left
-out below, where an operation answers them with these codes.
+out below, where an operation answers them with these codes. Any JSON body may also get 422 `body_too_deep`,
+`integer_too_large` or `text_not_storable`. An operation that may answer `evaluations_waiting` may also answer 503
+`evaluator_busy`: the payload could not be checked in time.
 """
 #: The page lists an answer only once if at least this share of the operations gives it.
 _COMMON_SHARE = 0.8

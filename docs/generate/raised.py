@@ -1,8 +1,9 @@
-"""Finds the errors that have a stable code, in the syntax tree of each module."""
+"""Finds the errors that have a stable code, in the syntax tree of each module and in the texts of SQL statements."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,11 +14,20 @@ from leasehold.domain.sentences import full_stop
 _ROOT = Path(__file__).parents[2]
 #: The class of answers without an exception: `Problem(status, code, detail)`.
 _PROBLEM = "Problem"
+#: The function by which a child process tells of a failure: `_failed_frame("permanent", code, message)`.
+_FRAME = "_failed_frame"
+#: The kinds of errors that statements write into rows: of a task, which is tried again, and of a job, which has ended.
+WRITTEN_TO_TASK, WRITTEN_TO_JOB = "written to a task", "written to a job"
+_IN_STATEMENTS = {
+    WRITTEN_TO_TASK: re.compile(r"'([a-z_]+)' AS code, '([^']+)' AS message"),
+    WRITTEN_TO_JOB: re.compile(r"'code', '([a-z_]+)',[^()]*?'message', '([^']+)'"),
+}
 
 
 class Raised(NamedTuple):
     """One place that raises an error. `kind`: the name of the class; for a Problem, the name of its status in
-    HTTPStatus. `sentence`: the message for a person, with `{name}` for a value.
+    HTTPStatus; for an error in a statement, WRITTEN_TO_TASK or WRITTEN_TO_JOB. `sentence`: the message for a person,
+    with `{name}` for a value.
     """
 
     kind: str
@@ -41,6 +51,10 @@ def _errors_of_file(path: Path) -> Iterator[Raised]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield from _errors_of_call(node.func.id, node, str(path.relative_to(_ROOT)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for kind, pattern in _IN_STATEMENTS.items():
+                for name, sentence in pattern.findall(node.value):
+                    yield Raised(kind, name, sentence, str(path.relative_to(_ROOT)))
 
 
 def _errors_of_call(kind: str, call: ast.Call, file: str) -> Iterator[Raised]:
@@ -48,6 +62,8 @@ def _errors_of_call(kind: str, call: ast.Call, file: str) -> Iterator[Raised]:
     named = {keyword.arg: _text(keyword.value) for keyword in call.keywords}
     if kind == _PROBLEM and len(call.args) > 1 and isinstance(call.args[0], ast.Attribute):
         kind, texts = call.args[0].attr, texts[1:]
+    elif kind == _FRAME:
+        kind, texts = texts[0].capitalize(), texts[1:]
     elif kind == "Retryable":
         texts = [named.get("code", "retryable"), *texts]
     if texts and texts[0] and texts[0].replace("_", "").isalpha() and texts[0].islower():

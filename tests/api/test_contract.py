@@ -289,6 +289,23 @@ def test_the_document_names_what_the_edge_answers_for_every_operation() -> None:
             assert wanted <= operation["responses"].keys(), operation["operationId"]
 
 
+def test_the_document_names_every_code_that_a_key_of_a_request_or_a_wrong_value_is_answered_with() -> None:
+    document = make_app(Settings(_env_file=None)).openapi()
+    codes = {"409": ["idempotency_key_in_flight"], "422": ["idempotency_key_reused", "idempotency_key_malformed"]}
+    keyed = 0
+    for item in document["paths"].values():
+        for operation in item.values():
+            texts = {status: answer["description"] for status, answer in operation["responses"].items()}
+            parameters = operation.get("parameters", ())
+            if any(parameter["in"] == "query" for parameter in parameters):
+                assert "`invalid_request`" in texts["422"], operation["operationId"]
+            if any(parameter["name"] == "Idempotency-Key" for parameter in parameters):
+                keyed += 1
+                missing = [(at, code) for at, of in codes.items() for code in of if texts[at].count(f"`{code}`") != 1]
+                assert missing == [], operation["operationId"]
+    assert keyed > 15
+
+
 def test_every_bound_gets_into_the_document() -> None:
     """Pydantic writes `ge` for `minimum` where a bound stands after a validator."""
     document = make_app(Settings(_env_file=None)).openapi()

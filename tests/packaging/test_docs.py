@@ -49,6 +49,13 @@ def test_every_reason_to_refuse_a_picture_is_documented() -> None:
     assert len(codes) > 5
 
 
+def test_every_code_of_the_processing_of_a_picture_is_a_code_of_the_reference() -> None:
+    (named,) = re.findall(r"^Other codes are of the processing: (.*?)\.", MEDIA, re.MULTILINE | re.DOTALL)
+    codes = re.findall("`([a-z_]+)`", named)
+    assert len(codes) > 5
+    assert [code for code in codes if f"| `{code}` | " not in ERRORS.partition("## Codes of a job")[2]] == []
+
+
 def test_every_variant_is_documented() -> None:
     assert all(f"`{name}`" in MEDIA for name in VARIANTS)
 

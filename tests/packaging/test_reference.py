@@ -51,6 +51,18 @@ def test_every_metric_has_a_meaning() -> None:
     assert [row for row in rows if len(row[-1].strip(" |")) < 5] == []
 
 
+def test_a_code_that_no_exception_names_is_in_it() -> None:
+    rows = {
+        ("worker_lost", "yes", "the worker was lost while it ran this step"),
+        ("file_limit", "no", "a file grew past the step's size limit"),
+        ("run_deleted", "no", "the run is deleted, and its result with it"),
+        ("not_started_in_time", "no", "the job waited at its limits for longer than its start_within"),
+    }
+    text = written()["errors.md"]
+    assert "| `method_not_allowed` | 405 | This address does not support the method. |" in text
+    assert rows <= set(re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", text, re.MULTILINE))
+
+
 def test_every_exception_of_the_tree_is_in_it() -> None:
     errors = import_module("leasehold.domain.errors")
     classes = {

@@ -304,6 +304,20 @@ async def test_a_deleted_version_never_returns(client: Client, stranger: Client)
     assert (await stranger.post("/v1/templates", **body)).status_code == 201  # of another tenant
 
 
+async def test_a_failed_run_whose_version_was_deleted_is_not_retried_and_keeps_its_failure(
+    client: Client, rows: Connection
+) -> None:
+    assert (await client.post("/v1/templates", type="mine", steps=[STEP])).status_code == 201
+    run = await client.start("mine")
+    failed = {"code": "x", "message": "y"}
+    await rows.execute("UPDATE job SET status = 'failed', error = $1, finished_at = clock_timestamp()", failed)
+    step = await rows.fetchval("UPDATE task SET status = 'failed', finished_at = clock_timestamp() RETURNING id")
+    assert (await client.http.delete("/v1/templates/mine/1")).status_code == 204
+    for path in (f"/v1/runs/{run}/retry", f"/v1/dead-letters/{step}/replay"):
+        problem(await client.http.post(path), 404, "template_not_found")
+    assert (await client.look(run))["error"]["code"] == "x"
+
+
 @pytest.mark.parametrize("commits", [True, False])
 async def test_a_version_that_is_written_while_it_is_deleted_waits_and_does_not_return(
     client: Client, rows: Connection, commits: bool

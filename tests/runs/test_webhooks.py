@@ -7,11 +7,14 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 from time import time
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +155,29 @@ async def test_a_delivery_that_is_refused_is_tried_again_under_the_same_id(
             await asyncio.sleep(0.05)
     assert said[0]["attempt"] == 3
     assert (await client.http.get("/v1/webhooks")).json()["webhooks"][0]["enabled"]  # only 410 ends a webhook
+
+
+async def test_a_webhook_that_is_made_again_by_its_key_after_its_deletion_is_not_there(
+    client: Client, receiver: Receiver
+) -> None:
+    """Its secret has gone with it: the first answer cannot be repeated."""
+    headers = {"Idempotency-Key": "k"}
+    made = await client.http.post("/v1/webhooks", json={"url": receiver.url}, headers=headers)
+    again = await client.http.post("/v1/webhooks", json={"url": receiver.url}, headers=headers)
+    assert (again.status_code, again.json()) == (201, made.json())
+    assert (await client.http.delete(f"/v1/webhooks/{made.json()['id']}")).status_code == 204
+    again = await client.http.post("/v1/webhooks", json={"url": receiver.url}, headers=headers)
+    problem(again, 404, "webhook_not_found")
+
+
+def test_a_delivery_is_tried_at_the_times_of_the_guide() -> None:
+    page = (Path(__file__).parents[2] / "docs/guides/webhooks.md").read_text()
+    (times,) = re.findall(r"tried immediately, then after (.*?) or when `Retry-After` says", page, re.DOTALL)
+    units = {"s": 1, "m": 60, "h": 3600}
+    delays = [timedelta(seconds=int(n) * units[unit]) for n, unit in re.findall(r"(\d+) ([smh])\b", times)]
+    step = webhooks.by_name["deliver"]
+    assert (list(step.retry_ladder), step.max_attempts) == (delays, len(delays) + 1)
+    assert len(delays) == 9
 
 
 async def test_secrets_rotate_without_a_gap(client: Client, worker: Worker, receiver: Receiver) -> None:
