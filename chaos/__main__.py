@@ -129,14 +129,17 @@ async def carry_out(options: argparse.Namespace, console: Console, reports: list
                     break
 
 
-async def until_stopped(options: argparse.Namespace, console: Console, reports: list[Report]) -> None:
-    """Like `carry_out`, but SIGTERM and Ctrl-C end it: the reports of the finished runs are kept."""
+async def until_stopped(options: argparse.Namespace, console: Console, reports: list[Report]) -> bool:
+    """Like `carry_out`, but SIGTERM and Ctrl-C end it: the reports of the finished runs are kept. Returns whether a
+    signal ended it.
+    """
     task = asyncio.create_task(carry_out(options, console, reports))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await task
+    return task.cancelled()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,13 +159,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(library).setLevel(logging.CRITICAL)
     reports: list[Report] = []
     try:
-        asyncio.run(until_stopped(options, console, reports))
+        was_stopped = asyncio.run(until_stopped(options, console, reports))
     except EmbeddedError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     report.sum_up(reports, console)
     if options.record == record.RECORD:
         record.write_page(record.read())
+    if was_stopped:  # the runs that are missing have proved nothing
+        console.print("stopped by a signal before the last run had ended")
+        return 1
     return 0 if all(result.good for result in reports) else 1
 
 

@@ -20,7 +20,7 @@ _SCOPES = (
     "conversion:read", "conversion:write", "generation:read", "generation:write", "webhooks:write",
 )  # fmt: skip
 #: For each kind of thing, the query for all of them and the endpoints that name one.
-_ENDPOINTS = {
+ENDPOINTS = {
     "media": ("SELECT id, tenant_id FROM media", ("GET /media/{}", "GET /media/{}/events", "DELETE /media/{}")),
     "job": ("SELECT id, tenant_id FROM job", ("GET /v1/jobs/{}", "POST /v1/jobs/{}/cancel", "DELETE /v1/jobs/{}")),
     "run": (
@@ -40,7 +40,7 @@ async def probe_tenants(installation: Installation) -> list[tuple[str, str, int]
         for tenant in TENANTS:
             key = await create_key(connection, tenant_id=tenant, client_id="prober", scopes=list(_SCOPES))
             keys[tenant] = key.text
-        for kind, (statement, _) in _ENDPOINTS.items():
+        for kind, (statement, _) in ENDPOINTS.items():
             things[kind] = await connection.fetch(
                 f"SELECT id::text, tenant_id FROM (SELECT *, row_number() OVER (PARTITION BY tenant_id) AS nth"
                 f" FROM ({statement}) AS thing) AS numbered WHERE nth <= $1",
@@ -49,7 +49,7 @@ async def probe_tenants(installation: Installation) -> list[tuple[str, str, int]
     url = f"http://127.0.0.1:{next(iter(installation.ports.values()))}"
     probes = []
     async with httpx2.AsyncClient(timeout=10) as http:
-        for kind, (_, endpoints) in _ENDPOINTS.items():
+        for kind, (_, endpoints) in ENDPOINTS.items():
             for thing in things[kind]:
                 other = TENANTS[(TENANTS.index(thing["tenant_id"]) + 1) % len(TENANTS)]
                 for endpoint in endpoints:

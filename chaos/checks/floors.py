@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from chaos.catalogue import APIS
+from chaos.checks.idempotency import ENDPOINTS
 from chaos.plan import Plan
 
-_ENDPOINTS = {
-    f"key at {endpoint}": 0.05
-    for endpoint in ("POST /v1/runs", "POST /v1/runs/batch", "POST /api/v1/jobs", "POST /v1/images/generations",
-                 "POST /upload-url", "POST /complete-upload")
-}  # fmt: skip
+_ENDPOINTS = {f"key at {endpoint}": 0.05 for endpoint in ENDPOINTS}
 #: Invariant -> kind -> observations in a second of load.
 _PER_SECOND: dict[str, dict[str, float]] = {
     "I1": {"accepted job": 3, "schedule": 0.2},
@@ -35,7 +32,7 @@ _PER_SECOND: dict[str, dict[str, float]] = {
     "I18": {"tick": 0.2},
     "I19": {"end of a run": 0.2, "message": 0.2},
     "I20": {"numbers of a job": 3, "stream": 0.1},
-    "I21": {"task": 8, "event": 20, "media": 0.15, "output": 2, "run": 0.2},
+    "I21": {"task": 8, "event": 20, "media": 0.15, "output": 2, "run": 0.2, "foreign conversion": 0.05},
     "I22": {"generation": 0.05, "order": 0.05},
     "I25": {"call": 0.1},
     "I26": {"target": 0.05},

@@ -11,7 +11,7 @@ from chaos.history import History
 
 #: For each endpoint, the rows that its requests make. Each of these rows has the key of its request.
 _RUNS, _MEDIA, _JOBS_OF_MEDIA = "runs", "media", "jobs of media"
-_ENDPOINTS = {
+ENDPOINTS = {
     "POST /v1/runs": _RUNS,
     "POST /v1/runs/batch": _RUNS,
     "POST /v1/operations": "operations",
@@ -33,8 +33,8 @@ def i2(history: History) -> Iterator[Observation]:
             yield observed(
                 "repeated answer", sentence, good=len({frozenset(answer) for answer in request.answers}) == 1
             )
-        if request.endpoint in _ENDPOINTS:
-            made = ledgers[_ENDPOINTS[request.endpoint]].get((request.tenant, request.key), [])
+        if request.endpoint in ENDPOINTS:
+            made = ledgers[ENDPOINTS[request.endpoint]].get((request.tenant, request.key), [])
             yield _made_once(request, made, beside_release=bool(history.of_release))
     for (tenant, key), media in ledgers[_MEDIA].items():
         yield observed("picture", f"{len(media)} media for the key {key} of {tenant}", good=len(media) == 1)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from chaos import probes, record
 from chaos.amqp_tap import HintEvent, HintRecord
+from chaos.catalogue import EVERYTHING
 from chaos.checker import INVARIANTS, Verdict
 from chaos.checker import judge as judge_by
+from chaos.checks import idempotency
 from chaos.checks.floors import floors_of
 from chaos.evidence import Request, StoredObject
 from chaos.history import Failover, History
@@ -68,6 +71,12 @@ def test_an_empty_history_is_red_for_all_that_a_run_must_have_seen() -> None:
 def test_each_process_of_a_plan_is_looked_at_when_the_run_has_ended() -> None:
     assert floors_of(make_plan(1), broker=True)["I24"]["process"] == 5
     assert floors_of(DIRECTED["epoch"], broker=True)["I24"]["process"] == 3
+
+
+def test_a_recorded_run_has_seen_every_endpoint_with_a_key_and_every_kind_of_thing_that_a_stranger_asks_for() -> None:
+    floors = floors_of(record.plan_of(record.FIRST_SEED, EVERYTHING), broker=True)
+    assert {endpoint for endpoint in idempotency.ENDPOINTS if not floors["I2"].get(f"key at {endpoint}")} == set()
+    assert {kind for kind in probes.ENDPOINTS if not floors["I21"].get(f"foreign {kind}")} == set()
 
 
 @pytest.mark.parametrize(("number", "what"), [("I8", "run"), ("I3", "step")])

@@ -110,3 +110,18 @@ def test_a_signal_ends_it_and_keeps_what_has_run(
     assert len(carry_out("--record", str(file), "--runs", "3", run=second_is_stopped)) == 1
     assert lines(file) == [(record.FIRST_SEED, False)]
     assert len(carry_out("--record", str(file), "--runs", "3")) == 2
+
+
+@pytest.mark.parametrize(("is_stopped", "status"), [(False, 0), (True, 1)])
+def test_runs_that_a_signal_has_prevented_are_no_success(
+    carry_out: Callable[..., list[Report]], monkeypatch: pytest.MonkeyPatch, is_stopped: bool, status: int
+) -> None:
+    async def ran(_servers: NoServers, plan: Plan, **_options: Any) -> Report:
+        if is_stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        return await good(plan)
+
+    carry_out("--seed", "1")  # leaves its servers in place
+    monkeypatch.setattr(program, "run", ran)
+    assert program.main(["--seed", "1", "--runs", "2"]) == status
