@@ -120,6 +120,15 @@ async def test_somebody_signs_in_at_the_provider_and_has_the_role_of_their_group
     assert (act["tenant_id"], act["target"]) == ("acme", str(row["id"]))
 
 
+async def test_the_provider_is_asked_for_the_scopes_that_the_installation_says(
+    settings: Settings, provider: Provider
+) -> None:
+    changed = configured(settings, provider.issuer).model_copy(update={"console_oidc_scopes": "openid teams"})
+    async with serving(changed) as running, browser_of(running) as browser:
+        answer = await browser.get("/console/oidc", params={"following": "/"})
+    assert query_of(answer.headers["location"])["scope"] == "openid teams"
+
+
 async def test_what_a_person_does_is_audited_as_theirs_and_needs_their_roles_scopes(
     provider: Provider, browser: httpx2.AsyncClient, rows: Connection
 ) -> None:

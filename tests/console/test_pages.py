@@ -391,7 +391,7 @@ async def test_a_queue_shows_how_many_attempts_started_within_the_minute(person:
 
 
 async def test_pictures_come_from_the_consoles_own_origin(
-    person: MakePerson, maker: Maker, rows: Connection, running: Running
+    person: MakePerson, maker: Maker, rows: Connection, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     somebody = await person()
     job_id = await maker.make("media")
@@ -414,6 +414,11 @@ async def test_pictures_come_from_the_consoles_own_origin(
     await somebody.see(f"/jobs/{job_id}/outputs/resize/page.svg", 404)
     stranger = await person(tenant="other", scopes=ROLES["viewer"])
     await stranger.see(source, 404)
+    for at_most, status in ((len(content), 200), (len(content) - 1, 404)):
+        changed = running.services.settings.model_copy(update={"console_picture_bytes": at_most})
+        monkeypatch.setattr(running.services, "settings", changed)
+        await somebody.see(source, status)
+    assert "<img " not in await somebody.see(f"/jobs/{job_id}")  # a larger one is linked
 
 
 async def test_a_job_shows_the_end_of_its_log(person: MakePerson, maker: Maker, rows: Connection) -> None:

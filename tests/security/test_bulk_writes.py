@@ -130,6 +130,22 @@ async def test_more_bulk_writes_of_a_tenant_than_may_wait_are_told_to_come_again
         assert (await first).status_code == 202
 
 
+async def test_a_bulk_write_that_gets_no_turn_in_the_time_that_the_installation_says_is_told_to_come_again(
+    settings: Settings, rows: Connection
+) -> None:
+    patient = settings.model_copy(update={"database_timeout": PATIENCE})
+    async with world(
+        patient, rows, unfinished_per_tenant=BOUND, bulk_writes_per_tenant=1, bulk_writes_wait_seconds=0.05
+    ) as acme:
+        ask = await batch(acme)
+        async with stopped(settings):
+            first = asyncio.create_task(ask())
+            await until_waiting(rows, kind="advisory")
+            async with asyncio.timeout(PATIENCE / 2):
+                problem(await ask(), 429, "bulk_writes_waiting")
+        assert (await first).status_code == 202
+
+
 # --- the event loop
 
 

@@ -16,7 +16,10 @@ import pytest
 from leasehold.broker import Hint, outbox
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.outbox import Announcement
+from leasehold.db import audit
+from leasehold.db.audit import Target
 from leasehold.db.database import Pool, connected, make_pool
+from leasehold.domain.audit import Actor
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Templates
@@ -274,6 +277,10 @@ async def test_only_the_leader_takes_over_and_it_announces_what_it_frees(
 
 @pytest.fixture
 def duties(settings: Settings, pool: Pool, announcer: Announcer) -> Duties:
+    return duties_with(settings, pool, announcer)
+
+
+def duties_with(settings: Settings, pool: Pool, announcer: Announcer) -> Duties:
     store = ObjectStore.from_settings(settings)
     return Duties(
         settings,
@@ -358,6 +365,63 @@ async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Dut
     await turn_of(duties, "schedules")
     run = await rows.connection.fetchval("SELECT job_id FROM run WHERE schedule_id = $1", row["id"])
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [run]
+
+
+async def test_a_schedule_is_paused_after_as_many_refusals_as_the_installation_says(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows
+) -> None:
+    duties = duties_with(settings.model_copy(update={"schedule_failures_limit": 2}), pool, announcer)
+    await rows.connection.execute(_DUE_SCHEDULES.format(n=1))
+    await rows.connection.execute('UPDATE schedule SET payload_template = \'{"number": "x"}\'')
+    for is_enabled in (True, False):
+        await rows.connection.execute("UPDATE schedule SET next_run_at = clock_timestamp() - interval '1 s'")
+        await turn_of(duties, "schedules")
+        (row,) = await rows.connection.fetch("SELECT enabled, last_error ->> 'code' AS code FROM schedule")
+        assert (row["enabled"], row["code"]) == (is_enabled, "invalid_payload")
+
+
+_PERSON = (
+    "INSERT INTO person (id, tenant_id, issuer, subject, login, name, scopes, seen_at) SELECT gen_random_uuid(), 't',"
+    " 'i', '{days}', '{days}', '', '{{}}', clock_timestamp() - interval '{days} days'"
+)
+_TOMBSTONE = (
+    "INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because, at) SELECT gen_random_uuid(), 't', 'p',"
+    " false, 'expired', clock_timestamp() - interval '{days} days'"
+)
+#: Duty -> the setting with the age of the rows that it deletes, its value for 40 days, the table, and an INSERT of a
+#: row that is `{days}` old.
+AGES = {
+    "forget_people": ("people_days", 40, "person", _PERSON),
+    "forget_tombstones": ("tombstone_hours", 40 * 24, "tombstone", _TOMBSTONE),
+}
+
+
+@pytest.mark.parametrize("duty", AGES)
+async def test_rows_are_forgotten_when_they_are_as_old_as_the_installation_says(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows, duty: str
+) -> None:
+    setting, value, table, insert = AGES[duty]
+    duties = duties_with(settings.model_copy(update={setting: value}), pool, announcer)
+    for days in (39, 41):
+        await rows.connection.execute(insert.format(days=days))
+    await turn_of(duties, "takeover")
+    await turn_of(duties, duty)
+    assert await rows.connection.fetchval(f"SELECT count(*) FROM {table}") == 1
+
+
+async def test_rows_of_the_audit_are_forgotten_when_they_are_as_old_as_the_installation_says(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows
+) -> None:
+    duties = duties_with(settings.model_copy(update={"audit_days": 40}), pool, announcer)
+    for age in (41, 39):
+        actor = Actor("key", "anna", "t", "abcdefghijkl", "192.0.2.7", "request-1")
+        await audit.record(rows.connection, actor, "job.cancelled", Target("job", str(age), "t"))
+        await rows.connection.execute(
+            "UPDATE audit SET at = at - $2::interval WHERE target = $1", str(age), timedelta(days=age)
+        )
+    await turn_of(duties, "takeover")
+    await turn_of(duties, "forget_audit")
+    assert [row["target"] for row in await rows.connection.fetch("SELECT target FROM audit")] == ["39"]
 
 
 #: The end of an INSERT of `{n}` rows.
