@@ -84,6 +84,17 @@ def test_the_guard_ends_with_the_code_that_a_shell_would_give_its_server(program
         assert process.wait(timeout=60) == code
 
 
+def test_a_process_whose_name_is_no_text_hides_no_process_from_the_guard() -> None:
+    """The kernel cuts a name after 15 bytes, maybe in the middle of a letter. Any user may run such a process."""
+    program = "import ctypes; ctypes.CDLL(None).prctl(15, b'caf\\xc3'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = guard.descendants(os.getpid())
+        process.communicate(b"\n")
+    assert process.pid in found
+
+
 def test_the_guard_kills_all_others_if_it_may_not_kill_one(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
 

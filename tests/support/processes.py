@@ -29,7 +29,7 @@ def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = entry.read_text().rpartition(")")[2].split()
+            fields = entry.read_bytes().rpartition(b")")[2].split()  # a name may be no text
         except OSError:  # the process has ended
             continue
         children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
