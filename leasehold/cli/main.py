@@ -160,7 +160,7 @@ def dev(
     data: Annotated[
         Path | None, typer.Option(help="Keep the data here. Without this option the data is deleted at the end.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Serve the API on this port; 0: any free port.")] = 8000,
+    port: Annotated[int, typer.Option(help="Serve the API on this port; 0: any free port.", min=0, max=65535)] = 8000,
     database_url: _DatabaseUrl = None,
     amqp_url: _AmqpUrl = None,
     s3_endpoint: _S3Endpoint = None,

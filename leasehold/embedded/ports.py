@@ -7,6 +7,7 @@ two processes never choose the same port. A server that can bind port 0 and repo
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
@@ -98,21 +99,31 @@ def free_port() -> int:
 
 
 def require_free(port: int) -> None:
-    """Raises EmbeddedError if a process listens on this port of 127.0.0.1: that process would answer instead of the
-    new server.
+    """Raises EmbeddedError if this user may not listen on this port of 127.0.0.1, or if a process listens on it: that
+    process would answer instead of the new server.
     """
-    if not _is_free(port):
-        raise EmbeddedError(f"port {port} is in use on this machine: choose another one with --port, or 0 for any")
+    try:
+        _bind(port)
+    except OSError as error:
+        reason = "is in use on this machine"
+        if error.errno != errno.EADDRINUSE:  # a port below 1024, for example, is root's
+            reason = f"cannot be used: {error.strerror}"
+        raise EmbeddedError(f"port {port} {reason}: choose another one with --port, or 0 for any") from None
 
 
 def _is_free(port: int) -> bool:
+    try:
+        _bind(port)
+    except OSError:
+        return False
+    return True
+
+
+def _bind(port: int) -> None:
+    """Bind the port of 127.0.0.1, and free it again. Raises OSError."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        probe.bind(("127.0.0.1", port))
 
 
 def _outgoing_range() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
+from typer.testing import CliRunner
 
 from leasehold.cli.installation import Installation
+from leasehold.cli.main import app
 from leasehold.embedded.ports import BLOCK_SIZE, Ports, _outgoing_range, free_port, ports_outside
 from leasehold.embedded.process import EmbeddedError
 
@@ -149,3 +152,20 @@ async def test_a_second_installation_on_a_port_that_answers_already_is_refused_b
         with pytest.raises(EmbeddedError, match=f"port {port} is in use"):
             async with Installation(port=port):
                 pass
+
+
+async def test_a_port_that_only_root_may_use_is_not_called_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_socket: socket.socket, _address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    installation = Installation(port=80)
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(EmbeddedError, match="port 80 cannot be used: Permission denied: choose another one"):
+        async with installation:
+            pass
+
+
+@pytest.mark.parametrize(("port", "bound"), [("65536", "less than or equal to 65535"), ("-1", "greater than or equal")])
+def test_a_port_that_does_not_exist_is_refused_with_its_bound(port: str, bound: str) -> None:
+    result = CliRunner().invoke(app, ["dev", "--port", port])
+    assert (result.exit_code, bound in result.stderr) == (2, True)
