@@ -119,7 +119,7 @@ def _is_abandoned(directory: Path) -> bool:
 def temporary_root() -> Path:
     """The folder for directories of runs: $LEASEHOLD_TMP, else /var/tmp (a disk, not memory), else the system's."""
     if configured_root := os.environ.get("LEASEHOLD_TMP"):
-        return Path(configured_root)
+        return Path(configured_root).absolute()  # servers have another current folder than this process
     return Path("/var/tmp") if os.access("/var/tmp", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108 - mkdtemp makes it
 
 
@@ -130,7 +130,7 @@ def cache_directory() -> Path:
         EmbeddedError: another user can write there, and so could replace programs.
     """
     if configured_cache := os.environ.get("LEASEHOLD_CACHE"):
-        cache = Path(configured_cache)
+        cache = Path(configured_cache).absolute()
     elif os.geteuid() == 0:
         cache = Path("/var/cache/leasehold")  # root's home is closed to the user that the servers run as
     else:

@@ -66,7 +66,7 @@ def _configured_directory() -> Path | None:
     configured_path = os.environ.get("LEASEHOLD_PG_BIN")
     if not configured_path:
         return None
-    directory = Path(configured_path)
+    directory = Path(configured_path).absolute()  # the server has another current folder
     if not _has_programs(directory):
         raise EmbeddedError(f"LEASEHOLD_PG_BIN names {directory}, which has no {' and '.join(_PROGRAMS)}")
     return directory

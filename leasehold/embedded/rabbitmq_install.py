@@ -71,13 +71,16 @@ def find_rabbitmq() -> RabbitServer | None:
     `install_rabbitmq` has unpacked, else None. Raises EmbeddedError if $LEASEHOLD_RABBIT has no server.
     """
     if configured_root := os.environ.get("LEASEHOLD_RABBIT"):
-        server = RabbitServer.at(Path(configured_root))
+        server = RabbitServer.at(Path(configured_root).absolute())  # the server has another current folder
         if server is None:
             raise EmbeddedError(f"LEASEHOLD_RABBIT: there is no rabbitmq-server below {configured_root}")
         return server
     if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists() and shutil.which("erl"):
         return RabbitServer.at(Path("/"))
-    return RabbitServer.at(_unpack_folder())
+    try:
+        return RabbitServer.at(_unpack_folder())
+    except (OSError, RuntimeError):  # there can be no cache here, or the user has no home: nothing was unpacked
+        return None
 
 
 async def install_rabbitmq() -> RabbitServer:

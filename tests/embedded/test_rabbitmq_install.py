@@ -9,7 +9,7 @@ import pytest
 
 from leasehold.embedded import rabbitmq_install
 from leasehold.embedded.process import EmbeddedError
-from leasehold.embedded.rabbitmq_install import RabbitServer
+from leasehold.embedded.rabbitmq_install import RabbitServer, find_rabbitmq
 
 
 def _program(root: Path, place: str) -> Path:
@@ -34,6 +34,26 @@ def test_the_program_of_an_unpacked_release_is_in_its_sbin(tmp_path: Path) -> No
     server = RabbitServer.at(tmp_path)
     assert server is not None
     assert server.program == program
+
+
+def test_a_server_that_is_named_from_the_current_folder_is_the_same_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = _program(tmp_path / "own", "sbin")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_RABBIT", "own")
+    server = find_rabbitmq()
+    assert server is not None
+    assert server.program == program
+
+
+def test_who_can_have_no_cache_has_no_unpacked_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the user often has no home. `leasehold dev` must start there, without RabbitMQ."""
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("LEASEHOLD_RABBIT", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without Erlang, the server of the system does not count
+    monkeypatch.setenv("LEASEHOLD_CACHE", str(tmp_path / "file" / "cache"))
+    assert find_rabbitmq() is None
 
 
 def test_a_directory_without_the_program_has_no_server(tmp_path: Path) -> None:

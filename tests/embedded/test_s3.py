@@ -8,7 +8,8 @@ from pathlib import Path
 import botocore.exceptions
 import pytest
 
-from leasehold.embedded.s3 import S3
+from leasehold.embedded.process import RunAs
+from leasehold.embedded.s3 import S3, find_rclone
 from tests.support.bucket import Bucket
 from tests.support.processes import command_lines
 
@@ -46,3 +47,13 @@ async def test_a_wrong_secret_is_refused(server: S3) -> None:
 
 async def test_the_secret_is_in_no_command_line(server: S3) -> None:
     assert not [line for line in command_lines() if server.secret_key in line]
+
+
+async def test_a_program_that_is_named_from_the_current_folder_is_the_same_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "rclone"
+    program.symlink_to("/bin/true")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_RCLONE", "./rclone")
+    assert await find_rclone(RunAs()) == program
