@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from leasehold.embedded.process import EmbeddedError
+from leasehold.embedded.process import EmbeddedError, unprivileged
 
 PREFIX = "leasehold-run-"
 LOCK_NAME = "owner.lock"
@@ -44,7 +44,8 @@ class RunDirectory:
         else:
             self.path = self._keep.absolute()
             self.path.mkdir(parents=True, exist_ok=True)
-        self.path.chmod(0o711)  # the servers' user may enter, but sees only its own files
+        if unprivileged().is_other_user:  # the servers' user may enter, but sees only its own files
+            self.path.chmod(stat.S_IMODE(self.path.stat().st_mode) | 0o111)
         try:
             self._lock = _take_lock(self.path)
         except BlockingIOError:
@@ -57,7 +58,7 @@ class RunDirectory:
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if self._keep is None:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
         os.close(self._lock)
         os.close(self._directory_lock)
 
@@ -94,9 +95,22 @@ def remove_abandoned(root: Path) -> list[Path]:
     for directory in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another process may remove the directory at this moment
             if _is_abandoned(directory):
-                shutil.rmtree(directory, ignore_errors=True)
+                _remove(directory)
                 removed_directories.append(directory)
     return removed_directories
+
+
+def _remove(directory: Path) -> None:
+    """Remove the directory of a run. The lock file goes last: without it no later run would remove what is left if this
+    process dies meanwhile.
+    """
+    with contextlib.suppress(OSError):  # another process may remove the directory at this moment
+        for path in [path for path in directory.iterdir() if path.name != LOCK_NAME]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_abandoned(directory: Path) -> bool:

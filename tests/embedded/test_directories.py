@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -38,6 +40,19 @@ def test_a_given_directory_stays(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "data") as directory:
         (directory.path / "row").write_text("kept")
     assert (tmp_path / "data" / "row").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("user", "mode", "kept"), [(1000, 0o775, 0o775), (1000, 0o700, 0o700), (0, 0o775, 0o775), (0, 0o700, 0o711)]
+)
+def test_a_given_directory_stays_open_to_whom_it_was_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, mode: int, kept: int
+) -> None:
+    """It may be shared with a group. Only the servers of root, which run as another user, need more."""
+    tmp_path.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with RunDirectory(tmp_path, root=tmp_path / "runs") as directory:
+        assert stat.S_IMODE(directory.path.stat().st_mode) == kept
 
 
 def test_a_directory_in_use_is_refused_to_another(tmp_path: Path) -> None:
@@ -98,6 +113,34 @@ def test_what_a_dead_owner_left_is_removed(own_root: Path) -> None:
     (left / LOCK_NAME).touch()
     assert remove_abandoned(own_root) == [left]
     assert not left.exists()
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_a_removal_that_is_killed_midway_can_be_done_again(
+    own_root: Path, monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
+) -> None:
+    """A directory without its lock would stay for ever: it could be one that its owner is making."""
+    removed: list[str] = []
+    unlink = os.unlink
+
+    def remember(path: str | Path, *, dir_fd: int | None = None) -> None:
+        removed.append(Path(path).name)
+        unlink(path, dir_fd=dir_fd)
+
+    with RunDirectory() as directory:
+        for number in range(20):
+            (directory.path / f"{number}").mkdir()
+            (directory.path / f"{number}" / "file").touch()
+            (directory.path / f"file-{number}").touch()
+        if is_abandoned:
+            left = shutil.copytree(directory.path, own_root / f"{PREFIX}dead")
+        monkeypatch.setattr(os, "unlink", remember)
+        if is_abandoned:
+            assert remove_abandoned(own_root) == [left]
+            assert not left.exists()
+    if not is_abandoned:
+        assert not directory.path.exists()
+    assert removed.index(LOCK_NAME) == 40
 
 
 def test_what_a_living_owner_uses_is_not_touched(own_root: Path) -> None:
