@@ -11,29 +11,40 @@ from pathlib import Path
 #: The file holds secrets of throw-away servers: only its owner may read it, and git ignores its folder.
 FOLDER = ".leasehold"
 NAME = "dev.env"
-#: How the first line of the file begins. After it comes the id of the process that wrote the file.
+#: How the first line of the file begins. After it comes the process that wrote the file (`_name_of`).
 _HEAD = "# of the process "
+#: Which of the fields after a process's state in /proc says when the process began.
+_BEGAN = 18
 
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file. So
-    each deletes the file at its end only if the file still names its own process.
+    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file, and
+    puts the file of the first one back at its end. So each changes the file at its end only if the file still names its
+    own process.
     """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     path = folder / NAME
-    new_path = folder / f"{NAME}.{os.getpid()}"
-    with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(f"{_HEAD}{os.getpid()}\n")
-        file.writelines(f"{name}={_quoted(value)}\n" for name, value in variables.items())
-    new_path.replace(path)
+    text_of_other = _text_of_living(path)
+    process = _name_of(os.getpid())
+    _write(path, "".join([f"{_HEAD}{process}\n", *(f"{name}={_quoted(value)}\n" for name, value in variables.items())]))
     try:
         yield path
     finally:
-        if _pid_of(path) == os.getpid():
-            path.unlink()
+        if _process_in(path) == process:
+            if text_of_other is not None and _lives(_process_of(text_of_other)):
+                _write(path, text_of_other)
+            else:
+                path.unlink()
+
+
+def _write(path: Path, text: str) -> None:
+    new_path = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    new_path.replace(path)
 
 
 def _quoted(value: str) -> str:
@@ -41,32 +52,56 @@ def _quoted(value: str) -> str:
     return "'" + value.replace("'", "'\\''") + "'"
 
 
-def living_dev_file() -> Path | None:
-    """The file of a `leasehold dev` that runs in the current folder. None: none runs here."""
-    path = Path.cwd() / FOLDER / NAME
-    pid = _pid_of(path)
-    if pid is None:
+def dev_variables() -> dict[str, str]:
+    """The variables in the file of the `leasehold dev` that runs in the current folder; empty: none runs here."""
+    text = _text_of_living(Path.cwd() / FOLDER / NAME)
+    words = [] if text is None else shlex.split(text.partition("\n")[2])  # a value may have several lines
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def _text_of_living(path: Path) -> str | None:
+    """The text of the file, if its process lives. It does not if it was killed and could not delete the file."""
+    try:
+        text = path.read_text()
+    except (OSError, ValueError):  # there is none, it is another user's, or it is no text
         return None
+    return text if _lives(_process_of(text)) else None
+
+
+def _process_in(path: Path) -> str | None:
+    with suppress(OSError, ValueError):
+        return _process_of(path.read_text())
+    return None
+
+
+def _process_of(text: str) -> str:
+    """The process that wrote the text, as `_name_of` names it."""
+    return text.partition("\n")[0].removeprefix(_HEAD)
+
+
+def _lives(process: str) -> bool:
+    pid = process.partition(" ")[0]
+    return pid.isdecimal() and _name_of(int(pid)) == process
+
+
+def _name_of(pid: int) -> str | None:
+    """The id of the process, and when it began. The id alone is no name: after a restart of the machine or of a
+    container, another process may have it. None: the process has ended.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None if Path("/proc/self").exists() else _name_without_proc(pid)
+    state, *fields = status.rpartition(b")")[2].split()  # after the program's name, which may contain spaces
+    return None if state == b"Z" else f"{pid} {fields[_BEGAN].decode()}"
+
+
+def _name_without_proc(pid: int) -> str | None:
+    """The id alone, because this system does not say when a process began."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # the process lives, and belongs to another user
-        return path
-    except OSError:  # the process was killed, and could not delete its file
+        return str(pid)
+    except OSError:
         return None
-    return path
-
-
-def dev_variables() -> dict[str, str]:
-    """The variables in the file of the `leasehold dev` that runs in the current folder; empty: none runs here."""
-    path = living_dev_file()
-    try:
-        lines = [] if path is None else path.read_text().splitlines()[1:]
-    except FileNotFoundError:  # the `leasehold dev` has ended and deleted it
-        return {}
-    return {name: "".join(shlex.split(value)) for name, _, value in (line.partition("=") for line in lines)}
-
-
-def _pid_of(path: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(path.read_text().partition("\n")[0].removeprefix(_HEAD))
-    return None
+    return str(pid)

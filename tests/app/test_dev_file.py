@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from leasehold.app.connection import settings_of_folder
-from leasehold.app.dev_file import dev_file, dev_variables, living_dev_file
+from leasehold.app.dev_file import dev_file, dev_variables
 from leasehold.cli.running import join_dev
 from leasehold.settings import Settings, as_variables, servers_of_database
 
 
 def test_every_value_comes_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    variables = {"A": "it's", "B": "'quoted'", "C": 'a "b" \\ $HOME', "D": "", "E": "a=b"}
+    variables = {"A": "it's", "B": "'quoted'", "C": 'a "b" \\ $HOME', "D": "", "E": "a=b", "F": "two\nlines"}
     with dev_file(variables):
         assert dev_variables() == variables
     assert dev_variables() == {}
@@ -73,14 +75,57 @@ def test_who_takes_the_database_of_the_dev_takes_no_server_from_elsewhere(
         assert settings.database_replica_url.get_secret_value() == ""
 
 
-def test_a_process_of_another_user_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_pid: int, _signal: int) -> None:
-        raise PermissionError
-
+@pytest.mark.parametrize("process", ["{}", "{} 1"])
+def test_the_file_of_a_killed_dev_is_not_believed_when_another_process_has_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: str
+) -> None:
+    """After a restart of the machine or of a container the ids come again."""
     monkeypatch.chdir(tmp_path)
     with dev_file({"A": "b"}) as path:
-        monkeypatch.setattr("os.kill", refuse)
-        assert living_dev_file() == path
+        text = path.read_text()
+    assert not path.exists()
+    path.write_text(text.replace(text.partition("\n")[0], f"# of the process {process.format(os.getpid())}"))
+    assert dev_variables() == {}
+
+
+def test_a_dev_that_was_killed_and_not_yet_collected_does_not_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = (
+        "from leasehold.app.dev_file import dev_file\nwith dev_file({'A': 'b'}):\n    print(flush=True)\n    input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
+    ) as dev:
+        assert dev.stdout is not None
+        dev.stdout.readline()
+        assert dev_variables() == {"A": "b"}
+        dev.kill()
+        os.waitid(os.P_PID, dev.pid, os.WEXITED | os.WNOWAIT)
+        assert dev_variables() == {}
+
+
+def test_when_a_second_dev_of_the_folder_ends_programs_find_the_first_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with dev_file({"A": "first"}) as path:
+        with dev_file({"A": "second"}):
+            assert dev_variables() == {"A": "second"}
+        assert dev_variables() == {"A": "first"}
+    assert not path.exists()
+    path.write_text("# of the process 1 1\nA='dead'\n")
+    with dev_file({"A": "third"}):
+        assert dev_variables() == {"A": "third"}
+    assert not path.exists()
+
+
+def test_a_dev_leaves_the_file_of_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with dev_file({"A": "first"}) as path:
+        path.write_text("# of the process 1 1\nA='later'\n")
+    assert path.read_text().endswith("A='later'\n")
 
 
 @pytest.mark.parametrize("named_by", ["nothing", "the environment", "the .env of the folder"])
