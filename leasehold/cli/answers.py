@@ -30,15 +30,8 @@ def api_client() -> Iterator[ApiClient]:
     """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If neither is set, the client calls the `leasehold
     dev` of the current folder. If the API refuses a request, the command prints the reason and ends.
     """
-    from_environment = {
-        name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)
-    }
-    variables = from_environment or dev_variables()
-    key = variables.get("LEASEHOLD_API_KEY")
-    if not key:
-        raise failure_printed("set LEASEHOLD_API_KEY to an API key (leasehold keys create)", WRONG_USE)
     try:
-        with ApiClient(url_of(variables.get("LEASEHOLD_URL")), key_of(key)) as client:
+        with ApiClient(*api_and_key()) as client:
             yield client
     except ClientError as error:
         raise failure_printed(str(error), WRONG_USE) from None
@@ -46,6 +39,20 @@ def api_client() -> Iterator[ApiClient]:
         raise failure_printed("an argument has bytes that are not UTF-8 text", WRONG_USE) from None
     except Refused as error:
         raise failure_printed(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
+
+
+def api_and_key() -> tuple[str, str]:
+    """The URL of the API that `api_client` calls, and the key. Without a key the command ends with a sentence. Raises
+    ClientError for an address that is no URL.
+    """
+    from_environment = {
+        name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)
+    }
+    variables = from_environment or dev_variables()
+    key = variables.get("LEASEHOLD_API_KEY")
+    if not key:
+        raise failure_printed("set LEASEHOLD_API_KEY to an API key (leasehold keys create)", WRONG_USE)
+    return url_of(variables.get("LEASEHOLD_URL")), key_of(key)
 
 
 def id_of(what: str) -> Callable[[typer.Context, Any], Any]:

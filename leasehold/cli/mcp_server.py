@@ -48,11 +48,11 @@ def server_of(client: AsyncClient, *, allow_writes: bool) -> MCPServer:
     return server
 
 
-def serve(*, allow_writes: bool) -> None:
-    """Serve until the client ends. LEASEHOLD_URL and LEASEHOLD_API_KEY name the API. Raises ClientError."""
+def serve(url: str, key: str, *, allow_writes: bool) -> None:
+    """Serve the API at `url` until the client ends."""
 
     async def serve_stdio() -> None:
-        async with AsyncClient(timeout=_PATIENCE_SECONDS) as client:
+        async with AsyncClient(url, key, timeout=_PATIENCE_SECONDS) as client:
             await server_of(client, allow_writes=allow_writes).run_stdio_async()
 
     asyncio.run(serve_stdio())

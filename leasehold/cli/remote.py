@@ -14,7 +14,17 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from leasehold.cli import jobs, operations
-from leasehold.cli.answers import AsJson, Cursor, api_client, id_of, json_argument, print_fields, print_next_page, show
+from leasehold.cli.answers import (
+    AsJson,
+    Cursor,
+    api_and_key,
+    api_client,
+    id_of,
+    json_argument,
+    print_fields,
+    print_next_page,
+    show,
+)
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
@@ -342,13 +352,15 @@ def mcp(
         bool, typer.Option("--allow-writes", help="Also offer the tools that submit, retry, replay and cancel.")
     ] = False,
 ) -> None:
-    """Serve the API as tools of a Model Context Protocol client, over stdin and stdout. Needs the extra `mcp`."""
+    """Serve the API as tools of a Model Context Protocol client, over stdin and stdout. Needs the extra `mcp`. Without
+    LEASEHOLD_URL and LEASEHOLD_API_KEY it serves the `leasehold dev` of the current folder.
+    """
     try:
         from leasehold.cli.mcp_server import serve  # noqa: PLC0415 - it is an extra
     except ModuleNotFoundError as error:
         raise failure_printed(f"`leasehold mcp` needs leasehold[mcp]: {error}", WRONG_USE) from None
     try:
-        serve(allow_writes=allow_writes)
+        serve(*api_and_key(), allow_writes=allow_writes)
     except ClientError as error:
         raise failure_printed(str(error), WRONG_USE) from None
 

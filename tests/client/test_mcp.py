@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from mcp import Client as McpClient
 from mcp import StdioServerParameters
 from typer.testing import CliRunner
 
+from leasehold.app.dev_file import dev_file
 from leasehold.cli.main import app
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
@@ -86,6 +88,36 @@ async def test_with_writes_each_tool_still_needs_its_scope(maker: Maker, running
         assert "id" in text_of(await mcp.call_tool("submit_run", {"template": "outside"}))
         assert "cancelled" in text_of(await mcp.call_tool("cancel_job", {"job_id": str(job_id)}))
     assert await rows.fetchval("SELECT count(*) FROM run") == 2
+
+
+async def test_it_finds_the_dev_of_its_folder(
+    running: Running, rows: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="mcp", scopes=("jobs:read",))
+    monkeypatch.chdir(tmp_path)
+    with dev_file({"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text}):
+        process = StdioServerParameters(
+            command=sys.executable, args=["-m", "leasehold.cli.main", "mcp"], env=without_api(), cwd=tmp_path
+        )
+        async with asyncio.timeout(60), McpClient(process) as mcp:
+            listed = await mcp.call_tool("list_jobs", {"query": "kind:run"})
+    assert not listed.is_error
+
+
+def test_the_key_of_the_dev_is_not_for_an_api_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_URL", "http://127.0.0.1:1")
+    monkeypatch.delenv("LEASEHOLD_API_KEY", raising=False)
+    with dev_file({"LEASEHOLD_URL": "http://127.0.0.1:2", "LEASEHOLD_API_KEY": "lh_of_the_dev"}):
+        result = CliRunner().invoke(app, ["mcp"])
+    assert (result.exit_code, "set LEASEHOLD_API_KEY" in result.stderr) == (2, True)
+
+
+def without_api() -> dict[str, str]:
+    """The environment of this process, which names no API."""
+    return {name: value for name, value in os.environ.items() if name not in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY")}
 
 
 def test_without_a_key_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
