@@ -36,6 +36,7 @@ NOT_DURABLE = DURABLE | {
     "max_wal_senders": "0",
     "max_wal_size": "128MB",  # the data directory may be in memory
 }
+_NOBODYS_ID = 2**31 - 1  # no process has this id: Linux gives ids below 2**22
 SHUTDOWN_SIGNALS = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
 
 
@@ -88,6 +89,7 @@ class Postgres:
         self._run_as.make_directory(self.directory)
         self._bin = self._programs or await self._find_programs()
         await self._make_cluster()
+        _forget_dead_server(self._data)
         settings = self._options | {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -198,6 +200,30 @@ class Postgres:
         if self._tls.requires_client_certificate:  # this client shows the server's certificate, the only one there is
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
+
+
+def _forget_dead_server(data: Path) -> None:
+    """Let PostgreSQL start although another process has the id of the server that ran last on `data` and was killed.
+
+    That server's id stands in postmaster.pid. After a restart of the machine or of a container the id may soon be
+    another process's. PostgreSQL then takes that process for a server, and refuses to start. It also refuses an empty
+    file, which a full disk leaves. The file's other lines must stay: by these PostgreSQL finds out whether a part of
+    the dead server still runs.
+    """
+    pid_file = data / "postmaster.pid"
+    try:
+        first_line, *other_lines = pid_file.read_text().splitlines() or [""]
+    except FileNotFoundError:
+        return
+    if not first_line.strip():
+        pid_file.unlink()
+        return
+    try:
+        is_server = Path(f"/proc/{int(first_line)}/cwd").samefile(data)  # a server's current folder is its data
+    except (OSError, ValueError):  # no process has the id, or nobody knows what it does: PostgreSQL decides
+        return
+    if not is_server:
+        pid_file.write_text("\n".join([str(_NOBODYS_ID), *other_lines, ""]))
 
 
 def _verifier(password: str) -> str:

@@ -46,6 +46,39 @@ async def test_a_committed_row_survives_a_killed_server(server: Postgres) -> Non
     assert await value_of(server.url, "SELECT value FROM kept") == 7
 
 
+async def test_a_killed_server_starts_again_although_another_process_has_its_id(server: Postgres) -> None:
+    """After a restart of the machine or of a container the ids come again."""
+    await server.kill()
+    pid_file = server.directory / "data" / "postmaster.pid"
+    lines = pid_file.read_text().splitlines()
+    user = unprivileged()
+    stranger = await asyncio.create_subprocess_exec(
+        "sleep", "600", user=user.user, group=user.group, extra_groups=[] if user.is_other_user else None
+    )
+    try:
+        pid_file.write_text("\n".join([str(stranger.pid), *lines[1:], ""]))
+        await server.start()
+        assert await value_of(server.url, "SELECT 1") == 1
+        assert stranger.returncode is None
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
+async def test_a_server_starts_although_a_full_disk_has_left_its_lock_file_empty(server: Postgres) -> None:
+    await server.kill()
+    await server.forget()
+    (server.directory / "data" / "postmaster.pid").write_text("")
+    await server.start()
+    assert await value_of(server.url, "SELECT 1") == 1
+
+
+async def test_a_second_server_on_the_data_of_a_running_one_is_refused(server: Postgres) -> None:
+    with pytest.raises(EmbeddedError, match=r'lock file "postmaster\.pid" already exists'):
+        await Postgres(server.directory, durable=True).start()
+    assert await value_of(server.url, "SELECT 1") == 1
+
+
 @pytest.mark.parametrize("mode", ["fast", "smart", "immediate"])
 async def test_a_stopped_server_comes_back_at_the_same_address(server: Postgres, mode: str) -> None:
     address = server.url
