@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import orjson
 
 from leasehold.telemetry.emissions import Emissions
+from leasehold.telemetry.logs import is_fact
 from leasehold.telemetry.redaction import redact
 
 #: The bounds of one line, in characters. A longer message loses its end, a longer traceback its beginning.
@@ -36,11 +37,9 @@ PLATFORM = "leasehold"
 #: run in any attempt, and the task may belong to another tenant. So these lines are only in the worker's log.
 _LOGGERS_OF_ALL_ATTEMPTS = frozenset({"asyncio"})
 
-#: Names of an event that do not become fields of the line: the line shows them elsewhere, or the API's answer about the
-#: job has them already.
+#: Names of an event of structlog that do not become fields of the line, because the line shows them elsewhere.
 _NOT_FIELDS = frozenset({
-    *("event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record"),
-    *("_from_structlog", "job_id", "task_id", "step", "epoch", "trace_id", "request_id", "media_id", "worker_id"),
+    "event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record", "_from_structlog"
 })  # fmt: skip
 #: The attributes of each record of `logging`. Other attributes are fields, which the caller gave as `extra`.
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
@@ -269,14 +268,14 @@ def _record(recorder: Recorder, record: logging.LogRecord) -> None:
     if isinstance(record.msg, dict):  # an event of structlog
         event, message = record.msg, record.msg.get("event", "")
         error = event.get("exc_info")
-        fields = {name: value for name, value in event.items() if name not in _NOT_FIELDS}
+        fields = {name: value for name, value in event.items() if name not in _NOT_FIELDS and not is_fact(name, value)}
     else:
-        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
-        event, message, error = extra, record.getMessage(), record.exc_info
-        fields = {name: value for name, value in extra.items() if name not in _NOT_FIELDS}
+        event = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+        message, error = record.getMessage(), record.exc_info
+        fields = {name: value for name, value in event.items() if name != "traceback"}
     trace = event.get("traceback")
     recorder.add(
-        record.levelname.lower(),
+        logging.getLevelName(record.levelno).lower(),  # not `levelname`: a formatter may have coloured it
         record.name,
         message,
         fields=fields,

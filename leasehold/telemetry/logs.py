@@ -38,6 +38,15 @@ def _add_facts(_logger: object, _method: str, event: EventDict) -> EventDict:
     return event
 
 
+def is_fact(name: str, value: object) -> bool:
+    """Whether the platform has added this field to a line of this context. A field of the same name with another value
+    is the caller's own.
+    """
+    # A worker binds its id for all its contexts. Whatever else is bound by structlog's means is the caller's own.
+    facts = structlog.contextvars.get_contextvars() if name == "worker_id" else _FACTS.get()
+    return name in facts and str(facts[name]) == str(value)
+
+
 def configure_logs(settings: Settings) -> None:
     """Set up the logs of this process, also those of libraries. A process's main calls it once."""
     redaction.learn(settings)  # the secrets that `_redact` removes from each line

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextvars import copy_context
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import structlog
@@ -17,7 +18,7 @@ from leasehold.settings import Settings
 from leasehold.telemetry import attempt_logs
 from leasehold.telemetry.attempt_logs import Recorder
 from leasehold.telemetry.emissions import Emissions
-from leasehold.telemetry.logs import configure_logs
+from leasehold.telemetry.logs import configure_logs, set_facts_of_lines
 
 
 @pytest.fixture
@@ -173,13 +174,16 @@ def test_lines_of_structlog_are_recorded_with_their_fields_and_tracebacks(
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     own = recorder()
-
+    job_id, bound = uuid4(), {"customer": 7}
     no_fields: dict[str, str] = {}
 
     def attempt() -> None:
         attempt_logs.record_in(own)
+        set_facts_of_lines({"job_id": job_id, "step": "sell", "trace_id": None})
+        structlog.contextvars.bind_contextvars(worker_id="1", **bound)
         log = structlog.get_logger("shop")
-        log.info("sold", hat=1, job_id="hidden")
+        log.info("sold", hat=1, job_id=str(job_id))
+        log.info("sold", step=3, worker_id="mine", trace_id="theirs")
         try:
             no_fields["gone"]
         except KeyError:
@@ -194,12 +198,50 @@ def test_lines_of_structlog_are_recorded_with_their_fields_and_tracebacks(
         structlog.reset_defaults()
         root.handlers = handlers
         root.setLevel(level)
-    sold, failed = recorded(own)
-    assert (sold["level"], sold["logger"], sold["message"], sold["fields"]) == ("info", "shop", "sold", {"hat": 1})
+    sold, with_own_words, failed = recorded(own)
+    assert (sold["level"], sold["logger"], sold["message"]) == ("info", "shop", "sold")
+    assert sold["fields"] == {"hat": 1} | bound
+    assert with_own_words["fields"] == {"step": 3, "worker_id": "mine", "trace_id": "theirs"} | bound
+    assert failed["fields"] == bound
     assert (failed["level"], failed["message"]) == ("error", "not sold")
     assert failed["traceback"].rstrip().endswith("KeyError: 'gone'")
     shown = capsys.readouterr().err
     assert "KeyError" in shown  # the process's own log has it, too
+
+
+def test_a_field_may_have_a_name_that_the_platform_uses_too(heard: None) -> None:
+    own = recorder()
+    fields = {"step": "parse", "job_id": 7, "event": "signup", "level": 3, "timestamp": 1, "logger": "x", "stack": "y"}
+
+    def attempt() -> None:
+        attempt_logs.record_in(own)
+        logging.getLogger("shop").info("done", extra=fields)
+
+    copy_context().run(attempt)
+    (line,) = recorded(own)
+    assert (line["message"], line["fields"]) == ("done", fields)
+
+
+def test_a_level_has_its_name_although_a_formatter_has_coloured_it(heard: None) -> None:
+    own = recorder()
+
+    class Coloured(logging.Handler):
+        """Its formatter changes the record, which goes on to the handlers of the root logger."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            record.levelname = f"\x1b[32m{record.levelname}\x1b[0m"
+
+    def attempt() -> None:
+        attempt_logs.record_in(own)
+        logging.getLogger("shop").info("done")
+
+    coloured = Coloured()
+    logging.getLogger("shop").addHandler(coloured)
+    try:
+        copy_context().run(attempt)
+    finally:
+        logging.getLogger("shop").removeHandler(coloured)
+    assert recorded(own)[0]["level"] == "info"
 
 
 def test_a_process_without_logs_of_its_own_still_sees_its_warnings(capsys: pytest.CaptureFixture[str]) -> None:
