@@ -301,7 +301,7 @@ def outlives_parent(work: Work) -> Done:
 
 
 @_act
-def prints(work: Work, text: str, times: int = 1) -> Done:
+def prints(work: Work, text: str, times: int = 1, end: str = "\n") -> Done:
     for _ in range(times):
-        print(text)  # noqa: T201 - it is the test
+        print(text, end=end)  # noqa: T201 - it is the test
     return Done()

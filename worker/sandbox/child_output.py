@@ -16,8 +16,9 @@ from leasehold.telemetry.attempt_logs import Recorder, current, record_in
 
 #: Bytes of one read.
 _CHUNK = 64 * 1024
-#: Bytes of one line in the log.
+#: Bytes of one line in the log, and how a line ends that had more.
 _MAX_LINE = 1000
+_CUT = b" [...]"
 MAX_BYTES_PER_RUN = 32 * 1024
 
 
@@ -52,16 +53,16 @@ class ChildOutput:
         self._log = self._log.bind(pipeline=pipeline, step=step)
 
     def read(self) -> None:
-        """Log the output that is in the pipe now."""
+        """Log the output that is in the pipe now, also a last line without an end."""
         if self._read_end >= 0:
             self._read()
+        self._log_last_line()
 
     def close(self) -> None:
         """Log the output that is still in the pipe, and close the pipe. May be called twice."""
         self._close_write_end()
         self.read()
         self._close_read_end()
-        self._log_last_line()
 
     def _read(self) -> None:
         try:
@@ -82,7 +83,9 @@ class ChildOutput:
 
     def _emit(self, line: bytes) -> None:
         if line.strip():
-            text = line[:_MAX_LINE].decode("utf-8", "replace")
+            if len(line) > _MAX_LINE:
+                line = line[: _MAX_LINE - len(_CUT)] + _CUT
+            text = line.decode("utf-8", "replace")
             self._context.run(self._log.info, "child output", line=text)
             if self._recorder is not None:
                 self._recorder.add("info", "output", text)
@@ -93,6 +96,10 @@ class ChildOutput:
         self._line = b""
         if self._dropped:
             self._log.warning("child output dropped", bytes=self._dropped)
+            if self._recorder is not None:
+                self._recorder.add(
+                    "warning", "output", f"Output of this run that is not kept: {self._dropped:,} bytes."
+                )
             self._dropped = 0
 
     def _close_write_end(self) -> None:

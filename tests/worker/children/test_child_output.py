@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Lock
 
 import pytest
 import structlog
 
+from leasehold.telemetry.attempt_logs import Recorder, record_in
 from leasehold.worker.sandbox.child_output import MAX_BYTES_PER_RUN
 from tests.worker.children.conftest import Pool, pool
 
@@ -54,3 +57,19 @@ async def test_a_new_run_has_a_new_allowance(own: Pool) -> None:
         await own.act("prints", text="and now this")
         await own.children.close()
     assert "and now this" in [entry.get("line") for entry in logs]
+
+
+async def test_the_job_says_where_something_that_was_printed_is_left_out(own: Pool) -> None:
+    recorder = Recorder(100_000, 10_000_000, Lock())
+    record_in(recorder)
+    try:
+        await own.act("prints", text="one\ntwo", end="")
+        await own.act("prints", text="y" * 1500 + "\n" + "z" * 1000)
+        await own.act("prints", text="x" * 999, times=1000)
+    finally:
+        record_in(None)
+    lines = [json.loads(line) for line in recorder.take()[1]]
+    texts = [line["message"] for line in lines]
+    assert texts[:4] == ["one", "two", "y" * 994 + " [...]", "z" * 1000]
+    assert lines[-1]["level"] == "warning"
+    assert texts[-1] == f"Output of this run that is not kept: {1_000_000 - MAX_BYTES_PER_RUN:,} bytes."
