@@ -37,6 +37,7 @@ from leasehold.domain.registry import import_from_current_folder
 from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
 from leasehold.runtime.foreign_errors import text_of
+from leasehold.telemetry.child_logs import structlog_by_logging
 from leasehold.worker.sandbox.fences import die_with
 
 #: Held while a frame is sent: threads of a function may send at the same time.
@@ -126,6 +127,7 @@ def main() -> None:
     Thread.start = _start_in_call  # type: ignore[assignment,method-assign]
     with socket.socket(fileno=descriptor) as channel:
         logging.getLogger().addHandler(_LogSender(channel))
+        structlog_by_logging()  # before the user's modules, which may configure structlog in their own way
         while (frame := receive(channel)) is not None:
             call_number, call_json = frame
             _calls_of_threads[main_thread()] = call_number

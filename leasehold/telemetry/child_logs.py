@@ -7,6 +7,24 @@ import logging
 _CHILD_LOG = logging.getLogger("leasehold.child")
 
 
+def structlog_by_logging() -> None:
+    """In a child: let structlog log by `logging`, whose lines the child sends to its worker. Otherwise structlog prints
+    its lines.
+    """
+    import structlog  # noqa: PLC0415 - a worker has its own configuration
+
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.dev.set_exc_info,
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+
+
 def level() -> int:
     """The lowest level that children need to send."""
     return _CHILD_LOG.getEffectiveLevel()

@@ -12,6 +12,7 @@ import time
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import structlog
 from pydantic import BaseModel, ConfigDict
 
 from leasehold import App, Permanent, Retry, current
@@ -34,6 +35,18 @@ def talk(fails: bool) -> None:
     current().emit("a chunk")
     if fails:
         raise KeyError("hats")
+
+
+@app.task(process=True, retry=ONCE)
+def talk_by_structlog() -> None:
+    log = structlog.get_logger("shop")
+    log.info("sold", hats=2)
+    log.debug("below the level")
+    no_hats: dict[str, int] = {}
+    try:
+        no_hats["hats"]
+    except KeyError:
+        log.exception("not sold")
 
 
 _left_behind = threading.Event()

@@ -214,6 +214,20 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
         assert [chunk["chunk"] for chunk in chunks] == ["a chunk"]
 
 
+async def test_what_a_process_logs_by_structlog_is_kept_with_the_run(
+    served: None, connection: Connection, request: pytest.FixtureRequest
+) -> None:
+    log = logging.getLogger("leasehold.child")
+    request.addfinalizer(partial(log.setLevel, log.level))
+    log.setLevel(logging.INFO)
+    run = await child_tasks.talk_by_structlog.asubmit()
+    await run
+    sold, failed = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)
+    assert (sold["level"], sold["logger"], sold["message"]) == ("info", "shop", "event=sold hats=2")
+    assert failed["level"] == "error"
+    assert "KeyError: 'hats'" in failed["message"]
+
+
 async def test_what_a_thread_that_an_earlier_call_left_behind_says_is_kept_with_no_other_run(
     served: None, connection: Connection, request: pytest.FixtureRequest
 ) -> None:

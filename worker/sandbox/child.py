@@ -26,6 +26,7 @@ from leasehold.domain.sentences import with_article
 from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work, percent_of
 from leasehold.runtime.foreign_errors import text_of
+from leasehold.telemetry.child_logs import structlog_by_logging
 from leasehold.worker.sandbox import fences, frames
 
 #: A child sends progress at most once in this many seconds.
@@ -126,17 +127,7 @@ def _log_to_worker(level: int) -> None:
     root.handlers = [_LogSender()]
     root.setLevel(level)
     if "structlog" in sys.modules:
-        structlog = sys.modules["structlog"]
-        structlog.configure(
-            processors=[
-                structlog.stdlib.filter_by_level,
-                structlog.dev.set_exc_info,
-                structlog.processors.format_exc_info,
-                structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True),
-            ],
-            wrapper_class=structlog.stdlib.BoundLogger,
-            logger_factory=structlog.stdlib.LoggerFactory(),
-        )
+        structlog_by_logging()
 
 
 class _WorkerLink:
