@@ -61,9 +61,15 @@ pip_install_uv() {
         --target "$2/pip" -r "$root/scripts/uv.txt" && mv "$2/pip/bin/uv" "$2/uv"
 }
 
-# Prints the stamp of an environment: its profile and a digest of the files that define it. Equal stamps: nothing to do.
+# Prints the stamp of an environment: its profile, and a digest of the files that define it and of its place. Equal stamps:
+# nothing to do. In a copy of the checkout the environment would run the code of the checkout that it was made in.
 stamp_of() {
-    printf '%s %s\n' "$1" "$(cat "$root/uv.lock" "$root/pyproject.toml" | sha256sum | cut -d' ' -f1)"
+    printf '%s %s\n' "$1" "$(
+        {
+            cat "$root/uv.lock" "$root/pyproject.toml"
+            (cd "$root" && pwd -P)
+        } | sha256sum | cut -d' ' -f1
+    )"
 }
 
 make_environment() {

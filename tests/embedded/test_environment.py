@@ -6,6 +6,7 @@ import functools
 import hashlib
 import http.server
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -46,6 +47,22 @@ def test_an_environment_that_is_up_to_date_is_left_alone(tmp_path: Path) -> None
     """
     answer = bash(script)
     assert answer.stdout == "untouched\n"
+
+
+def test_the_environment_of_a_copied_checkout_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    """It would run the code of the checkout from which it was copied."""
+    stamps = []
+    for place in ("one", "two"):
+        (tmp_path / place / "scripts").mkdir(parents=True)
+        for name in ("scripts/env.sh", "uv.lock", "pyproject.toml"):
+            shutil.copy(ROOT / name, tmp_path / place / name)
+        answer = subprocess.run(
+            ["/bin/bash", "-c", f'. "{tmp_path}/{place}/scripts/env.sh"; stamp_of run'],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        stamps.append(answer.stdout.split())
+    assert [profile for profile, _ in stamps] == ["run", "run"]
+    assert stamps[0] != stamps[1]
 
 
 @pytest.fixture
