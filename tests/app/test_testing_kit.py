@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import asyncpg
+import pytest
+
+from leasehold.settings import MIB
+from leasehold.testing import server
+from leasehold.testing.server import TestServer
 from tests.support.databases import Databases
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +33,31 @@ async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, t
     )  # fmt: skip
     output = (await process.communicate())[0].decode()
     assert re.search(r"^16 passed in", output, re.MULTILINE), output[-6000:]
+
+
+@pytest.mark.parametrize("free", [512 * MIB - 1, 512 * MIB])
+def test_the_database_is_in_memory_only_where_it_has_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """A container has 64 MiB by default: the first test of an app failed there with a full disk."""
+    usage = shutil.disk_usage(server._MEMORY)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    monkeypatch.delenv("LEASEHOLD_TMP", raising=False)
+    monkeypatch.delenv("LEASEHOLD_TEST_DATABASE_URL", raising=False)
+    with TestServer() as started:
+        directory = started.portal.call(directory_of(started.database()))
+    assert Path(directory).is_relative_to(server._MEMORY) == (free >= 512 * MIB)
+
+
+def test_the_database_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LEASEHOLD_TMP", str(tmp_path))
+    assert server._memory() is None
+
+
+async def directory_of(url: str) -> str:
+    connection = await asyncpg.connect(url)
+    try:
+        return str(await connection.fetchval("SHOW data_directory"))
+    finally:
+        await connection.close()
 
 
 async def test_an_app_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
