@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -182,7 +183,9 @@ class Connections:
         task = opened.link_task
         # If the last try to open the link failed or was cancelled, try again.
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = opened.link_task = asyncio.create_task(self._open_link(opened.stack))
+            # The first caller may be an attempt. In its context, all that the link ever logs would be its run's.
+            task = asyncio.create_task(self._open_link(opened.stack), context=Context())
+            opened.link_task = task
         return await asyncio.shield(task)
 
     async def _open_link(self, stack: AsyncExitStack) -> Link:

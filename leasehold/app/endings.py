@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from uuid import UUID
 
 from leasehold.db.database import Pool
@@ -37,7 +38,8 @@ class Endings:
         self._waiters.setdefault(run_id, set()).add(waiter)
         self._pause = _SHORTEST_PAUSE
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._watch(), name="endings")
+            # Not in the context of the first waiter: it may be an attempt, whose run would get the lines of this loop.
+            self._task = asyncio.create_task(self._watch(), name="endings", context=Context())
         try:
             async with asyncio.timeout(seconds):
                 await waiter

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
@@ -15,8 +16,10 @@ import pytest
 from leasehold import App
 from leasehold.app.connection import Connections
 from leasehold.app.endings import Endings
+from leasehold.app.link import DatabaseLink
 from leasehold.app.portal import Portal, PortalClosed
 from leasehold.domain.ids import new_id
+from leasehold.telemetry import attempt_logs
 from tests.app.test_submitting import app, wait_long
 
 SECONDS = 60.0
@@ -130,3 +133,38 @@ async def test_a_query_that_can_never_be_made_ends_the_waits() -> None:
     async with asyncio.timeout(SECONDS):
         with pytest.raises(LookupError, match="no such thing"):
             await endings.wait(new_id(), None)
+
+
+async def test_what_all_callers_share_logs_for_none_of_them(
+    using: Callable[..., App], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first caller may be an attempt: its run would get the lines of later ones, maybe of other tenants."""
+    using(app)
+    sources: dict[str, object] = {}
+    opened, watch = DatabaseLink.opened, Endings._watch
+
+    @asynccontextmanager
+    async def noting_opened(*arguments: Any) -> AsyncIterator[DatabaseLink]:
+        sources["link"] = attempt_logs.source()
+        async with opened(*arguments) as link:
+            yield link
+
+    async def noting_watch(endings: Endings) -> None:
+        sources["endings"] = attempt_logs.source()
+        await watch(endings)
+
+    monkeypatch.setattr(DatabaseLink, "opened", noting_opened)
+    monkeypatch.setattr(Endings, "_watch", noting_watch)
+    attempt_logs.record_in(attempt_logs.Recorder(10, 10_000, threading.Lock()))
+    try:
+        run = await wait_long.asubmit()
+        waiting = asyncio.create_task(run.awaited())
+        async with asyncio.timeout(SECONDS):
+            while "endings" not in sources:
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(app.close)
+        with pytest.raises(PortalClosed):
+            await waiting
+    finally:
+        attempt_logs.record_in(None)
+    assert sources == {"link": None, "endings": None}
