@@ -23,6 +23,7 @@ from leasehold.client import models
 from leasehold.client.async_client import AsyncClient
 from leasehold.client.errors import ApiError, Unavailable
 from leasehold.client.objects import OtherBytes, read_object
+from leasehold.client.requests import DIRECT
 from leasehold.domain import errors
 from leasehold.domain.sentences import full_stop
 
@@ -70,7 +71,7 @@ class HttpLink:
         """Make a link, which connects at its first request. Raises ClientError for a malformed URL or key."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(access.url, access.key, timeout=access.timeout))
-            store = await stack.enter_async_context(httpx2.AsyncClient(timeout=_STORE_SECONDS))
+            store = await stack.enter_async_context(httpx2.AsyncClient(timeout=_STORE_SECONDS, mounts=DIRECT))
             yield cls(client, store)
 
     async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 import httpx2
 
 from leasehold.cli.running import failure_printed
-from leasehold.client.requests import KeyAuth
+from leasehold.client.requests import DIRECT, KeyAuth
 from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
 
@@ -49,7 +49,7 @@ class ApiClient:
 
     def __init__(self, url: str, key: str) -> None:
         # Longer than the API holds any request: a slow answer must not look like no answer.
-        self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0)
+        self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0, mounts=DIRECT)
 
     def __enter__(self) -> Self:
         return self

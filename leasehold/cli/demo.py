@@ -18,6 +18,7 @@ from rich.text import Text
 
 from leasehold.cli.installation import Installation
 from leasehold.cli.terminal import harmless, print_line
+from leasehold.client.requests import DIRECT
 from leasehold.domain.errors import LeaseholdError
 from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
 from leasehold.runtime.gather import gather_or_cancel
@@ -66,7 +67,9 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
             console.print(f"fences: {installation.fences}")
         sent_pictures = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]
         headers = {"Authorization": f"Bearer {installation.api_key}"}
-        async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:
+        async with httpx2.AsyncClient(
+            base_url=installation.api_url, headers=headers, timeout=60, mounts=DIRECT
+        ) as client:
             with Live(_table(sent_pictures), console=console, refresh_per_second=10) as live:
                 await _send_all(client, sent_pictures, out, lambda: live.update(_table(sent_pictures)))
         for picture in sent_pictures:
@@ -141,7 +144,7 @@ async def _upload(client: httpx2.AsyncClient, path: Path) -> dict[str, Any]:
     content_type = sniff(picture_bytes[:HEAD_BYTES]) or _TYPE_OF_UNKNOWN
     file = {"content_type": content_type, "file_name": path.name, "content_length": len(picture_bytes)}
     ticket = await _json_of(client.post("/upload-url", json=file))
-    async with httpx2.AsyncClient(timeout=60) as store:  # the store needs the signed URL and no API key
+    async with httpx2.AsyncClient(timeout=60, mounts=DIRECT) as store:  # the store needs the signed URL and no API key
         _check(await store.put(ticket["upload_url"], content=picture_bytes, headers={"Content-Type": content_type}))
     return ticket
 
@@ -163,7 +166,7 @@ def _check(answer: httpx2.Response) -> None:
 
 
 async def _save(picture: Sent, out: Path) -> Path:
-    async with httpx2.AsyncClient(timeout=60) as store:
+    async with httpx2.AsyncClient(timeout=60, mounts=DIRECT) as store:
         answer = await store.get(picture.view["final_url"])
     _check(answer)
     path = _result_path(picture.path, out)

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from leasehold.api.console import tickets
 from leasehold.cli.terminal import print_line
+from leasehold.client.requests import DIRECT
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port, require_free
 from leasehold.embedded.process import EmbeddedError, RunAs, Server
@@ -224,7 +225,7 @@ class Installation:
         """Wait until the API is ready. Raises EmbeddedError with the end of a log if a process does not start."""
         api = next(server for server in self._processes if server.name == "api")
         try:
-            async with asyncio.timeout(_START_SECONDS), httpx2.AsyncClient() as client:
+            async with asyncio.timeout(_START_SECONDS), httpx2.AsyncClient(mounts=DIRECT) as client:
                 self._refuse_ended_processes()
                 while not await self._api_is_ready(client):
                     await asyncio.sleep(0.05)
@@ -247,12 +248,15 @@ class Installation:
 
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with these variables, for a process of the installation. NAME_FILE is left out where
-    `variables` have NAME: a process refuses both. All that describes another S3 service is left out, too.
+    `variables` have NAME: a process refuses both. All that describes another S3 service is left out, too. If the
+    environment names a proxy, the process does not ask it for the servers of this machine.
     """
     files = {f"{name}_FILE" for name in variables}
+    hosts_without_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    without_proxy = f"{hosts_without_proxy},127.0.0.1" if hosts_without_proxy else "127.0.0.1"
     return {
         name: value for name, value in os.environ.items() if name not in files and not name.startswith("LEASEHOLD_S3")
-    } | dict(variables)
+    } | {"no_proxy": without_proxy, "NO_PROXY": without_proxy, **variables}
 
 
 def _load_upgrade() -> Upgrade:
@@ -299,3 +303,5 @@ async def _abandon(rabbitmq: RabbitMQ, start_task: asyncio.Task[None]) -> None:
     """Stop the late RabbitMQ, even if it is still starting."""
     await cancel_and_wait(start_task)
     await rabbitmq.kill()
+    hosts_without_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    without_proxy = f"{hosts_without_proxy},127.0.0.1" if hosts_without_proxy else "127.0.0.1"

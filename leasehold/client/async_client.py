@@ -15,7 +15,7 @@ import httpx2
 from leasehold.client import calls, models
 from leasehold.client.calls import Call, Feed, Id, Listing
 from leasehold.client.following import Following
-from leasehold.client.requests import KeyAuth, form_of, key_of, options_of, parse_answer, result_of, url_of
+from leasehold.client.requests import DIRECT, KeyAuth, form_of, key_of, options_of, parse_answer, result_of, url_of
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, async_pieces
 
@@ -72,8 +72,10 @@ class AsyncClient:
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
         self._timeout = timeout
         url = url_of(url)
-        self._http = httpx2.AsyncClient(base_url=url, auth=KeyAuth(url, key_of(key)), timeout=_REQUEST_SECONDS)
-        self._store = httpx2.AsyncClient(timeout=_REQUEST_SECONDS)  # for signed URLs, which must not get the API key
+        auth = KeyAuth(url, key_of(key))
+        self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=_REQUEST_SECONDS, mounts=DIRECT)
+        # For signed URLs: the store must not get the API key.
+        self._store = httpx2.AsyncClient(timeout=_REQUEST_SECONDS, mounts=DIRECT)
 
     async def __aenter__(self) -> Self:
         return self

@@ -27,7 +27,7 @@ import httpx2
 
 from leasehold.client.external_output import OutputBuffer
 from leasehold.client.objects import OtherBytes, check_answer, read_object
-from leasehold.client.requests import KeyAuth
+from leasehold.client.requests import DIRECT, KeyAuth
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.foreign_errors import text_of
@@ -237,8 +237,8 @@ class ExternalWorker:
         self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
-        self._store = httpx2.AsyncClient(timeout=60.0)  # signed URLs must not get the API key
-        self._http = httpx2.AsyncClient(base_url=url, auth=KeyAuth(url, key), timeout=60.0)
+        self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # signed URLs must not get the API key
+        self._http = httpx2.AsyncClient(base_url=url, auth=KeyAuth(url, key), timeout=60.0, mounts=DIRECT)
 
     async def __aenter__(self) -> Self:
         return self

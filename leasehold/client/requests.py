@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -17,6 +17,9 @@ from leasehold.domain.errors import WrongCell
 
 T = TypeVar("T")  # the result of a call
 
+#: The `mounts` of each client of the HTTP library. The environment may name a proxy (HTTP_PROXY), and no proxy reaches
+#: the servers of this machine.
+DIRECT: Mapping[str, None] = {"all://127.0.0.1": None, "all://localhost": None, "all://[::1]": None}
 _NO_CONTENT = 204
 _WRONG_CELL = 421
 
