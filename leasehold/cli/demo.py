@@ -20,6 +20,7 @@ from leasehold.cli.installation import Installation
 from leasehold.cli.terminal import harmless, print_line
 from leasehold.client.requests import DIRECT
 from leasehold.domain.errors import LeaseholdError
+from leasehold.pipelines import has_extra_media
 from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
 from leasehold.runtime.gather import gather_or_cancel
 
@@ -48,9 +49,11 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     """Send all pictures and report on each. `out`: the folder for the results. `keep`: at the end, print the address of
     the first job's page, and wait for Ctrl-C. `servers`: addresses of servers that run elsewhere, as for Installation.
 
-    Raises DemoFailed if two results would have one name, if the API or the store refuses a request or does not answer,
-    or, at the end, if a picture did not become READY.
+    Raises DemoFailed without the extra `media`, if two results would have one name, if the API or the store refuses a
+    request or does not answer, or, at the end, if a picture did not become READY.
     """
+    if not has_extra_media():
+        raise DemoFailed("the demo processes pictures: pip install 'leasehold[embedded,media]'")
     paths = pictures or [SHIPPED]
     _refuse_overwriting(paths, out)
     console = Console()

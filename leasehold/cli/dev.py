@@ -130,8 +130,18 @@ def _welcome_text(installation: Installation) -> str:
         f"fences   {installation.fences}\n"
         f"logs     {logs}\n"
         f"{_metrics_line(installation)}\n"
+        f"{_first_request(installation)}\n\n"
+        "Ctrl-C stops everything."
+    )
+
+
+def _first_request(installation: Installation) -> str:
+    from leasehold.pipelines import has_extra_media  # noqa: PLC0415 - `leasehold dev APP` loads no shipped kinds
+
+    if not has_extra_media():
+        return "Pictures are not processed: that needs pip install 'leasehold[media]'."
+    return (
         f"curl -s {installation.api_url}/upload-url -H 'Authorization: Bearer {installation.api_key}' \\\n"
         "  -H 'Content-Type: application/json' \\\n"
-        '  -d \'{"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 48213}\'\n\n'
-        "Ctrl-C stops everything."
+        '  -d \'{"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 48213}\''
     )

@@ -40,7 +40,10 @@ def with_bulk_operations(pipelines: Pipelines) -> Pipelines:
 
 def shipped() -> Pipelines:
     """The pipelines that ship with the platform, and those of installed packages."""
-    pipelines = Pipelines(MEDIA, WEBHOOK, GENERATION)
+    return _with_installed(Pipelines(MEDIA, WEBHOOK, GENERATION))
+
+
+def _with_installed(pipelines: Pipelines) -> Pipelines:
     if find_spec("onnxruntime") is not None:  # without the extra `conversion` a worker cannot load the handlers
         pipelines.add(CONVERSION)
     pipelines.add_installed()
@@ -49,12 +52,18 @@ def shipped() -> Pipelines:
 
 def with_demonstrations() -> Pipelines:
     """`shipped`, and the pipelines that demonstrate or measure the platform. Only `leasehold dev`, the demo and
-    benchmarks have these pipelines, because a client could keep workers busy with them for hours.
+    benchmarks have these pipelines, because a client could keep workers busy with them for hours. Pictures are left out
+    where the extra `media` is not installed: a worker could not load their handlers, and would end.
     """
-    pipelines = shipped()
+    pipelines = shipped() if has_extra_media() else _with_installed(Pipelines(WEBHOOK, GENERATION))
     pipelines.add(noop)
     pipelines.add(demo_long_task)
     return pipelines
+
+
+def has_extra_media() -> bool:
+    """Whether `leasehold[media]` is installed here: the libraries with which a worker processes pictures."""
+    return find_spec("PIL") is not None and find_spec("pyvips") is not None
 
 
 def with_deliveries(*declared: Pipeline | Kind) -> Pipelines:
