@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from leasehold.cli.installation import Installation
 from leasehold.cli.terminal import harmless, print_line
 from leasehold.client.requests import DIRECT
 from leasehold.domain.errors import LeaseholdError
+from leasehold.embedded.process import event_of_stop_signals
 from leasehold.pipelines import has_extra_media
 from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
 from leasehold.runtime.gather import gather_or_cancel
@@ -102,9 +102,7 @@ def _result_path(picture: Path, out: Path) -> Path:
 
 async def _wait_for_ctrl_c(console: Console, installation: Installation, first_picture: Sent) -> None:
     address = installation.console_url(f"/jobs/{first_picture.job_id}" if first_picture.job_id else "/")
-    stop_requested = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
+    stop_requested = event_of_stop_signals()
     console.print("\nCtrl-C stops everything. Until then, the job's page:")
     console.print(address or "the console is off", highlight=False, soft_wrap=True)
     await stop_requested.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 from typing import Any
 
@@ -16,21 +15,20 @@ from leasehold.celery.task import CeleryTask
 from leasehold.cli.installation import Installation
 from leasehold.cli.reloading import reload_on_change
 from leasehold.domain.registry import Pipelines
+from leasehold.embedded.process import event_of_stop_signals
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 
 
 async def run(source: str | None, **options: Any) -> None:
-    """Run an Installation until SIGINT or SIGTERM. `source`: the app that it serves; None: no app was named. `options`:
+    """Run an Installation until a signal stops it. `source`: the app that it serves; None: no app was named. `options`:
     as for Installation.
 
-    Raises EmbeddedError if a part does not start. All parts are then stopped.
+    Raises EmbeddedError if a part does not start, and the error of the watch over the folder. All parts are then
+    stopped.
     """
     console = Console()
-    stop_requested = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
-    stop_task = asyncio.create_task(stop_requested.wait())
+    stop_task = asyncio.create_task(event_of_stop_signals().wait())
     with console.status("starting"):
         # A user who edits an app wants a quick start. RabbitMQ takes about 8 s, so with `source` the start does not
         # wait for it (`patient`).
@@ -43,6 +41,8 @@ async def run(source: str | None, **options: Any) -> None:
             console.print(welcome_text, highlight=False, soft_wrap=True, markup=False)
             reload_task = asyncio.create_task(reload_on_change(installation, console))
             await asyncio.wait((stop_task, reload_task), return_when=asyncio.FIRST_COMPLETED)
+            if reload_task.done():  # by an error: it does not end otherwise
+                await reload_task
             await cancel_and_wait(reload_task)
         console.print("stopping: running steps finish or are released")
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 from urllib.parse import urlencode
 
+import asyncpg
 import httpx2
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
@@ -22,13 +24,15 @@ from leasehold.api.console import tickets
 from leasehold.cli.terminal import print_line
 from leasehold.client.requests import DIRECT
 from leasehold.db.database import connect
+from leasehold.domain.errors import LeaseholdError
 from leasehold.embedded.ports import free_port, require_free
 from leasehold.embedded.process import EmbeddedError, RunAs, Server
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import find_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 from leasehold.runtime.gather import cancel_and_wait, gather_or_cancel
-from leasehold.security.credentials import create_key
+from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.security.credentials import create_key, revoke_key
 from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.worker.sandbox import isolation
 
@@ -41,8 +45,12 @@ SCOPES = (
 )  # fmt: skip
 #: How long the API may take until it is ready.
 _START_SECONDS = 60.0
-#: How long the API and the worker may take to finish their work: at the end of the command, and at a restart.
-_STOP_SECONDS, _RESTART_SECONDS = 40.0, 5.0
+#: How long the worker's steps may go on when the worker has to end, if the user sets no LEASEHOLD_DRAIN_SECONDS. Then
+#: the worker releases them. A restart after a change of a file should not take longer.
+_DRAIN_SECONDS = 3.0
+#: How long the API and the worker may take to end after that: at the end of the command, and at a restart. A worker
+#: that is killed too early has released nothing, and each of its steps is charged a loss.
+_STOP_SECONDS, _RESTART_SECONDS = 15.0, 2.0
 #: The other parts get this time before RabbitMQ starts, because its start takes all cores.
 _HEAD_START_SECONDS = 3.0
 #: How long the link that signs in to the console is valid.
@@ -74,6 +82,7 @@ class Installation:
         self.api_key = ""
         self.logs: dict[str, Path] = {}
         self.metrics: dict[str, str] = {}
+        self._metrics_ports: dict[str, int] = {}
         self.isolation = "required"
         self._tenant = TENANT
         self._processes: list[Server] = []
@@ -86,6 +95,7 @@ class Installation:
         rabbitmq = None if amqp_url else find_rabbitmq()
         self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=rabbitmq if patient else None)
         self._late_rabbitmq = None if patient else rabbitmq
+        self._keeps_data = data is not None or database_url is not None
         self._cleanup = AsyncExitStack()  # stops all that was started
 
     async def __aenter__(self) -> Self:
@@ -93,6 +103,7 @@ class Installation:
         async with AsyncExitStack() as exit_stack:
             loading_upgrade = asyncio.create_task(asyncio.to_thread(_load_upgrade))
             await exit_stack.enter_async_context(self._stack)
+            exit_stack.push_async_callback(self._revoke_key)
             rabbitmq = self._configured_late_rabbitmq()
             self.environment = self._environment_of_processes(rabbitmq)
             # The API and the worker import their modules while the schema is made, and wait for it.
@@ -131,6 +142,7 @@ class Installation:
         defaults = {
             # Short if RabbitMQ starts late, because no hints (messages that a task is due) come until then.
             "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
+            "drain_seconds": f"{_DRAIN_SECONDS:g}",
             "pipelines": "leasehold.pipelines:with_demonstrations",
             "isolation": self.isolation,
             "sealing_keys": _stored_sealing_key(self._stack.directory),
@@ -145,11 +157,28 @@ class Installation:
     ) -> None:
         await self._cleanup.aclose()
 
+    @property
+    def _drain_seconds(self) -> float:
+        return float(self.environment["LEASEHOLD_DRAIN_SECONDS"])
+
+    @property
+    def ended(self) -> list[Server]:
+        """The API or the worker, or both, if they have ended by themselves."""
+        return [server for server in self._processes if not server.running]
+
     async def restart(self) -> None:
         """Stop the API and the worker, and start them again with the present code. Running steps are released."""
-        await asyncio.gather(*(server.stop(signal.SIGTERM, grace=_RESTART_SECONDS) for server in self._processes))
+        grace = self._drain_seconds + _RESTART_SECONDS
+        await asyncio.gather(*(server.stop(signal.SIGTERM, grace=grace) for server in self._processes))
         self._processes.clear()
         await asyncio.gather(self._start(self._cleanup, "api"), self._start(self._cleanup, "worker"))
+        await self._until_ready()
+
+    async def restart_ended(self) -> None:
+        """Start again what has ended by itself."""
+        for server in self.ended:
+            self._processes.remove(server)
+            await self._start(self._cleanup, server.name)
         await self._until_ready()
 
     @property
@@ -181,8 +210,7 @@ class Installation:
         settings = Settings().model_copy(update={"sealing_keys": sealing_keys})
         if settings.console_path is None:
             return None
-        key_id = self.api_key.split("_")[1]
-        ticket = tickets.ticket(settings, key_id, _TICKET_SECONDS)
+        ticket = tickets.ticket(settings, self.key_id, _TICKET_SECONDS)
         query = urlencode({"ticket": ticket, "following": following})
         return f"{self.api_url}{settings.console_path}/enter?{query}"
 
@@ -190,8 +218,9 @@ class Installation:
         """Start the API or the worker. `cleanup` will stop it."""
         directory = self._stack.directory
         self.logs[module] = directory / f"{module}.log"
-        metrics_port = free_port()
-        self.metrics[module] = f"http://127.0.0.1:{metrics_port}/metrics"
+        if module not in self._metrics_ports:  # after a restart the addresses stay those that were printed
+            self._metrics_ports[module] = free_port()
+        self.metrics[module] = f"http://127.0.0.1:{self._metrics_ports[module]}/metrics"
         server = await Server.start(
             module,
             [sys.executable, "-P", "-m", f"leasehold.{module}"],
@@ -199,14 +228,14 @@ class Installation:
             env={
                 **environment_with(self.environment),
                 "LEASEHOLD_API_PORT": self._port,
-                "LEASEHOLD_METRICS_PORT": str(metrics_port),
+                "LEASEHOLD_METRICS_PORT": str(self._metrics_ports[module]),
                 "LEASEHOLD_WORK_DIR": str(directory / "work"),
             },
             cwd=Path.cwd(),  # where the user's own module lies
             run_as=RunAs(),
             last_signal=signal.SIGTERM,
         )
-        cleanup.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
+        cleanup.push_async_callback(server.stop, signal.SIGTERM, grace=self._drain_seconds + _STOP_SECONDS)
         self._processes.append(server)
 
     async def _prepare_database(self, loading_upgrade: asyncio.Task[Upgrade]) -> None:
@@ -220,6 +249,26 @@ class Installation:
             self.api_key = (await create_key(connection, tenant_id=self._tenant, client_id="dev", scopes=SCOPES)).text
         finally:
             await connection.close()
+
+    async def _revoke_key(self) -> None:
+        """Revoke the API key that this start has made, where the database outlives this process. Otherwise each start
+        would leave there a valid key with all scopes, until no tenant may have a further key.
+        """
+        if not self._keeps_data or not self.api_key:
+            return
+        servers: dict[str, Any] = servers_of_database(self.environment["LEASEHOLD_DATABASE_URL"])
+        # The database may be away by now, or another one: that must not keep the command from ending.
+        with contextlib.suppress(*TRY_AGAIN, LeaseholdError, asyncpg.PostgresError):
+            connection = await connect(Settings(**servers, database_app_role=None), "setup")
+            try:
+                await revoke_key(connection, self.key_id)
+            finally:
+                await connection.close()
+
+    @property
+    def key_id(self) -> str:
+        """The public part of the API key."""
+        return self.api_key.split("_")[1]
 
     async def _until_ready(self) -> None:
         """Wait until the API is ready. Raises EmbeddedError with the end of a log if a process does not start."""
@@ -303,5 +352,3 @@ async def _abandon(rabbitmq: RabbitMQ, start_task: asyncio.Task[None]) -> None:
     """Stop the late RabbitMQ, even if it is still starting."""
     await cancel_and_wait(start_task)
     await rabbitmq.kill()
-    hosts_without_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    without_proxy = f"{hosts_without_proxy},127.0.0.1" if hosts_without_proxy else "127.0.0.1"

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import monotonic
 
 from rich.console import Console
 
@@ -15,6 +16,8 @@ from leasehold.embedded.process import EmbeddedError
 from leasehold.runtime.exits import describe_exit
 
 _POLL_SECONDS = 0.5  # between two looks at the files
+#: How long a process that has ended by itself stays away: the first time, and at most. It doubles from time to time.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 #: Names of folders without the user's code. Hidden folders are skipped, too.
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
 #: The most files that are watched. Reading the times of more files would take too long.
@@ -36,8 +39,11 @@ async def reload_on_change(installation: Installation, console: Console) -> None
     """Watch the folder until cancelled. If changed code cannot be loaded, print its error. The running processes then
     go on. If changed code can be loaded but does not start, print its error. The next change then starts the processes
     again.
+
+    Also watch the processes: one that ends by itself is started again, because nobody else would go on with its work.
     """
     old_times = await asyncio.to_thread(times_of, Path.cwd())
+    keeper = _Keeper(installation, console)
     while True:
         await asyncio.sleep(_POLL_SECONDS)
         new_times = await asyncio.to_thread(times_of, Path.cwd())
@@ -45,6 +51,7 @@ async def reload_on_change(installation: Installation, console: Console) -> None
             path.name for path in new_times.keys() | old_times.keys() if new_times.get(path) != old_times.get(path)
         )
         if not changed_names:
+            await keeper.look()
             continue
         old_times = new_times
         if (problem := await _problem(installation.environment)) is not None:
@@ -54,8 +61,42 @@ async def reload_on_change(installation: Installation, console: Console) -> None
             await installation.restart()
         except EmbeddedError as error:  # the next change starts the processes again
             console.print(f"{changed_names[0]} changed, and does not start: {error}", style="red", markup=False)
+            keeper = _Keeper(installation, console, waits_for_change=True)
         else:
             console.print(f"{changed_names[0]} changed: loaded again", highlight=False, markup=False)
+            keeper = _Keeper(installation, console)
+
+
+class _Keeper:
+    """Starts processes again that end by themselves, until the code changes. The pauses grow: code that ends its
+    process again and again must not fill the terminal. `waits_for_change`: start nothing, because it was just tried.
+    """
+
+    def __init__(self, installation: Installation, console: Console, *, waits_for_change: bool = False) -> None:
+        self._installation = installation
+        self._console = console
+        self._waits_for_change = waits_for_change
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._start_at: float | None = None  # when to start what has ended; None: nothing has
+
+    async def look(self) -> None:
+        """See whether a process has ended. Say so, and start it once its pause is over."""
+        if self._waits_for_change:
+            return
+        if self._start_at is None:
+            for server in self._installation.ended:
+                self._print(server.failure(f"has ended, and starts again in {self._pause:g} s"))
+                self._start_at = monotonic() + self._pause
+        elif monotonic() >= self._start_at:
+            self._start_at, self._pause = None, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+            try:
+                await self._installation.restart_ended()
+            except EmbeddedError as error:
+                self._print(f"{error}\nThe next change of a file starts it again.")
+                self._waits_for_change = True
+
+    def _print(self, sentence: object) -> None:
+        self._console.print(str(sentence), style="red", highlight=False, markup=False)
 
 
 async def _problem(environment: Mapping[str, str]) -> str | None:

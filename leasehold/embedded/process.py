@@ -167,6 +167,17 @@ class Server:
         return EmbeddedError("\n  ".join([f"{self.name} {event}; the end of its log:", *lines]))
 
 
+def event_of_stop_signals() -> asyncio.Event:
+    """An event that SIGINT and SIGTERM set, and SIGHUP, which a closed terminal sends. If SIGHUP is ignored, as `nohup`
+    makes it, it stays ignored.
+    """
+    stop_event = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
+    return stop_event
+
+
 async def kill_if_running(process: asyncio.subprocess.Process) -> None:
     """Kill a child program that still runs, for example after the wait for it was cancelled."""
     if process.returncode is None:

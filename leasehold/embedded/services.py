@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from leasehold.embedded.process import EmbeddedError
+from leasehold.embedded.process import EmbeddedError, event_of_stop_signals
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 
@@ -60,14 +60,6 @@ async def serve(options: argparse.Namespace) -> int:
         print("Ready. Ctrl-C stops them.", file=sys.stderr)  # noqa: T201
         await stop_event.wait()
     return 0
-
-
-def event_of_stop_signals() -> asyncio.Event:
-    """An event that SIGINT or SIGTERM sets."""
-    stop_event = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
-    return stop_event
 
 
 async def run_command(command: list[str], environment: dict[str, str], stop_event: asyncio.Event) -> int:

@@ -22,6 +22,7 @@ class Installation:
 
     def __init__(self) -> None:
         self.restarts = 0
+        self.ended: list[Any] = []
 
     async def restart(self) -> None:
         self.restarts += 1
@@ -82,3 +83,57 @@ async def test_changed_code_is_loaded_with_the_environment_of_the_workers_and_a_
     (tmp_path / "shop.py").write_text(code)
     environment = {"LEASEHOLD_PIPELINES": "shop:app", "ONLY_FOR_WORKERS": "shop", "PYTHONPATH": str(tmp_path)}
     assert await reloading._problem(environment) == problem
+
+
+class Keeps:
+    """An installation whose worker has ended by itself. It starts again unless `fails`."""
+
+    def __init__(self) -> None:
+        self.ended: list[Any] = [self]
+        self.starts = 0
+        self.fails = False
+
+    def failure(self, event: str) -> EmbeddedError:
+        return EmbeddedError(f"worker {event}; the end of its log:\n  [x]")
+
+    async def restart_ended(self) -> None:
+        self.starts += 1
+        if self.fails:
+            raise EmbeddedError("worker did not start; the end of its log: [y]")
+
+
+async def test_a_process_that_ends_again_and_again_is_started_after_growing_pauses_until_it_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(reloading, "monotonic", lambda: now)
+    out = io.StringIO()
+    keeps: Any = Keeps()
+    keeper = reloading._Keeper(keeps, Console(file=out, width=200))
+    started_after = []
+    for _ in range(8):
+        began, before = now, keeps.starts
+        await keeper.look()
+        while keeps.starts == before:
+            now += 0.5
+            await keeper.look()
+        started_after.append(now - began)
+    assert started_after == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert out.getvalue().startswith("worker has ended, and starts again in 1 s; the end of its log:\n  [x]\n")
+    assert out.getvalue().count("has ended") == 8
+    keeps.fails = True
+    await keeper.look()
+    now += 60
+    await keeper.look()
+    assert out.getvalue().endswith(
+        "did not start; the end of its log: [y]\nThe next change of a file starts it again.\n"
+    )
+    now += 600
+    await keeper.look()
+    assert (keeps.starts, out.getvalue().count("has ended")) == (9, 9)
+    keeps.ended, keeps.fails = [], False
+    quiet = reloading._Keeper(keeps, Console(file=out, width=200))
+    await quiet.look()
+    now += 600
+    await quiet.look()
+    assert keeps.starts == 9
