@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from leasehold.cli.answers import AsJson, Cursor, api_client, print_fields, print_next_page, show
-from leasehold.cli.running import environment, failure_printed, run_or_exit
+from leasehold.cli.running import environment_or_dev, failure_printed, run_or_exit
 from leasehold.domain.audit import BrokenRow, Chain
 
 app = typer.Typer(no_args_is_help=True, help="List, export and verify the audit, which records who did what.")
@@ -87,7 +87,7 @@ def verify(
     if file is None:
         from leasehold.cli.audit_database import verify_chains  # noqa: PLC0415 - each command loads only what it needs
 
-        chains = [_result_of(*chain) for chain in run_or_exit(verify_chains(environment(), tenant))]
+        chains = [_result_of(*chain) for chain in run_or_exit(verify_chains(environment_or_dev(), tenant))]
     else:
         chains = [chain for chain in _check_file(file) if tenant in (None, chain["tenant_id"])]
 

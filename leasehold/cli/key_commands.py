@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from leasehold.cli.answers import AsJson
-from leasehold.cli.running import environment, run_or_exit
+from leasehold.cli.running import environment_or_dev, run_or_exit
 from leasehold.cli.terminal import print_answer, print_json, print_table, to_the_minute
 from leasehold.security.roles import NAMES
 
@@ -56,7 +56,7 @@ def create(
         raise typer.BadParameter("give --role viewer, operator or admin, or --scope")
     from leasehold.cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
-    key = run_or_exit(create_one(environment(), tenant, client, scopes, expires_in))
+    key = run_or_exit(create_one(environment_or_dev(), tenant, client, scopes, expires_in))
     print_answer(
         {"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scopes}, key.text, as_json
     )
@@ -71,7 +71,7 @@ def list_all(
     """List keys, without their secrets."""
     from leasehold.cli.keys import list_some  # noqa: PLC0415 - each command loads only what it needs
 
-    rows = run_or_exit(list_some(environment(), tenant, ended=ended))
+    rows = run_or_exit(list_some(environment_or_dev(), tenant, ended=ended))
     if as_json:
         print_json(rows)
         return
@@ -99,7 +99,7 @@ def rotate(
     """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap."""
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 
-    key = run_or_exit(rotate_one(environment(), prefix, overlap))
+    key = run_or_exit(rotate_one(environment_or_dev(), prefix, overlap))
     print_answer({"key": key.text, "prefix": key.prefix}, key.text, as_json)
 
 
@@ -115,7 +115,7 @@ def expire(
     """Set the end of a key. A key that ends earlier keeps its end."""
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
-    expires_at = run_or_exit(expire_one(environment(), prefix, after))
+    expires_at = run_or_exit(expire_one(environment_or_dev(), prefix, after))
     print_answer(
         {"prefix": prefix, "expires_at": expires_at}, f"{prefix} ends at {expires_at:%Y-%m-%d %H:%M:%S} UTC.", as_json
     )
@@ -126,5 +126,5 @@ def revoke(prefix: _Prefix, as_json: AsJson = False) -> None:
     """End a key. API processes stop accepting it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
     from leasehold.cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
 
-    run_or_exit(revoke_one(environment(), prefix))
+    run_or_exit(revoke_one(environment_or_dev(), prefix))
     print_answer({"prefix": prefix, "revoked": True}, f"Revoked {prefix}.", as_json)

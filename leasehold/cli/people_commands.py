@@ -10,7 +10,7 @@ from uuid import UUID
 import typer
 
 from leasehold.cli.answers import AsJson
-from leasehold.cli.running import environment, run_or_exit
+from leasehold.cli.running import environment_or_dev, run_or_exit
 from leasehold.cli.terminal import print_answer, print_json, print_table, to_the_minute
 
 people = typer.Typer(no_args_is_help=True, help="List, disable and enable people, set their roles, end their sessions.")
@@ -27,7 +27,7 @@ def list_people(
     """List people, the latest sign-ins first."""
     from leasehold.cli.people import list_some  # noqa: PLC0415 - each command loads only what it needs
 
-    rows = run_or_exit(list_some(environment(), tenant, text, limit))
+    rows = run_or_exit(list_some(environment_or_dev(), tenant, text, limit))
     if as_json:
         print_json(rows)
         return
@@ -76,7 +76,7 @@ def end_sessions(person: PersonId, as_json: AsJson = False) -> None:
     """End all sessions of a person, who may sign in again."""
     from leasehold.cli.people import end_sessions_of  # noqa: PLC0415 - each command loads only what it needs
 
-    run_or_exit(end_sessions_of(environment(), person))
+    run_or_exit(end_sessions_of(environment_or_dev(), person))
     print_answer({"id": str(person), "sessions_ended": True}, f"All sessions of {person} have ended.", as_json)
 
 
@@ -90,4 +90,4 @@ def _change(
     from leasehold.cli.people import change_one  # noqa: PLC0415 - each command loads only what it needs
     from leasehold.limits.people import Change  # noqa: PLC0415 - as above
 
-    run_or_exit(change_one(environment(), person, Change(role, disabled)))
+    run_or_exit(change_one(environment_or_dev(), person, Change(role, disabled)))

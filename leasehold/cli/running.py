@@ -72,6 +72,12 @@ def join_dev() -> None:
     print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
 
 
+def environment_or_dev() -> Settings:
+    """The settings of the environment; those of the `leasehold dev` that `join_dev` joins, if it joins one."""
+    join_dev()
+    return environment()
+
+
 def use_source(source: str | None) -> None:
     """Let this process and its child processes serve the pipelines of `source`, an argument of the command. A source
     that cannot be loaded ends the command with a sentence.

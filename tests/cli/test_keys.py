@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from leasehold.app.dev_file import dev_file
 from leasehold.cli.main import app
 from leasehold.db.database import Connection
 from leasehold.security.credentials import find_key
+from leasehold.settings import as_variables, servers_of_database
 
 HOUR = timedelta(hours=1)
 
@@ -112,3 +116,24 @@ async def test_the_keys_of_a_tenant_that_work_are_bounded_also_at_once(database_
     ).exit_code == 0  # a leaked one is replaced at the bound, too
     await keys("revoke", json.loads(made[1].stdout)["prefix"])
     await keys.create()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("keys", "create", "--tenant", "acme", "--client", "me", "--scope", "runs:read"), '"prefix"'),
+        (("people", "list"), "["),
+        (("audit", "verify"), "{"),
+        (("doctor",), '{"part": "database", "ok": true'),
+    ],
+)
+async def test_a_command_works_on_the_dev_of_its_folder_where_nothing_names_a_database(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], shown: str
+) -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    monkeypatch.setattr(os, "environ", own)
+    monkeypatch.chdir(tmp_path)
+    with dev_file(as_variables(servers_of_database(database_url))):
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--json"])
+    assert shown in result.stdout, result.output
+    assert "joins the `leasehold dev` of this folder" in result.stderr
