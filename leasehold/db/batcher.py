@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from leasehold.db.database import Connection
+import asyncpg
+
+from leasehold.db.database import Connection, end_timed_out
 from leasehold.db.servers import check_takes_writes
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
@@ -19,10 +21,20 @@ from leasehold.telemetry.outages import DATABASE
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
+#: An item that is set aside pauses for this many times as long as its statement took.
+_ASIDE_FACTOR = 2.0
 
 
 class _NoConnection(ConnectionError):
     """A connection could not be opened. `__cause__`: the error."""
+
+
+class _TookTooLong(Exception):
+    """A statement was cancelled, because it took too long. Mostly it has waited for a lock."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
 
 
 class Batcher(Generic[_Item, _Answer]):
@@ -33,6 +45,10 @@ class Batcher(Generic[_Item, _Answer]):
     of a larger batch, of which `statement` may have committed a part before its error. So `statement` must be safe to
     repeat. `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between
     two tries. `patience`: seconds without an answer after which callers get the error.
+
+    `sets_aside`: after a statement that took too long, try its items alone. Set an item aside that takes too long
+    alone, and try it again later: so a row that somebody has locked for minutes delays no other item. Then items do not
+    keep their order, and `patience` has no effect on these.
     """
 
     def __init__(
@@ -44,6 +60,7 @@ class Batcher(Generic[_Item, _Answer]):
         at_most: int = 64,
         patience: float = 60.0,
         pause: float = 0.25,
+        sets_aside: bool = False,
     ) -> None:
         self._connect = connect
         self._statement = statement
@@ -51,6 +68,11 @@ class Batcher(Generic[_Item, _Answer]):
         self._at_most = at_most
         self._patience = patience
         self._pause = pause
+        self._sets_aside = sets_aside
+        #: The items that are set aside, by their answers, with the timers that end their pauses.
+        self._aside: dict[asyncio.Future[_Answer], asyncio.TimerHandle] = {}
+        #: The items among `_waiting` that were set aside, by their answers: these are tried alone.
+        self._alone: set[asyncio.Future[_Answer]] = set()
         self._waiting: deque[tuple[_Item, asyncio.Future[_Answer]]] = deque()
         self._has_items = asyncio.Event()
         self._connection: Connection | None = None
@@ -67,7 +89,11 @@ class Batcher(Generic[_Item, _Answer]):
             await cancel_and_wait(self._task)
         for _, answer in self._waiting:
             answer.cancel()
+        for answer, timer in self._aside.items():
+            timer.cancel()
+            answer.cancel()
         self._waiting.clear()
+        self._aside.clear()
         self._drop_connection()
 
     async def ask(self, item: _Item) -> _Answer:
@@ -84,18 +110,37 @@ class Batcher(Generic[_Item, _Answer]):
     async def _run(self) -> None:
         while True:
             await self._has_items.wait()
-            batch = [self._waiting.popleft() for _ in range(min(self._at_most, len(self._waiting)))]
+            batch, repeated = self._next_batch()
             if not self._waiting:
                 self._has_items.clear()
             try:
-                await self._run_batch(batch)
+                await self._run_batch(batch, repeated=repeated)
             except BaseException as error:  # `close` cancels this task
                 _fail(batch, error)
                 raise
 
+    def _next_batch(self) -> tuple[list[tuple[_Item, asyncio.Future[_Answer]]], bool]:
+        """The items of the next statement, and whether an earlier try may have committed something."""
+        batch: list[tuple[_Item, asyncio.Future[_Answer]]] = []
+        while self._waiting and len(batch) < self._at_most:
+            _, answer = self._waiting[0]
+            if answer in self._alone:
+                if not batch:
+                    self._alone.remove(answer)
+                    return [self._waiting.popleft()], True
+                break
+            batch.append(self._waiting.popleft())
+        return batch, False
+
     async def _run_batch(self, batch: list[tuple[_Item, asyncio.Future[_Answer]]], *, repeated: bool = False) -> None:
         try:
             _resolve(batch, await self._answer([item for item, _ in batch], repeated))
+        except _TookTooLong as error:
+            if len(batch) == 1:
+                self._set_aside(batch[0], _ASIDE_FACTOR * error.seconds)
+                return
+            for entry in batch:
+                await self._run_batch([entry], repeated=True)
         except Exception as error:  # noqa: BLE001 - each caller gets the error
             if len(batch) == 1 or may_try_again(error):
                 _fail(batch, error)
@@ -105,22 +150,40 @@ class Batcher(Generic[_Item, _Answer]):
             for entry in batch:
                 await self._run_batch([entry], repeated=True)
 
+    def _set_aside(self, entry: tuple[_Item, asyncio.Future[_Answer]], seconds: float) -> None:
+        _, answer = entry
+
+        def try_again() -> None:
+            del self._aside[answer]
+            self._alone.add(answer)
+            self._waiting.append(entry)
+            self._has_items.set()
+
+        self._aside[answer] = asyncio.get_running_loop().call_later(max(seconds, self._pause), try_again)
+
     async def _answer(self, items: Sequence[_Item], repeated: bool) -> Sequence[_Answer]:  # noqa: FBT001 - passed on to the statement
         """Run the statement. While PostgreSQL does not answer, reconnect and try again, for `patience` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         while True:
+            began: float | None = None
             try:
                 if self._connection is None or self._connection.is_closed():  # the server may close an idle connection
                     self._connection = await self._new_connection()
                 check_takes_writes(self._connection)
+                began = loop.time()
                 answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
                 if not may_try_again(error):  # a value that asyncpg cannot encode
                     raise
                 cause = error.__cause__ if isinstance(error, _NoConnection) else None
                 DATABASE.record_error(cause or error, self._name)
+                has_timed_out = isinstance(error, (TimeoutError, asyncpg.QueryCanceledError))
+                if has_timed_out and self._connection is not None:
+                    await end_timed_out(self._connection)
                 self._drop_connection()
+                if self._sets_aside and has_timed_out and began is not None:
+                    raise _TookTooLong(loop.time() - began) from error
                 repeated = True
                 if loop.time() + self._pause > deadline:
                     raise

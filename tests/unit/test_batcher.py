@@ -32,6 +32,9 @@ class Wire:
     def terminate(self) -> None:
         self.closed = True
 
+    async def close(self) -> None:
+        self.closed = True
+
 
 @asynccontextmanager
 async def batcher(statement: Any, wires: Sequence[Wire] = (), **options: Any) -> AsyncIterator[Batcher[int, int]]:
@@ -111,6 +114,67 @@ async def test_one_bad_item_costs_the_others_nothing() -> None:
     assert isinstance(answers[2], ValueError)
     # What stands before the bad item in the statement may have committed.
     assert repetitions == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), asyncpg.QueryCanceledError("cancelled")])
+async def test_an_item_that_takes_too_long_is_tried_again_alone_and_the_others_do_not_wait_for_it(
+    error: Exception,
+) -> None:
+    """Somebody has locked its row, for any time."""
+    tried: list[tuple[list[int], bool]] = []
+    is_locked = True
+
+    async def statement(_connection: Any, items: Sequence[int], repeated: bool) -> list[int]:
+        tried.append((list(items), repeated))
+        if 13 in items and is_locked:
+            raise error
+        return list(items)
+
+    async with batcher(statement, sets_aside=True, patience=float("inf")) as opened:
+        locked = asyncio.create_task(opened.ask(13))
+        assert await asyncio.gather(*(opened.ask(n) for n in (11, 12))) == [11, 12]
+        while tried.count(([13], True)) < 3:
+            assert await opened.ask(14) == 14
+        assert not locked.done()
+        is_locked = False
+        assert await locked == 13
+    assert tried[:4] == [([13, 11, 12], False), ([13], True), ([11], True), ([12], True)]
+    assert all(items == [13] for items, _ in tried[1:] if 13 in items)
+
+
+async def test_an_end_leaves_no_asker_waiting_whose_item_is_set_aside() -> None:
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        if 13 in items:
+            raise TimeoutError
+        return items
+
+    async with batcher(statement, sets_aside=True) as opened:
+        asked = asyncio.create_task(opened.ask(13))
+        while not opened._aside:
+            await asyncio.sleep(0)
+    await asyncio.wait([asked], timeout=60)
+    assert asked.cancelled()
+
+
+async def test_a_connection_that_takes_too_long_sets_nothing_aside() -> None:
+    """PostgreSQL is away: all items wait for it together."""
+    refusals: list[Exception] = [TimeoutError()] * 3
+    batches: list[list[int]] = []
+
+    async def connect() -> Any:
+        if refusals:
+            raise refusals.pop()
+        return Wire()
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> Sequence[int]:
+        batches.append(list(items))
+        return items
+
+    opened: Batcher[int, int] = Batcher(connect, statement, pause=0.001, sets_aside=True)
+    opened.start()
+    assert await asyncio.gather(*(opened.ask(n) for n in (1, 2))) == [1, 2]
+    await opened.close()
+    assert batches == [[1, 2]]
 
 
 async def test_a_lost_connection_is_made_anew_and_the_statement_told_that_it_repeats() -> None:

@@ -123,6 +123,36 @@ async def test_whatever_ends_together_is_settled_as_it_ended(
     await assert_histories(rows.connection)
 
 
+async def test_a_job_that_somebody_has_locked_delays_the_settlement_of_no_other(settings: Settings, rows: Rows) -> None:
+    """An operator has left a transaction open, or a handler commits its own late."""
+    locked, free = [await leased(rows) for _ in range(2)]
+    heartbeat: Any = SimpleNamespace(all_held=list, record_lost_answer=lambda: None)
+    hasty = settings.model_copy(update={"database_timeout": 1.0})
+    batcher = SettlementBatcher(hasty, rows.terms, heartbeat, lambda _hints: None, 64)
+    other = await connect(settings, "test")
+    try:
+        async with other.transaction():
+            job_id = (await rows.task(locked.task_id))["job_id"]
+            await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", job_id)
+            waiting, settling = [asyncio.create_task(batcher.settle(Completion(lease))) for lease in (locked, free)]
+            await asyncio.sleep(0)
+            batcher.start()
+            async with asyncio.timeout(SECONDS):
+                assert (await settling).state == "succeeded"
+            assert not waiting.done()
+            while not batcher._batcher._aside:
+                await asyncio.sleep(0.02)
+            sessions = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+            assert await rows.connection.fetchval(sessions) == 0, "a statement that was given up waits on"
+        async with asyncio.timeout(SECONDS):
+            assert (await waiting).state == "succeeded"
+    finally:
+        await batcher.close()
+        await other.close()
+
+
 @pytest.mark.parametrize("lost_is_first", [True, False])
 async def test_an_attempt_that_lost_its_task_and_the_same_workers_next_attempt_each_get_their_own_answer(
     opened: Open, rows: Rows, lost_is_first: bool

@@ -30,6 +30,7 @@ class Journals:
             name="journal",
             at_most=at_most,
             patience=float("inf"),
+            sets_aside=True,
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 

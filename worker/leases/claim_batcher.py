@@ -47,7 +47,12 @@ class ClaimBatcher:
         self._terms = terms
         self._heartbeat = heartbeat
         self._batcher: Batcher[_Request, Claimed | _Held | None] = Batcher(
-            lambda: connect(settings, "claims"), self._claim, name="claims", at_most=at_most, patience=_PATIENCE
+            lambda: connect(settings, "claims"),
+            self._claim,
+            name="claims",
+            at_most=at_most,
+            patience=_PATIENCE,
+            sets_aside=True,
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 

@@ -90,6 +90,7 @@ class SettlementBatcher:
             name="settlements",
             at_most=at_most,
             patience=_PATIENCE,
+            sets_aside=True,
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 
