@@ -225,6 +225,34 @@ async def test_a_drain_ends_although_the_workers_row_cannot_be_written(
     async with starting(settings, tmp_path, "pipelines") as worker, rows.connection.transaction():
         await rows.connection.execute("SELECT FROM worker WHERE id = $1 FOR UPDATE", worker.id)
         await asyncio.wait_for(worker.drain(), 60)
+async def test_a_worker_that_ends_at_once_gives_back_the_tasks_that_it_runs(
+    settings: Settings, tmp_path: Path, rows: Rows
+) -> None:
+    """As after a second signal."""
+    long = jobs.NewJob(late_handlers.inline, "t", params={"long": True})
+    await jobs.submit(rows.connection, [long])
+    async with starting(settings, tmp_path, "pipelines"), asyncio.timeout(60):
+        while (await rows.job(long.id))["started_at"] is None:
+            await asyncio.sleep(0.02)
+    task = await rows.task(await rows.connection.fetchval("SELECT id FROM task WHERE job_id = $1", long.id))
+    assert (task["status"], task["attempt"], task["losses"]) == ("pending", 0, 0)
+    async with starting(settings, tmp_path, "pipelines"):
+        assert (await end_of(rows, long.id))["status"] == "succeeded"
+
+
+async def test_at_the_end_of_a_worker_only_its_own_tasks_are_given_back_and_those_of_cancelled_jobs_end(
+    settings: Settings, rows: Rows
+) -> None:
+    running, cancelled = await rows.leased(), await rows.leased()
+    await jobs.request_cancel(rows.connection, [cancelled.job_id], "t", reason="r", by="b")
+    of_another = await Rows(rows.connection).leased()
+    async with make_pool(settings, "test", 2) as pool:
+        async with registration.registered(pool, Registration(rows.terms.owner, ["default"])):
+            pass
+        assert await rows.connection.fetchval("SELECT count(*) FROM worker") == 0
+    states = [(await rows.task(claimed.lease.task_id))["status"] for claimed in (running, cancelled, of_another)]
+    assert states == ["pending", "cancelled", "running"]
+    assert (await rows.job(cancelled.job_id))["status"] == "cancelled"
 
 
 async def test_a_worker_that_is_told_to_drain_while_it_starts_takes_no_more(

@@ -8,7 +8,7 @@ be charged a loss (LEASEHOLD_MAX_LOSSES). A release charges the task nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
 from uuid import UUID
@@ -70,10 +70,17 @@ class Orphans:
             self._search_began_at = None  # this release ends the search: no task from before the search remains
         if not orphans:
             return []
-        # A release reads neither `attempt` nor `trusted_until`.
-        leases = [Lease(task, self._worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in orphans.items()]
-        outcome = await settlements.release(connection, leases)
-        # In a job that is being cancelled, only a workflow is released. The other tasks end.
-        refused_leases = [lease for lease in leases if outcome.verdicts.get(lease.task_id) is not Verdict.SETTLED]
-        log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused_leases))
-        return (await settlements.acknowledge_cancel(connection, refused_leases)).ended if refused_leases else []
+        return await release_tasks(connection, self._worker, orphans)
+
+
+async def release_tasks(connection: Connection, worker: UUID, tasks: Mapping[UUID, int]) -> list[JobEnded]:
+    """Release these tasks of the worker, which it does not hold. `tasks`: task -> epoch; at least one. Returns the jobs
+    that have ended, as `Orphans.release`.
+    """
+    # A release reads neither `attempt` nor `trusted_until`.
+    leases = [Lease(task, worker, epoch, attempt=0, trusted_until=0.0) for task, epoch in tasks.items()]
+    outcome = await settlements.release(connection, leases)
+    # In a job that is being cancelled, only a workflow is released. The other tasks end.
+    refused_leases = [lease for lease in leases if outcome.verdicts.get(lease.task_id) is not Verdict.SETTLED]
+    log.warning("tasks that this worker does not hold were released", tasks=len(leases) - len(refused_leases))
+    return (await settlements.acknowledge_cancel(connection, refused_leases)).ended if refused_leases else []

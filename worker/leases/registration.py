@@ -14,8 +14,10 @@ import asyncpg
 import structlog
 
 from leasehold.db.database import Connection, Pool
+from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
-from leasehold.transitions import workers
+from leasehold.transitions import claims, workers
+from leasehold.worker.leases.orphans import release_tasks
 
 log = structlog.get_logger(__name__)
 
@@ -123,9 +125,15 @@ async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Re
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:
+    """Delete the worker's row. Before that, release the tasks that it still has: it did not wait for its attempts if it
+    got a second signal, or if a part of it failed. Without its row no other worker could see that it is dead: the tasks
+    would wait until their leases pass, and be charged a loss.
+    """
     try:
         async with pool.acquire() as connection:
             await workers.resign(connection, worker)
+            if tasks := await claims.owned(connection, worker):
+                count_ended_jobs(await release_tasks(connection, worker, tasks))
             await workers.unregister(connection, worker)
     except TRY_AGAIN as error:
         log.warning("this worker could not unregister; the sweeper will delete its row", error=type(error).__name__)

@@ -76,6 +76,19 @@ async def to_cancel(connection: Connection, owner: UUID, task_ids: Iterable[UUID
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(task_ids))]
 
 
+_OWNED = """
+-- owned
+SELECT t.id, t.epoch FROM task t WHERE t.status = 'running' AND t.lease_owner = $1
+"""
+
+
+async def owned(connection: Connection, owner: UUID) -> dict[UUID, int]:
+    """The running tasks of `owner`, with their epochs. Call this only at the end of a worker: the query reads all
+    running tasks.
+    """
+    return {row["id"]: row["epoch"] for row in await connection.fetch(_OWNED, owner)}
+
+
 # $1 the owner, $2 the instant, $3 the duration of a lease. A lease that ends before $2 + $3 was claimed, and for the
 # last time renewed, before $2.
 _OWNED_BEFORE = """
