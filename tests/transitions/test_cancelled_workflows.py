@@ -212,4 +212,4 @@ async def test_a_bulk_cancel_tells_the_workflow_from_the_others(rows: Rows) -> N
     cancels = await jobs.request_cancel(rows.connection, [workflow.job_id, unclaimed, uuid4()], "t", reason="r", by="b")
     assert cancels.states == {workflow.job_id: "cancel_requested", unclaimed: "cancelled"}
     assert len(cancels.hints) == len(cancels.ended) == 1
-    assert await children.cancel_orphans(rows.connection) == ([], [])
+    assert await children.cancel_orphans(rows.connection) == ([], [], False)

@@ -395,6 +395,17 @@ async def test_a_run_whose_result_a_workflow_awaits_is_kept_and_wakes_it_even_if
     assert len(await sweeps.forgettable_jobs(rows.connection)) == (not deleted)
 
 
+async def test_a_workflow_with_many_ended_runs_takes_one_place_of_those_that_are_woken_together(rows: Rows) -> None:
+    workflows = []
+    for _ in range(2):
+        ended = [await rows.leased() for _ in range(3)]
+        await settlements.complete(rows.connection, [Completion(child.lease) for child in ended])
+        calls = (Call("", number, "result", "one", child=child.job_id) for number, child in enumerate(ended, start=1))
+        workflows.append(await suspended(rows, *calls))
+    assert len(await started_runs.wake_waiting(rows.connection, 2)) == 2
+    assert [await is_due(rows, workflow) for workflow in workflows] == [True, True]
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_a_workflow_that_goes_on_after_a_result_is_not_woken_again_by_it(rows: Rows, deleted: bool) -> None:
     """The row of the result stays open, because a replay reads the result again."""

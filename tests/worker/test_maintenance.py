@@ -27,8 +27,12 @@ from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.transitions import claims, concurrency, jobs
+from leasehold.transitions import claims, concurrency, jobs, settlements
+from leasehold.transitions.settlements import Completion, Suspending
+from leasehold.transitions.workflows import children
+from leasehold.transitions.workflows.records import Call
 from leasehold.worker.leases.registration import Registration
+from leasehold.worker.maintenance import duties as all_duties
 from leasehold.worker.maintenance import relay as relaying
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties, _shared
@@ -352,6 +356,33 @@ async def test_each_turn_goes_on_after_the_limits_of_the_turn_before(
     await ended(rows, first)
     await turn_of(duties, "admissions")
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id, of_next_limit.id, second.id]
+
+
+@pytest.mark.parametrize("kind", ["result", "start"])
+async def test_after_a_turn_that_was_full_of_workflows_or_of_their_runs_the_next_follows_at_once(
+    duties: Duties, rows: Rows, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A workflow may start thousands of runs, and thousands of workflows may wait for theirs."""
+    monkeypatch.setattr(all_duties, "_JOBS_AT_ONCE", 2)
+    workflows, runs = [], []
+    for _ in range(3):
+        run, workflow = await rows.leased(), await rows.leased()
+        call = Call("", 1, kind, "one", child=run.job_id)
+        await settlements.suspend(rows.connection, [Suspending(workflow.lease, (call,), 0)])
+        workflows.append(workflow.job_id)
+        runs.append(run)
+    if kind == "result":
+        await settlements.complete(rows.connection, [Completion(run.lease) for run in runs])
+    else:
+        await jobs.request_cancel(rows.connection, workflows, "t", reason="r", by="b")
+    await turn_of(duties, "takeover")
+    assert [await turn_of(duties, children.DUTY) for _ in range(2)] == [0.0, None]
+    if kind == "result":
+        due = "SELECT count(*) FROM task WHERE job_id = ANY($1) AND available_at <= clock_timestamp()"
+        assert await rows.connection.fetchval(due, workflows) == 3
+    else:
+        states = {(await rows.job(run.job_id))["status"] for run in runs}
+        assert states == {"cancel_requested"}
 
 
 async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Duties, heard: Heard, rows: Rows) -> None:

@@ -181,14 +181,16 @@ class Duties:
         count_ended_jobs(ended_jobs)
         return 0.0 if len(ended_jobs) == _JOBS_AT_ONCE else None
 
-    async def _follow_children(self) -> None:
+    async def _follow_children(self) -> float | None:
         """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed."""
         async with self._frequent_connection() as connection:
-            self._announcer.announce(await children.wake_waiting(connection))
-            ended, hints = await children.cancel_orphans(connection)
+            wakes = await children.wake_waiting(connection, _JOBS_AT_ONCE)
+            self._announcer.announce(wakes)
+            ended, hints, has_more = await children.cancel_orphans(connection, _JOBS_AT_ONCE)
             count_ended_jobs(ended)
             self._announcer.announce(hints)
             await children.close_calls(connection)
+        return 0.0 if has_more or len(wakes) == _JOBS_AT_ONCE else None
 
     async def _end_late_steps(self) -> None:
         """End steps of external workers that run longer than their time limit. The query reads all running tasks: so

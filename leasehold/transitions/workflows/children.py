@@ -67,12 +67,13 @@ _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
 
 # Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`.
 # A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row
-# is still open, and this statement finds it then. $2 only this workflow; NULL: all.
+# is still open, and this statement finds it then. DISTINCT: $1 counts workflows, and a workflow may await many runs.
+# $2 only this workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
 WHERE j.id IN (
-    SELECT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
+    SELECT DISTINCT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
     WHERE {_HAS_NEWS}
       AND {unindexed("parent.finished_at IS NULL")}
       AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained
@@ -105,8 +106,8 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Announcement]:
-    """waiting -> waiting, due now: the workflows whose awaited runs have ended, or are deleted. Each end wakes its
-    workflow once.
+    """waiting -> waiting, due now: at most `limit` workflows whose awaited runs have ended, or are deleted. All ends
+    that a workflow has not heard of wake it once. Returns a hint for each workflow.
     """
 
     async def take(only_job: object | None) -> list[UUID]:
@@ -151,14 +152,16 @@ async def close_calls(connection: Connection) -> None:
     await connection.execute(_CLOSE)
 
 
-async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement]]:
-    """Request the cancel of runs whose workflow has ended without success, or is being cancelled. Detached runs go on:
-    their rows in the journal are `done`. Returns the runs that have ended immediately, and the hints of the cancelled
-    runs that are workflows (messages that tell workers of due tasks).
+async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list[JobEnded], list[Announcement], bool]:
+    """Request the cancel of at most `limit` runs whose workflow has ended without success, or is being cancelled.
+    Detached runs go on: their rows in the journal are `done`. Returns the runs that have ended immediately; the hints
+    of the cancelled runs that are workflows (messages that tell workers of due tasks); and whether more runs may have
+    to be cancelled.
     """
     ended_jobs: list[JobEnded] = []
     hints: list[Announcement] = []
-    for row in await connection.fetch(_ORPHANS, limit):
+    rows = await connection.fetch(_ORPHANS, limit)
+    for row in rows:
         reason = f"its workflow, run {row['parent_id']}, is {row['status']}"
         cancel = partial(
             jobs.request_cancel,
@@ -172,4 +175,4 @@ async def cancel_orphans(connection: Connection, limit: int = 100) -> tuple[list
         if (cancels := await run_unit(connection, ORPHANS, row["id"], cancel)) is not None:
             ended_jobs += cancels.ended
             hints += cancels.hints
-    return ended_jobs, hints
+    return ended_jobs, hints, len(rows) == limit

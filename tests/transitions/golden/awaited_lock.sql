@@ -1,7 +1,7 @@
 -- awaited_lock
 SELECT j.id FROM job j
 WHERE j.id IN (
-    SELECT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
+    SELECT DISTINCT e.job_id FROM journal e JOIN job parent ON parent.id = e.job_id
     WHERE e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND CASE WHEN child.finished_at IS NULL THEN true ELSE false END)
       AND e.due_at IS DISTINCT FROM coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')
