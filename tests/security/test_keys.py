@@ -32,6 +32,7 @@ from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.media_api import problem
 from tests.api.test_conversion_result import convert, spend
+from tests.support.lock_waits import until_waiting
 
 HOUR = timedelta(hours=1)
 SCOPES = ("media:read", "runs:write")
@@ -94,6 +95,25 @@ async def test_of_two_rotations_at_once_with_no_overlap_one_finds_no_key(
     finally:
         await other.close()
     assert sum(isinstance(one, NotFound) for one in found) == 1
+
+
+async def test_the_second_of_two_rotations_at_once_gives_a_key_that_ends_with_the_first_overlap(
+    rows: Connection, make_key: MakeKey, settings: Settings
+) -> None:
+    """It has begun before the first has committed, and waits for it."""
+    old = await make_key()
+    other = await connect(settings, "test")
+    try:
+        async with rows.transaction():
+            await rotate_key(rows, old.prefix, overlap=HOUR)
+            second = asyncio.create_task(rotate_key(other, old.prefix, overlap=timedelta(days=400)))
+            await until_waiting(rows)
+        new = await second
+    finally:
+        await other.close()
+    end = (await row_of(rows, old.prefix))["expires_at"]
+    assert end <= datetime.now(UTC) + HOUR
+    assert new.expires_at == (await row_of(rows, new.prefix))["expires_at"] == end
 
 
 async def test_an_expired_key_cannot_be_rotated_back_to_life(rows: Connection, make_key: MakeKey) -> None:
