@@ -26,7 +26,7 @@ from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Invalid, RequestError
 from leasehold.evaluation.evaluator import PayloadMismatch
-from leasehold.limits.admission import queues_of
+from leasehold.limits.admission import queues_of_jobs
 from leasehold.runtime.pacing import paced
 from leasehold.transitions import runs
 from leasehold.transitions.runs import CreatedRuns, NewRun
@@ -68,10 +68,10 @@ async def create_runs(
         template_version = new_runs[0].template_version
         existing_ids, runs_to_write = await _split_by_existing(connection, new_runs)
         if runs_to_write:
-            queues = queues_of(caller.tenant_id, template_version.pipeline)
+            params = [run.params for run in runs_to_write]
+            queues = queues_of_jobs(caller.tenant_id, template_version.pipeline, params)
             async with services.admission.submitting(connection, caller.payer, queues, len(runs_to_write)) as charge:
                 effects = await runs.create_together(connection, runs_to_write)
-                await services.admission.add_queues_of(connection, charge, *(run.id for run in runs_to_write))
                 written_runs.append((len(runs_to_write), effects))
             limit_headers.update(charge.fields)
         id_of_key = existing_ids | {run.dedupe_key: run.id for run in runs_to_write if run.dedupe_key is not None}

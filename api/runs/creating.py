@@ -117,11 +117,10 @@ async def _create_alone(
         existing_run = await _existing_run(connection, caller.tenant_id, body)
         if existing_run is not None:
             return existing_run
-        queues = queues_of(caller.tenant_id, new_run.template_version.pipeline)
+        queues = queues_of(caller.tenant_id, new_run.template_version.pipeline, params=new_run.params)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             run = await _with_delay(connection, new_run, body.delay_seconds)
             effects = await runs.create(connection, run)
-            await services.admission.add_queues_of(connection, charge, run.id)
             written_runs.append((run, effects))
         limit_headers.update(charge.fields)
         status = runs.first_state(run, is_limited=bool(effects.limits))

@@ -96,10 +96,9 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             keep_seconds=services.settings.retention_days * 86_400,
             tags=run["tags"] or {},
         )
-        queues = queues_of(caller.tenant_id, template_version.pipeline)
+        queues = queues_of(caller.tenant_id, template_version.pipeline, params=new_run.params)
         async with services.admission.submitting(connection, caller.payer, queues) as charge:
             created_run = await runs.create(connection, new_run)
-            await services.admission.add_queues_of(connection, charge, new_run.id)
             created_runs.append((created_run, run["template"]))
             await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new_run.id)
         limit_headers.update(charge.fields)

@@ -7,6 +7,8 @@ These endpoints only write the schedules: the workers fire them (leasehold/sched
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from itertools import islice
@@ -39,6 +41,7 @@ from leasehold.domain import cron
 from leasehold.domain.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
+from leasehold.limits.admission import queues_of
 from leasehold.limits.bounds import check_room
 from leasehold.schedules import firing as schedules
 from leasehold.security.egress import shown_host
@@ -387,14 +390,12 @@ async def run_now(
         prepared_run, template = prepared
         # First lock the schedule, then the rates that are charged. Another order could deadlock.
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
-        # {}: the queues are known only when the run is written. Then `add_queues_of` adds them.
-        async with services.admission.submitting(connection, caller.payer, {}) as charge:
+        async with services.admission.submitting(connection, caller.payer, _queues_of(caller, prepared_run)) as charge:
             created_run = await schedules.submit_now(connection, prepared_run, row, None, keep_seconds)
             if created_run is None:
                 await services.admission.refund(connection, caller.payer)
                 # Raise nothing, because the transaction must commit: it has written the refusal to the schedule.
                 return Answer(HTTPStatus.CONFLICT, b"", is_stored=False)
-            await services.admission.add_queues_of(connection, charge, created_run.id)
             await record(connection, caller, "schedule.run_now", schedule_id, job_id=created_run.id)
         created_runs.append((created_run, template))
         limit_headers.update(charge.fields)
@@ -457,12 +458,13 @@ async def backfill(
         is_refused = isinstance(prepared_run, RequestError)
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         charged_runs = len(ticks_without_run)
+        # {}: how many ticks get a run is known only when they are written.
         async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
+            charge.queues.update(_queues_of(caller, prepared_run))
             for tick in ticks_to_submit:
                 created_run = await schedules.submit_now(connection, prepared_run, row, tick, keep_seconds)
                 if created_run is not None:
                     created_runs.append((created_run, template))
-                    await services.admission.add_queues_of(connection, charge, created_run.id)
             await services.admission.refund(connection, caller.payer, charged_runs - len(created_runs))
         limit_headers.update(charge.fields)
         span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}
@@ -476,6 +478,15 @@ async def backfill(
     for created_run, template in created_runs:
         await publish_submitted_run(services, created_run, template)
     return json_response(answer.body, answer.status_code, limit_headers)
+
+
+def _queues_of(caller: Caller, prepared_run: schedules.Prepared) -> Mapping[str, int]:
+    """The queues of one run. Empty for a run that its template refuses: `submit_now` records why."""
+    with suppress(Invalid):
+        if not isinstance(prepared_run, RequestError):
+            template_version, params = prepared_run
+            return queues_of(caller.tenant_id, template_version.pipeline, params=params)
+    return {}
 
 
 def _ticks_of_range(services: Services, row: Row, body: Backfill) -> list[datetime]:

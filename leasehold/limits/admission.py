@@ -13,28 +13,30 @@ that they cannot deadlock: first the rows of the rates, before any write, and la
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 from uuid import UUID
 
 from leasehold.db import run_reads
 from leasehold.db.database import Connection, ConnectionSource, lock_name
 from leasehold.domain.errors import Invalid, TooMany
 from leasehold.domain.kind import Kind
-from leasehold.domain.pipeline import Pipeline, pinned_queue
+from leasehold.domain.pipeline import Pipeline
 from leasehold.limits import rates
 from leasehold.limits.rates import Quota
 from leasehold.limits.upload_room import UploadRoom
 from leasehold.limits.usage import Usage
 from leasehold.settings import Settings
-from leasehold.transitions.jobs import external_queue
+from leasehold.transitions import jobs
 
 #: The two rates: of jobs, and of uploads that begin before their job exists.
 Charge = Literal["submissions", "uploads"]
 #: The retry-after of a submission to a full queue.
 _FULL_QUEUE_SECONDS = 5.0
+_NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,22 @@ class Paid:
     queues: set[str] = field(default_factory=set)
 
 
-def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dict[str, int]:
-    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission, if it skips no step
-    (`skip_if`). `pin`: the label of the workers that alone run the job.
+def queues_of(
+    tenant_id: str, pipeline: Pipeline, pin: str | None = None, params: Mapping[str, Any] = _NO_PARAMS
+) -> Counter[str]:
+    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission. `pin`: the label of
+    the workers that alone run the job. `params`: the job's parameters, which may skip steps (`skip_if`). Raises Invalid
+    `nothing_to_do` if they skip all steps.
     """
-    return Counter(
-        external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
-        for step in pipeline.steps
-        if not step.needs and not step.part  # a part runs once for each item of a fan-out, later
-    )
+    return Counter(jobs.queue_of(step, tenant_id, pin) for step in jobs.first_steps(pipeline, params))
+
+
+def queues_of_jobs(tenant_id: str, pipeline: Pipeline, params: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """As `queues_of`, for a new job with each of these parameters."""
+    if all(step.skip_if is None for step in pipeline.steps):
+        queues = queues_of(tenant_id, pipeline)
+        return Counter({queue: tasks * len(params) for queue, tasks in queues.items()})
+    return sum((queues_of(tenant_id, pipeline, params=one) for one in params), Counter())
 
 
 class Admission:
@@ -96,12 +105,12 @@ class Admission:
     ) -> AsyncIterator[Paid]:
         """Enter this around the statements that write `count` jobs, in the caller's transaction.
 
-        `queues`: queue -> the tasks of one job (`queues_of`). `size`: bytes that are stored with the jobs. Raises
-        TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid `batch_too_large`
-        if the jobs alone exceed a limit: then waiting cannot help.
+        `queues`: queue -> the tasks of all these jobs (`queues_of`). `size`: bytes that are stored with the jobs.
+        Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid
+        `batch_too_large` if the jobs alone exceed a limit: then waiting cannot help.
         """
         paid = Paid(await self.charge(connection, payer, count), set(queues))
-        await self._check_depth(connection, queues, count)
+        await self._check_depth(connection, queues)
         is_far_from_bound = await self._usage.reserve(connection, payer.tenant_id, count, size)
         yield paid
         if not is_far_from_bound:
@@ -109,8 +118,8 @@ class Admission:
         await self._check_depth_after_write(connection, paid.queues)
 
     async def add_queues_of(self, connection: Connection, paid: Paid, *job_ids: UUID) -> None:
-        """Add to `paid` the queues in which the jobs' runnable tasks wait. For jobs that may begin at another step than
-        their pipeline's first ones (`queues_of`): those that are not new, as in a retry, and those that skip steps.
+        """Add to `paid` the queues in which the jobs' runnable tasks wait. For jobs that are not new, as in a retry:
+        they may begin at any step. (`queues_of` knows the queues of a new job.)
         """
         if self._settings.queue_depth_limit is None:
             return
@@ -133,7 +142,7 @@ class Admission:
             quota = await rates.peek(connection, key, per_minute)
             if not quota.allowed:
                 raise _rate_limited(quota, charged_as)
-        await self._check_depth(connection, queues, 1)
+        await self._check_depth(connection, queues)
         await self._usage.reserve(connection, payer.tenant_id, 0)  # 0: only checks
 
     async def charge(
@@ -186,13 +195,12 @@ class Admission:
         )
         return [(key, per_minute) for key, per_minute in rates_of_payer if per_minute is not None]
 
-    async def _check_depth(self, connection: Connection, queues: Mapping[str, int], count: int) -> None:
-        """Check that each queue has room for the tasks of `count` jobs."""
+    async def _check_depth(self, connection: Connection, queues: Mapping[str, int]) -> None:
+        """Check that each queue has room for so many tasks more."""
         at_most = self._settings.queue_depth_limit
         if at_most is None:
             return
-        for queue, tasks in queues.items():
-            new_tasks = tasks * count
+        for queue, new_tasks in queues.items():
             if new_tasks > at_most:
                 sentence = f"{new_tasks} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
                 raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")

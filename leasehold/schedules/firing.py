@@ -363,13 +363,12 @@ async def _submit_charged(
     if admission is None:
         return await _submit(connection, prepared, schedule, tick, keep_seconds)
     payer = Payer(schedule["tenant_id"])
-    queues = queues_of(schedule["tenant_id"], prepared[0].pipeline)
-    async with admission.submitting(connection, payer, queues) as charge:
+    template_version, params = prepared
+    queues = queues_of(schedule["tenant_id"], template_version.pipeline, params=params)
+    async with admission.submitting(connection, payer, queues):
         created = await _submit(connection, prepared, schedule, tick, keep_seconds)
         if created is None:
             await admission.refund(connection, payer)
-        else:
-            await admission.add_queues_of(connection, charge, created.id)
     return created
 
 

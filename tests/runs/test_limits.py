@@ -349,6 +349,26 @@ async def test_a_full_queue_sheds_new_runs_that_begin_there_because_they_skip_th
         assert last_error["code"] == "queue_full"
 
 
+async def test_a_full_queue_of_a_step_that_a_run_skips_does_not_hold_it_up(
+    runs_settings: Settings, rows: Connection
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"queue_depth_limit": 2})
+    steps = [{"id": "a", "queue": "one", "skip_if": {"pointer": "/quick"}}, {"id": "b", "queue": "two"}]
+    quick = {"payload": {"quick": True}}
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        assert (await client.post("/v1/templates", type="skipping", steps=steps)).status_code == 201
+        for _ in range(2):
+            await client.start("skipping")
+        problem(await client.submit("skipping"), 429, "queue_full")
+        await client.start("skipping", **quick)
+        batch = {"template": "skipping", "runs": [quick, {}]}
+        problem(await client.post("/v1/runs/batch", **batch), 429, "queue_full")
+        assert (await client.post("/v1/runs/batch", **batch | {"runs": [quick]})).status_code == 202
+        problem(await client.submit("skipping", **quick), 429, "queue_full")
+
+
 async def test_a_rate_is_one_for_all_who_ask_at_once(rows: Connection, settings: Settings) -> None:
     connections = [await connect(settings, "test") for _ in range(4)]
     asked = [rates.take(connections[number % 4], "k", 5) for number in range(4)]

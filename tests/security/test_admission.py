@@ -9,8 +9,8 @@ import pytest
 
 from leasehold.db.database import Connection, Pool, connect, make_pool
 from leasehold.domain.errors import Invalid, TooMany
-from leasehold.domain.pipeline import Pipeline, Step
-from leasehold.limits.admission import Admission, Payer, queues_of
+from leasehold.domain.pipeline import Pipeline, SkipIf, Step
+from leasehold.limits.admission import Admission, Payer, queues_of, queues_of_jobs
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.jobs import NewJob
@@ -57,7 +57,22 @@ def test_a_new_job_waits_in_the_queues_of_the_steps_that_need_no_other() -> None
         ],
     )
     assert queues_of("acme", pipeline) == {"a": 2, "b": 1}
+    assert queues_of_jobs("acme", pipeline, [{}] * 3) == {"a": 6, "b": 3}
     assert queues_of("acme", THREE) == QUEUE
+
+
+def test_a_new_job_waits_in_no_queue_of_a_step_that_its_parameters_skip() -> None:
+    """The step after the skipped one is then the first, unless it waits for another."""
+    steps = [
+        Step("sort", queue="a", skip_if=SkipIf("/quick")),
+        Step("check", queue="b", needs=("sort",)),
+        Step("count", queue="c"),
+        Step("join", queue="d", needs=("sort", "count")),
+    ]
+    pipeline = Pipeline("skipping", module="tests.factories", steps=steps)
+    assert queues_of("acme", pipeline, params={"quick": False}) == {"a": 1, "c": 1}
+    assert queues_of("acme", pipeline, params={"quick": True}) == {"b": 1, "c": 1}
+    assert queues_of_jobs("acme", pipeline, [{"quick": True}, {}]) == {"a": 1, "b": 1, "c": 2}
 
 
 async def test_a_full_queue_says_its_bound_and_when_to_come_again(settings: Settings, rows: Connection) -> None:
@@ -68,7 +83,7 @@ async def test_a_full_queue_says_its_bound_and_when_to_come_again(settings: Sett
     assert (refused.value.code, refused.value.retry_after) == ("queue_full", 5.0)
     assert refused.value.headers == {"RateLimit-Policy": '"queue";q=1', "RateLimit": '"queue";r=0;t=5'}
     with pytest.raises(Invalid) as refused_for_ever:
-        await submit(limited, rows, count=2)
+        await submit(limited, rows, {"default": 2}, count=2)
     assert refused_for_ever.value.code == "batch_too_large"
 
 

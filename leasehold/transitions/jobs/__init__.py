@@ -2,7 +2,16 @@
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel
 from leasehold.transitions.jobs.deletions import delete, delete_together, expire_early, forget, forget_tombstones
-from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, client_queue, external_queue, first_state
+from leasehold.transitions.jobs.records import (
+    EXTERNAL,
+    NewJob,
+    RunOf,
+    client_queue,
+    external_queue,
+    first_state,
+    first_steps,
+    queue_of,
+)
 from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay, replay_together, state_of
 from leasehold.transitions.jobs.resolving import resolve
 from leasehold.transitions.jobs.submissions import submit
@@ -20,8 +29,10 @@ __all__ = [
     "expire_early",
     "external_queue",
     "first_state",
+    "first_steps",
     "forget",
     "forget_tombstones",
+    "queue_of",
     "replay",
     "replay_together",
     "request_cancel",

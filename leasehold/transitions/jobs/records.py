@@ -133,7 +133,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 def first_state(new: NewJob) -> JobState:
     """The state in which `submit` writes the job. Raises Invalid `nothing_to_do`."""
-    steps, skipped = _steps_of(new)
+    steps, skipped = _steps_of(new.pipeline, new.params)
     needs = _needs_of(steps, skipped)
     states = [_first_task_state(step, *_waits_of(new, needs[step.name]), skipped) for step in steps]
     return _first_job_state([(state, step.external) for state, step in zip(states, steps, strict=True)])
@@ -165,15 +165,27 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
     """The job's tasks as records of SUBMIT: one for each step. Parts are left out: a step makes their tasks when it
     fans out. Raises Invalid `nothing_to_do`.
     """
-    steps, skipped = _steps_of(new)
+    steps, skipped = _steps_of(new.pipeline, new.params)
     ids, needs = {step.name: new_id() for step in steps}, _needs_of(steps, skipped)
     return [_task_record(new, step, position, ids, needs, skipped) for position, step in enumerate(steps)]
 
 
-def _steps_of(new: NewJob) -> tuple[list[Step], set[str]]:
+def first_steps(pipeline: Pipeline, params: Mapping[str, Any]) -> list[Step]:
+    """The steps that wait for no other step of a new job with these parameters. Raises Invalid `nothing_to_do`."""
+    steps, skipped = _steps_of(pipeline, params)
+    needs = _needs_of(steps, skipped)
+    return [step for step in steps if step.name not in skipped and not needs[step.name]]
+
+
+def queue_of(step: Step, tenant_id: str, pin: str | None) -> str:
+    """The queue in which the step's task waits. `pin`: as in NewJob."""
+    return external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
+
+
+def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step], set[str]]:
     """The steps that get a task immediately, and the names of those that the parameters skip."""
-    steps = [step for step in new.pipeline.steps if not step.part]
-    skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(new.params)}
+    steps = [step for step in pipeline.steps if not step.part]
+    skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(params)}
     if len(skipped) == len(steps):
         raise Invalid("nothing_to_do", "The parameters skip every step.")
     return steps, skipped
@@ -215,7 +227,7 @@ def _task_record(
         "trace": _hint_headers(new),
         "step": step.name,
         "position": position,
-        "queue": external_queue(new.tenant_id, step.queue) if step.external else pinned_queue(step.queue, new.pin),
+        "queue": queue_of(step, new.tenant_id, new.pin),
         "status": _first_task_state(step, waiting_on, not_before, skipped),
         "waiting_on": waiting_on,
         "unblocks": [ids[other] for other, needed in needs.items() if step.name in needed],
