@@ -54,12 +54,19 @@ def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
     """The caller's access to a job. `row`: the job; the query that read it must be limited to `tenant_of(caller)`.
     Raises Forbidden as `check_targets` does.
     """
-    if row["pipeline"] == bulk_operation.name:
+    if _is_operation(row):
         check_targets(caller, row["tenant_id"], row["params"])
     kind = services.job_kinds.of(row["pipeline"], is_run=row["is_run"])
     return JobAccess(
         row, kind, replace(caller, tenant_id=row["tenant_id"], own_tenant=caller.own_tenant or caller.tenant_id)
     )
+
+
+def _is_operation(row: Row) -> bool:
+    """Whether the job is a bulk operation. A run of a tenant's own template may have the same name: an earlier release
+    had no bulk operations.
+    """
+    return row["pipeline"] == bulk_operation.name and not row["is_run"]
 
 
 def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
@@ -80,7 +87,7 @@ def may_retry(access: JobAccess) -> bool:
     """Whether the caller may retry the job. To retry a bulk delete, the caller needs the scope of a delete, because the
     retried operation deletes further jobs.
     """
-    is_bulk_delete = access.row["pipeline"] == bulk_operation.name and access.row["params"].get("action") == "delete"
+    is_bulk_delete = _is_operation(access.row) and access.row["params"].get("action") == "delete"
     return not is_bulk_delete or JOBS_DELETE in access.acting_caller.scopes
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from leasehold.actions.retrying import revive, template_of
-from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE, Require
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_of_cursor
 from leasehold.api.http.may_read_standby import may_read_standby
@@ -45,7 +45,8 @@ Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_scope=RUNS_READ))]
     operation_id="listDeadLetters",
     summary="List dead letters, latest first",
     description="A page searches 10,000 failed steps. So it may have fewer dead letters than `limit`, or none, "
-    "although there is a next page: `next_cursor` tells.",
+    "although there is a next page: `next_cursor` tells. Bulk operations on jobs of other tenants are listed only for "
+    "a key with `fleet:operate`.",
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
 )
 @may_read_standby
@@ -92,7 +93,9 @@ def dead_letter_filter(
     if runs_only and kind not in (None, RUN):
         return DeadLetterFilter(runs=False, pipelines=(), owned=kinds.owned, template=template, code=code)  # finds none
     permitted = kinds.permitted_jobs(caller.tenant_id, caller.scopes, write=write, kind=RUN if runs_only else kind)
-    return DeadLetterFilter(permitted.runs, permitted.pipelines, kinds.owned, template, code)
+    return DeadLetterFilter(
+        permitted.runs, permitted.pipelines, kinds.owned, template, code, beyond_tenant=OPERATE in caller.scopes
+    )
 
 
 def _json_of(services: Services, row: Row) -> dict[str, Any]:

@@ -37,7 +37,8 @@ router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=AuthenticatedFi
     summary="List jobs of every kind, newest first",
     description="`q` is a filter: `kind:media status:failed tag.customer:7 created:<1h`. A filter that would read more "
     f"than {MAX_READ:,} rows is refused with `filter_too_broad`. A search in payloads and texts reads the newest "
-    f"{MAX_SEARCHED:,} jobs, and a search by queue {MAX_READ_BY_QUEUE:,} rows; `next_cursor` continues the search.",
+    f"{MAX_SEARCHED:,} jobs, and a search by queue {MAX_READ_BY_QUEUE:,} rows; `next_cursor` continues the search. "
+    "Bulk operations on jobs of other tenants are listed only for a key with `fleet:operate`.",
     response_model=JobList,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`, `invalid_filter`: `position` is the "
@@ -84,7 +85,14 @@ def scope_of(services: Services, caller: Caller, job_filter: JobFilter) -> Scope
     tenant_id = permitted_jobs.tenant_id if permitted_jobs.tenant_id is not None else job_filter.tenant
     if permitted_jobs.is_empty or (job_filter.tenant is not None and job_filter.tenant != tenant_id):
         return None
-    return Scope(tenant_id, permitted_jobs.pipelines, permitted_jobs.runs, kinds.unowned, kinds.owned)
+    return Scope(
+        tenant_id,
+        permitted_jobs.pipelines,
+        permitted_jobs.runs,
+        kinds.unowned,
+        kinds.owned,
+        beyond_tenant=permitted_jobs.tenant_id is None,
+    )
 
 
 def _answer(services: Services, job_filter: JobFilter, page: Page) -> dict[str, object]:

@@ -27,7 +27,7 @@ from uuid import UUID
 import orjson
 
 from leasehold.db.database import Connection, in_index_order
-from leasehold.db.job_reads import COLUMNS, LIVES, Row
+from leasehold.db.job_reads import COLUMNS, LIVES, OF_OWN_TENANT, Row
 from leasehold.domain.ids import id_of_instant
 from leasehold.domain.job_filter import JobFilter, Range
 from leasehold.domain.states import JobState
@@ -58,7 +58,8 @@ class Scope:
     """The jobs that a caller may see. `tenant_id`: their tenant; None: all tenants. A pipeline may belong to a kind of
     work (such as pictures). `pipelines`: the pipelines of the kinds that the caller may see. `owned`: the pipelines of
     all kinds. `others`: the installation's pipelines that belong to no kind. `runs`: whether the caller may see runs,
-    and other jobs of pipelines that belong to no kind.
+    and other jobs of pipelines that belong to no kind. `beyond_tenant`: whether the caller may see bulk operations that
+    act on jobs of other tenants.
     """
 
     tenant_id: str | None
@@ -66,6 +67,7 @@ class Scope:
     runs: bool
     others: Sequence[str]
     owned: Sequence[str]
+    beyond_tenant: bool = False
 
     @property
     def has_everything(self) -> bool:
@@ -360,6 +362,8 @@ class Listing:
                 f"CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY({owned_pipelines}))"
                 f" THEN {str(self._scope.runs).lower()} ELSE j.pipeline = ANY({visible_pipelines}) END"
             )
+        if "bulk_operation" in self._scope.pipelines and not self._scope.beyond_tenant:
+            conditions.append(OF_OWN_TENANT)
         for column, value in (
             ("j.status", job_filter.status),
             ("coalesce(r.template, j.pipeline)", job_filter.template),

@@ -45,6 +45,10 @@ r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 #: any moment.
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
+#: SQL condition: the job `j` with its run `r` acts on jobs of its own tenant alone. A bulk operation of an operator may
+#: act on jobs of other tenants, and then its errors are about them: only operators may see it.
+OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
+
 # `contained`: the steps that a workflow has started, and their outputs, come last, so that its own are in the answer.
 # `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
 # digest at the end of a key is cut off (transitions/concurrency/names.py). Limits of the scopes of runs are left out.
@@ -119,6 +123,7 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 class DeadLetterFilter:
     """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
     letters of runs, and of pipelines that belong to no kind of work. `owned`: all pipelines that belong to a kind.
+    `beyond_tenant`: also read those of bulk operations that act on jobs of other tenants.
     """
 
     runs: bool
@@ -126,14 +131,15 @@ class DeadLetterFilter:
     owned: Sequence[str]
     template: str | None = None
     code: str | None = None
+    beyond_tenant: bool = False
 
 
 # $1 tenant, $2 and $3 time and id of the last dead letter of the page before, $4 template, $5 code, $6 to $8 the fields
 # `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed, $10 the most failed steps to
-# search. `walked`: the number of the step in this search. If the search ended early, the last row has `walked` = $10 +
-# 1: it is the step at which the search ended, and was not checked. `fingerprint`: the same for dead letters of one
-# template, step and code whose messages differ only in numbers and ids. `contained`: a workflow started the task and
-# decides what follows its failure, so the failed task is no dead letter.
+# search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If the search ended early, the
+# last row has `walked` = $10 + 1: it is the step at which the search ended, and was not checked. `fingerprint`: the
+# same for dead letters of one template, step and code whose messages differ only in numbers and ids. `contained`: a
+# workflow started the task and decides what follows its failure, so the failed task is no dead letter.
 DEAD_LETTERS = f"""
 -- dead_letters
 SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
@@ -157,6 +163,7 @@ WHERE t.walked > $10 OR {LIVES} AND f.task_id IS NOT NULL
   AND ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text IS NULL OR f.code = $5)
   AND CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY($8::text[])) THEN $6
            ELSE j.pipeline = ANY($7::text[]) END
+  AND ($11 OR {OF_OWN_TENANT})
 """
 #: The columns of a dead letter.
 _LETTER = (
@@ -201,7 +208,7 @@ async def dead_letters_page(
     async with in_index_order(connection):
         rows = await connection.fetch(
             f"SELECT {_LETTER}, walked FROM ({DEAD_LETTERS}) AS d"
-            " WHERE $11::text IS NULL OR fingerprint = $11 OR walked > $10 ORDER BY at DESC, task_id DESC LIMIT $12",
+            " WHERE $12::text IS NULL OR fingerprint = $12 OR walked > $10 ORDER BY at DESC, task_id DESC LIMIT $13",
             *_parameters(tenant_id, letter_filter, before, since, max_searched),
             fingerprint,
             limit + 1,
@@ -226,7 +233,7 @@ def _parameters(
     at, task_id = before or (None, None)
     return (
         tenant_id, at, task_id, letter_filter.template, letter_filter.code, letter_filter.runs,
-        list(letter_filter.pipelines), list(letter_filter.owned), since, max_searched,
+        list(letter_filter.pipelines), list(letter_filter.owned), since, max_searched, letter_filter.beyond_tenant,
     )  # fmt: skip
 
 
@@ -240,8 +247,8 @@ async def dead_letter_groups(
     return await connection.fetch(
         "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
         " max(at) AS last_at, (array_agg(message ORDER BY at DESC))[1] AS message"
-        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $12) AS d WHERE walked <= $10"
-        " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $11",
+        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT $13) AS d WHERE walked <= $10"
+        " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $12",
         *_parameters(tenant_id, letter_filter, None, None, _MAX_SEARCHED_BY_GROUPS),
         limit,
         of_last,

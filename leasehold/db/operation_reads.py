@@ -15,16 +15,19 @@ j.id, j.tenant_id, j.status, j.params, j.error, j.cancel, j.created_at, j.starte
 (SELECT n.value FROM task t JOIN note n ON n.task_id = t.id WHERE t.job_id = j.id) AS note
 """
 
+# A run of a tenant's own template may have the name of the pipeline, too: an earlier release had no bulk operations.
+_IS_OPERATION = "j.pipeline = 'bulk_operation' AND NOT EXISTS (SELECT FROM run r WHERE r.job_id = j.id)"
+
 FIND = f"""
 -- operation_find
 SELECT {_COLUMNS} FROM job j
-WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pipeline = 'bulk_operation' AND {LIVES}
+WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {_IS_OPERATION} AND {LIVES}
 """
 
 EXISTING = f"""
 -- operation_existing
 SELECT j.id FROM job j
-WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pipeline = 'bulk_operation' AND {LIVES}
+WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {_IS_OPERATION} AND {LIVES}
 """
 
 # `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
@@ -32,7 +35,7 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pi
 LIST = f"""
 -- operation_list
 SELECT {_COLUMNS} FROM job j
-WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND ($2::uuid IS NULL OR j.id < $2) AND {LIVES}
+WHERE j.tenant_id = $1 AND {_IS_OPERATION} AND ($2::uuid IS NULL OR j.id < $2) AND {LIVES}
   AND ($4 OR j.params ->> 'of_tenant' = j.tenant_id)
 ORDER BY j.id DESC LIMIT $3
 """
@@ -75,7 +78,7 @@ async def refusals(
 async def count_unfinished(connection: Connection, tenant_id: str) -> int:
     """The number of the tenant's unfinished bulk operations."""
     counted: int = await connection.fetchval(
-        "SELECT count(*) FROM job j WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND j.finished_at IS NULL",
+        f"SELECT count(*) FROM job j WHERE j.tenant_id = $1 AND {_IS_OPERATION} AND j.finished_at IS NULL",
         tenant_id,
     )
     return counted

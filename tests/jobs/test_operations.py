@@ -564,6 +564,69 @@ async def test_only_an_operator_may_name_an_operation_on_other_tenants_jobs(
     assert (await plain.get(f"/v1/operations/{near}/refusals")).status_code == 200
 
 
+async def test_no_list_shows_an_operation_on_other_tenants_jobs_to_other_keys_of_the_operators_tenant(
+    maker: Maker, client_with: MakeClient
+) -> None:
+    """Its error counts jobs of other tenants, and names the codes of their refusals."""
+    operator = await client_with(*TENANT_SCOPES, security.OPERATE, tenant="operators")
+    plain = await client_with(*TENANT_SCOPES, tenant="operators")
+    far = [await submit(operator, "retry", text) for text in ("kind:run", "kind:run tenant:acme")]
+    near = [
+        await submit(operator, "retry", "kind:run tenant:operators"),
+        await submit(plain, "retry", "kind:run"),
+    ]
+    for operation in (*far, *near):
+        await maker.fail(UUID(operation), "canary_failed")
+
+    async def seen(client: httpx2.AsyncClient) -> tuple[list[set[str]], list[int]]:
+        """The operations in each list, and what the counts say."""
+        letters = (await client.get("/v1/dead-letters", params={"kind": "operation"})).json()["dead_letters"]
+        by_fingerprint = (
+            await client.get("/v1/dead-letters", params={"fingerprint": letters[0]["fingerprint"]})
+        ).json()["dead_letters"]
+        (group,) = (await client.get("/v1/dead-letters/groups")).json()["groups"]
+        lists = [{letter["job_id"] for letter in letters}, {letter["job_id"] for letter in by_fingerprint}]
+        counts = [group["n"]]
+        for q in ("", "kind:operation", "status:failed", "code:canary_failed", "queue:operations", "canary"):
+            page = (await client.get("/v1/jobs", params={"q": q, "count": "true"})).json()
+            lists.append({item["id"] for item in page["jobs"]} & {*far, *near})
+            counts.append(page["count"]["n"])
+        return lists, counts
+
+    assert await seen(operator) == ([{*far, *near}] * 8, [4] * 7)
+    assert await seen(plain) == ([{*near}] * 8, [2] * 7)
+    for operation in far:  # nor a search by its id
+        assert (await plain.get("/v1/jobs", params={"q": operation})).json()["jobs"] == []
+    answer = (await plain.post("/v1/dead-letters/replay", json={"code": "canary_failed"})).json()
+    assert (set(answer["replayed"]), answer["refused"]) == ({*near}, [])
+    answer = (await operator.post("/v1/dead-letters/replay", json={"code": "canary_failed"})).json()
+    assert (set(answer["replayed"]), answer["refused"]) == ({*far}, [])
+
+
+async def test_a_run_of_a_template_that_took_the_name_before_there_were_operations_is_a_run(
+    client: httpx2.AsyncClient, client_with: MakeClient, maker: Maker, rows: Connection
+) -> None:
+    mine = {"type": "mine", "steps": [{"id": "a", "queue": "q"}]}
+    assert (await client.post("/v1/templates", json=mine)).status_code == 201
+    await rows.execute(
+        "UPDATE template SET type = $1::text, declaration = declaration || jsonb_build_object('type', $1::text)",
+        "bulk_operation",
+    )
+    run = await maker.make("run", template="bulk_operation", payload={"action": "delete"})
+    operation = await submit(client, "cancel", "created:>1h")
+    narrow = await client_with(*(scope for scope in TENANT_SCOPES if scope != security.JOBS_DELETE))
+    for key in (client, narrow):
+        assert [body["id"] for body in (await key.get("/v1/operations")).json()["operations"]] == [operation]
+        problem(await key.get(f"/v1/operations/{run}"), 404, "operation_not_found")
+        assert (await key.get(f"/v1/jobs/{run}")).json()["kind"] == "run"
+        ids = {job["id"] for job in (await key.get("/v1/jobs")).json()["jobs"]}
+        assert ids == {str(run), operation}
+    await maker.fail(run, "broken")
+    (letter,) = (await narrow.get("/v1/dead-letters")).json()["dead_letters"]
+    assert letter["job_id"] == str(run)
+    assert (await narrow.post(f"/v1/jobs/{run}/retry")).status_code == 202
+
+
 async def test_a_retry_of_an_operation_that_deletes_needs_what_a_delete_needs(
     maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, rows: Connection
 ) -> None:
