@@ -57,6 +57,7 @@ async def show_queues(request: Request, _caller: Operator) -> Response:
         queues=queues,
         limits={limit["queue"]: limit for limit in limits},
         max_queues=_MAX_QUEUES,
+        has_more=len(queues) >= run_reads.MAX_LISTED,
         max_jobs=overview_reads.MAX_AT_LIMIT,
     )
 
@@ -95,6 +96,7 @@ async def show_workers(request: Request, _caller: Operator) -> Response:
         refresh_url=request.url.path,
         workers=workers,
         max_workers=_MAX_WORKERS,
+        has_more=len(workers) >= run_reads.MAX_LISTED,
     )
 
 

@@ -15,7 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
-from leasehold.api.http.cursors import TextsCursor, cursor_of_texts, texts_of_cursor
+from leasehold.api.http.cursors import (
+    InstantCursor,
+    TextsCursor,
+    cursor_of,
+    cursor_of_texts,
+    instant_and_id_of_cursor,
+    texts_of_cursor,
+)
 from leasehold.api.http.may_read_standby import may_read_standby
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import json_response, publish_and_admit
@@ -35,6 +42,8 @@ _TEMPLATE = r"[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
 _KEY = rf"^(tenant|queue:[a-z][a-z0-9_-]{{0,62}}|template:{_TEMPLATE}|payload:{_TEMPLATE}:(/[^/\n]{{1,100}}){{1,5}})$"
 #: The bound is longer than the name of any queue, and short enough for an index.
 QueueName = Annotated[str, Path(max_length=200)]
+PageLimit = Annotated[int, Query(ge=1, le=1000)]
+_PAGES = problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"})
 
 
 class Pause(BaseModel):
@@ -77,20 +86,25 @@ class Limit(BaseModel):
 @router.get(
     "/queues",
     operation_id="listQueues",
-    summary="List queues",
+    summary="List queues, those of external workers last",
     description="Each queue has `queue`, `runnable` (tasks that wait for a worker now, counted up to a bound), "
     "`has_more` (there may be more than were counted), `oldest`, `workers` (those that take work, and have had a "
     "heartbeat within three renewals), `starts_per_minute` (attempts that the "
     "registered workers started within the last minute, as of their last heartbeats; null for queues of external "
     "workers) and `paused_because`.",
-    responses=problems({}),
+    responses=_PAGES,
 )
 @may_read_standby
-async def list_queues(request: Request, _caller: Operator) -> Response:
+async def list_queues(
+    request: Request, _caller: Operator, cursor: TextsCursor = None, limit: PageLimit = run_reads.MAX_LISTED
+) -> Response:
     services = services_of(request)
     silent_seconds = services.settings.silent_seconds_of_reads
+    after, _ = texts_of_cursor(cursor) or (None, "")
     async with services.pool.acquire() as connection:
-        return json_response({"queues": [dict(row) for row in await run_reads.queues(connection, silent_seconds)]})
+        rows = await run_reads.queues(connection, silent_seconds, after=after, limit=limit + 1)
+    next_cursor = cursor_of_texts(rows[limit - 1]["queue"], "") if len(rows) > limit else None
+    return json_response({"queues": [dict(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.post(
@@ -121,17 +135,23 @@ async def resume_queue(request: Request, queue: QueueName, caller: Operator) -> 
 @router.get(
     "/workers",
     operation_id="listWorkers",
-    summary="List workers",
+    summary="List workers, the oldest first",
     description="Each worker has, among others, `leases` (the tasks that it has leased), `draining`, `seen_at` (its "
     "last heartbeat) and `silent` (no heartbeat within three renewals: mostly it has died, and its row is left).",
-    responses=problems({}),
+    responses=_PAGES,
 )
 @may_read_standby
-async def list_workers(request: Request, _caller: Operator) -> Response:
+async def list_workers(
+    request: Request, _caller: Operator, cursor: InstantCursor = None, limit: PageLimit = run_reads.MAX_LISTED
+) -> Response:
     services = services_of(request)
     silent_seconds = services.settings.silent_seconds_of_reads
+    after = instant_and_id_of_cursor(cursor)
     async with services.pool.acquire() as connection:
-        return json_response({"workers": [dict(row) for row in await run_reads.workers(connection, silent_seconds)]})
+        rows = await run_reads.workers(connection, silent_seconds, after=after, limit=limit + 1)
+    last_row = rows[limit - 1] if len(rows) > limit else None
+    next_cursor = None if last_row is None else cursor_of(last_row["started_at"], last_row["id"])
+    return json_response({"workers": [dict(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
 @router.post(
@@ -155,14 +175,11 @@ async def drain_worker(request: Request, worker_id: UUID, caller: Operator) -> R
     "/limits",
     operation_id="listLimits",
     summary="List limits, by tenant and key",
-    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
+    responses=_PAGES,
 )
 @may_read_standby
 async def list_limits(
-    request: Request,
-    _caller: Operator,
-    cursor: TextsCursor = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    request: Request, _caller: Operator, cursor: TextsCursor = None, limit: PageLimit = 1000
 ) -> Response:
     tenant_id, key = texts_of_cursor(cursor) or (None, None)  # of the last limit on the page before
     async with services_of(request).pool.acquire() as connection:

@@ -76,7 +76,15 @@ async def list_runs(
     "/{run_id}",
     operation_id="getRun",
     summary="Get a run, with its steps and its progress",
-    responses=problems({HTTPStatus.NOT_FOUND: "`run_not_found`"})
+    description="At most 1,000 steps with their results, and at most 1,000 outputs. Steps that a workflow has started, "
+    "and their outputs, come last. `progress.step_count` is the number of all steps. If there are more, "
+    "`progress.next_cursor` is the `cursor` of the next page, which has other steps and their results.",
+    responses=problems(
+        {
+            HTTPStatus.NOT_FOUND: "`run_not_found`",
+            HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`",
+        }
+    )
     | {304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}},
 )
 async def get_run(
@@ -85,14 +93,16 @@ async def get_run(
     caller: Reader,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
     wait: WaitSeconds = 0,
+    cursor: IdCursor = None,
 ) -> Response:
     services = services_of(request)
-    run = await find_run(services, caller, run_id)
+    after_step = id_of_cursor(cursor)
+    run = await find_run(services, caller, run_id, after_step)
     body = encoded(run_answer(run))
     # If the client may have this answer already, wait for a change.
     if wait and run["finished_at"] is None and may_be_current(if_none_match, weak_etag(body)):
         await services.watch.changed(run_id, run["event_seq"], wait)
-        run = await find_run(services, caller, run_id)
+        run = await find_run(services, caller, run_id, after_step)
         body = encoded(run_answer(run))
     headers = {"ETag": weak_etag(body)}
     if run["status"] not in JOB_TERMINAL:
@@ -102,10 +112,12 @@ async def get_run(
     return json_response(body, headers=headers)
 
 
-async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
-    """Read the run with its steps and outputs. Raises NotFound `run_not_found`, also for another tenant's run."""
+async def find_run(services: Services, caller: Caller, run_id: UUID, after_step: UUID | None = None) -> Row:
+    """Read the run with a page of its steps, and its outputs. `after_step`: as in `run_reads.find_run`. Raises NotFound
+    `run_not_found`, also for another tenant's run.
+    """
     async with services.pool.acquire() as connection:
-        row = await run_reads.find_run(connection, caller.tenant_id, run_id)
+        row = await run_reads.find_run(connection, caller.tenant_id, run_id, after_step)
     return _existing_row(row, run_id)
 
 

@@ -10,8 +10,9 @@ from uuid import UUID
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.api.http.callback_urls import CallbackUrl
+from leasehold.api.http.cursors import cursor_of
 from leasehold.api.http.tags import Tags
-from leasehold.db.job_reads import Row
+from leasehold.db.job_reads import MAX_STEPS, Row
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.json_values import MAX_SMALLINT, JsonInstant, JsonNumber
 from leasehold.domain.pipeline import MAX_DELAY
@@ -168,17 +169,21 @@ def run_summary(row: Row) -> dict[str, Any]:
 
 
 def run_answer(row: Row) -> dict[str, Any]:
-    """The run as the answer of GET, with the progress of its steps."""
+    """The run as the answer of GET, with the progress of its steps: of all steps, or of a page of them."""
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}
+    every = row["all_steps"] or {"n": len(steps), "percent": _percentage(steps), "phase": _phase(steps)}
     return run_summary(row) | {
         "payload": row["payload"],
         "held": row["held"],
-        "phase": _phase(steps),
+        "phase": every["phase"],
         "progress": {
-            "percentage": _percentage(steps),
+            "percentage": int(every["percent"] or 0),
             "summary": next((step["summary"] for step in reversed(steps) if step["summary"]), ""),
             "steps": [_step_answer(step) for step in steps],
+            "step_count": every["n"],
+            # A full page may be the last: then the next page is empty.
+            "next_cursor": cursor_of(row["last_step"]) if MAX_STEPS <= len(steps) < every["n"] else None,
         },
         "result": results or None,
         "outputs": row["outputs"] or [],
@@ -200,8 +205,8 @@ def _phase(steps: list[Mapping[str, Any]]) -> str | None:
     return next((step["id"] for step in steps if step["status"] not in ("succeeded", "skipped")), None)
 
 
-def _percentage(steps: list[Mapping[str, Any]]) -> int:
+def _percentage(steps: list[Mapping[str, Any]]) -> float:
     if not steps:
         return 0
     total = sum(100.0 if step["status"] in ("succeeded", "skipped") else float(step["percent"] or 0) for step in steps)
-    return int(total / len(steps))
+    return total / len(steps)

@@ -101,7 +101,7 @@ def show(answer: Any, as_json: bool, print_answer: Callable[[], None]) -> None:
 
 def print_next_page(page: dict[str, Any]) -> None:
     """Print below a page of a list which option shows the next page, if there is one."""
-    if page["next_cursor"] is not None:
+    if page.get("next_cursor") is not None:  # an API of an earlier release answers some lists without it
         print_line(f"The next page: --cursor {page['next_cursor']}")
 
 

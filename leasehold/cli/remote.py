@@ -287,12 +287,21 @@ def replay_dead_letters(
 
 
 @queues.command("list")
-def list_queues(as_json: AsJson = False) -> None:
-    """List queues with their depth, starts within the last minute, workers and pauses."""
+def list_queues(
+    limit: Annotated[int, typer.Option(help="At most 1000.")] = 1000, cursor: Cursor = None, as_json: AsJson = False
+) -> None:
+    """List queues with their depth, starts within the last minute, workers and pauses. Those of external workers come
+    last.
+    """
     with api_client() as client:
-        answer = client.get("/v1/queues")
-    columns = ("queue", "runnable", "oldest", "starts_per_minute", "workers", "paused_because")
-    show(answer, as_json, lambda: print_fields(answer["queues"], *columns))
+        answer = client.get("/v1/queues", limit=limit, cursor=cursor)
+
+    def print_rows() -> None:
+        columns = ("queue", "runnable", "oldest", "starts_per_minute", "workers", "paused_because")
+        print_fields(answer["queues"], *columns)
+        print_next_page(answer)
+
+    show(answer, as_json, print_rows)
 
 
 @queues.command("pause")
@@ -316,27 +325,19 @@ def resume_queue(queue: str, as_json: AsJson = False) -> None:
 
 
 @workers.command("list")
-def list_workers(as_json: AsJson = False) -> None:
-    """List workers with their queues and leases."""
+def list_workers(
+    limit: Annotated[int, typer.Option(help="At most 1000.")] = 1000, cursor: Cursor = None, as_json: AsJson = False
+) -> None:
+    """List workers with their queues and leases, the oldest first."""
     with api_client() as client:
-        answer = client.get("/v1/workers")
-    show(
-        answer,
-        as_json,
-        lambda: print_fields(
-            answer["workers"],
-            "id",
-            "host",
-            "pid",
-            "pool",
-            "version",
-            "queues",
-            "leases",
-            "draining",
-            "silent",
-            "seen_at",
-        ),
-    )
+        answer = client.get("/v1/workers", limit=limit, cursor=cursor)
+
+    def print_rows() -> None:
+        columns = ("id", "host", "pid", "pool", "version", "queues", "leases", "draining", "silent", "seen_at")
+        print_fields(answer["workers"], *columns)
+        print_next_page(answer)
+
+    show(answer, as_json, print_rows)
 
 
 @workers.command("drain")

@@ -15,7 +15,17 @@ import httpx2
 from leasehold.client import calls, models
 from leasehold.client.calls import Call, Feed, Id, Listing
 from leasehold.client.following import Following
-from leasehold.client.requests import DIRECT, KeyAuth, form_of, key_of, options_of, parse_answer, result_of, url_of
+from leasehold.client.requests import (
+    DIRECT,
+    KeyAuth,
+    form_of,
+    key_of,
+    next_cursor_of,
+    options_of,
+    parse_answer,
+    result_of,
+    url_of,
+)
 from leasehold.client.retrying import Tries
 from leasehold.client.uploading import OnProgress, async_pieces
 
@@ -50,6 +60,15 @@ def _lists(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P
                 yield item
             if cursor is None:
                 return
+
+    return update_wrapper(method, make)
+
+
+def _gathers(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, list[T]]]:
+    """As `_lists`, but the method returns the items of all pages in a list."""
+
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        return [item async for item in _lists(make)(self, *args, **kwargs)]
 
     return update_wrapper(method, make)
 
@@ -109,7 +128,12 @@ class AsyncClient:
 
     async def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
         """{step: result} of the run once it has succeeded. Raises RunFailed, TimeoutError."""
-        return result_of(await self.wait(run_id, timeout=timeout))
+        run = await self.wait(run_id, timeout=timeout)
+        results = result_of(run)
+        while (cursor := next_cursor_of(run)) is not None:
+            run = await self.get_run(run_id, cursor=cursor)
+            results |= result_of(run)
+        return results
 
     # --- jobs of every kind
     get_job = _sends(calls.get_job)
@@ -135,8 +159,8 @@ class AsyncClient:
     dead_letters = _lists(calls.dead_letters)
     dead_letter_groups = _sends(calls.dead_letter_groups)
     replay_dead_letters = _sends(calls.replay_dead_letters)
-    queues = _sends(calls.queues)
-    workers = _sends(calls.workers)
+    queues = _gathers(calls.queues)
+    workers = _gathers(calls.workers)
 
     # --- pictures, models, generations
     get_picture = _sends(calls.get_picture)

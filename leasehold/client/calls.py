@@ -66,7 +66,8 @@ class Listing(Generic[T]):
 
     def page(self, cursor: str | None) -> Call[tuple[list[T], str | None]]:
         def parse(answer: Any) -> tuple[list[T], str | None]:
-            return [self.parse(item) for item in answer[self.items]], answer["next_cursor"]
+            # An API of an earlier release answers some lists with all items, and no cursor.
+            return [self.parse(item) for item in answer[self.items]], answer.get("next_cursor")
 
         return _get(self.path, parse, **self.params, cursor=cursor)
 
@@ -176,9 +177,11 @@ def with_body_fields(call: Call[T], **fields: Any) -> Call[T]:
     return replace(call, body={**(call.body or {}), **fields})
 
 
-def get_run(run_id: Id, *, wait: float = 0) -> Call[models.Run]:
-    """The run. `wait`: seconds, up to 30, to wait for its next change."""
-    return _get(f"/v1/runs/{path_part(run_id)}", models.Run.model_validate, wait=wait or None)
+def get_run(run_id: Id, *, wait: float = 0, cursor: str | None = None) -> Call[models.Run]:
+    """The run. `wait`: seconds, up to 30, to wait for its next change. `cursor`: the `progress.next_cursor` of the
+    answer before, for the next steps of a run with more than 1,000.
+    """
+    return _get(f"/v1/runs/{path_part(run_id)}", models.Run.model_validate, wait=wait or None, cursor=cursor)
 
 
 def runs(
@@ -384,14 +387,14 @@ def replay_dead_letters(
 # --- the fleet
 
 
-def queues() -> Call[list[models.Queue]]:
+def queues() -> Listing[models.Queue]:
     """Queues with their depth, workers and pauses. It needs the scope `fleet:operate`."""
-    return _get("/v1/queues", lambda answer: [models.Queue.model_validate(item) for item in answer["queues"]])
+    return Listing("/v1/queues", "queues", models.Queue.model_validate, {})
 
 
-def workers() -> Call[list[models.WorkerInfo]]:
+def workers() -> Listing[models.WorkerInfo]:
     """The workers and their leases. It needs the scope `fleet:operate`."""
-    return _get("/v1/workers", lambda answer: [models.WorkerInfo.model_validate(item) for item in answer["workers"]])
+    return Listing("/v1/workers", "workers", models.WorkerInfo.model_validate, {})
 
 
 # --- pictures

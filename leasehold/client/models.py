@@ -85,13 +85,20 @@ class RunStep(Answer):
 
 
 class Progress(Answer):
+    """`steps`: at most 1,000. `step_count`: the number of all steps. `next_cursor`: the `cursor` of `get_run` for the
+    next steps; None: there are no more, or the API is of an earlier release, and `steps` has all.
+    """
+
     percentage: int
     summary: str
     steps: list[RunStep]
+    step_count: int | None = None
+    next_cursor: str | None = None
 
 
 class Run(Answer):
-    """A run. An item of a list has no `payload`, `progress`, `result` and `outputs`. `result`: {step: result}.
+    """A run. An item of a list has no `payload`, `progress`, `result` and `outputs`. `result`: {step: result}, of the
+    steps in `progress`.
     `cancel`: the `reason` of a requested cancel, and who requested it (`by`). `scope` and `scope_id`: the group of runs
     that the template's concurrency policy counts together.
     """

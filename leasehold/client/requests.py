@@ -131,9 +131,14 @@ def parse_answer(call: Call[T], answer: httpx2.Response) -> T:
 
 
 def result_of(run: Run) -> dict[str, Any]:
-    """{step: result} of a run that has ended. Raises RunFailed."""
+    """{step: result} of a run that has ended, of the steps in its answer. Raises RunFailed."""
     if run.status == "succeeded":
         return run.result or {}
     error = run.error  # None: the run was cancelled
     code, message = (run.status, "It has no error.") if error is None else (error.code, error.message)
     raise RunFailed(run.id, run.status, code, message)
+
+
+def next_cursor_of(run: Run) -> str | None:
+    """The cursor of the next steps; None: the answer has the last steps."""
+    return None if run.progress is None else run.progress.next_cursor

@@ -8,10 +8,11 @@ operators and for the platform itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from uuid import UUID
 
 from leasehold.db.database import Connection
-from leasehold.db.job_reads import LIVES, MAX_COUNTED, Row
+from leasehold.db.job_reads import LIVES, MAX_COUNTED, MAX_OUTPUTS, MAX_STEPS, Row
 
 # The columns of a run in a list. The caller adds the conditions.
 _RUN = f"""
@@ -24,23 +25,39 @@ SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_a
 FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 """
 
+# $3: the last step of the page before, or NULL. The page has the next MAX_STEPS steps. Those that a workflow
+# has started (`contained`) come last. `all_steps` is NULL if the page has all steps of the run. Otherwise it has their
+# number (`n`), their mean progress (`percent`), and the first that has neither succeeded nor been skipped (`phase`).
 FIND = f"""
 -- run_find
 SELECT listed.*, j.params AS payload,
     (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = listed.id) AS tags,
-    (SELECT jsonb_agg(jsonb_build_object(
+    page.steps, page.last_step,
+    CASE WHEN $3::uuid IS NOT NULL OR page.n = {MAX_STEPS} THEN (
+        SELECT jsonb_build_object('n', count(*),
+            'percent', avg(CASE WHEN t.status IN ('succeeded', 'skipped') THEN 100 ELSE coalesce(p.percent, 0) END),
+            'phase', (array_agg(t.step ORDER BY t.position, t.step)
+                      FILTER (WHERE t.status NOT IN ('succeeded', 'skipped')))[1])
+        FROM task t LEFT JOIN progress p ON p.task_id = t.id WHERE t.job_id = listed.id) END AS all_steps,
+    (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
+        'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
+     FROM (SELECT x.*, (SELECT t.contained FROM task t WHERE t.id = x.task_id) AS contained FROM output x
+           WHERE x.job_id = listed.id ORDER BY contained, x.step, x.name LIMIT {MAX_OUTPUTS}) AS o) AS outputs
+FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS listed JOIN job j ON j.id = listed.id
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, (array_agg(t.id ORDER BY t.contained DESC, t.position DESC, t.step DESC))[1] AS last_step,
+        jsonb_agg(jsonb_build_object(
         'id', t.step, 'status', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
         'epoch', t.epoch, 'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at,
         'available_at', nullif(t.available_at, 'infinity'), 'percent', p.percent, 'summary', p.summary,
         'result', (SELECT x.value FROM result x WHERE x.task_id = t.id),
         'error', (SELECT jsonb_build_object('code', f.code, 'message', f.message, 'retryable', f.retryable)
                   FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1)
-     ) ORDER BY t.position, t.step) FROM task t LEFT JOIN progress p ON p.task_id = t.id
-     WHERE t.job_id = listed.id) AS steps,
-    (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
-        'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
-     FROM output o WHERE o.job_id = listed.id) AS outputs
-FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS listed JOIN job j ON j.id = listed.id
+        ) ORDER BY t.position, t.step) AS steps
+    FROM (SELECT * FROM task WHERE job_id = listed.id AND ($3::uuid IS NULL OR (contained, position, step) > (
+              SELECT c.contained, c.position, c.step FROM task c WHERE c.id = $3 AND c.job_id = listed.id))
+          ORDER BY contained, position, step LIMIT {MAX_STEPS}) AS t
+    LEFT JOIN progress p ON p.task_id = t.id) AS page
 """
 
 
@@ -55,9 +72,11 @@ async def find_listed_run(connection: Connection, tenant_id: str, run_id: UUID) 
     return await connection.fetchrow(HEAD, run_id, tenant_id)
 
 
-async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
-    """The run with its steps and outputs. None: the tenant has no such run."""
-    return await connection.fetchrow(FIND, run_id, tenant_id)
+async def find_run(connection: Connection, tenant_id: str, run_id: UUID, after_step: UUID | None = None) -> Row | None:
+    """The run with its steps, at most MAX_STEPS, and its outputs, at most MAX_OUTPUTS. `after_step`: the task of the
+    last step of the page before; None: the page begins with the run's first step. None: the tenant has no such run.
+    """
+    return await connection.fetchrow(FIND, run_id, tenant_id, after_step)
 
 
 #: By status: a condition that every job with this status meets. With the condition, PostgreSQL can use the small
@@ -114,10 +133,11 @@ async def list_runs(
 
 
 # $1 the most due tasks that are counted in a queue, $2 in all queues together, $3 seconds without a heartbeat after
-# which a worker is silent: in most cases it has died, and its row is left. `queue_with_tasks`: the queues that have
-# waiting tasks; the recursion jumps through an index from queue to queue. `served_queue`: the queues of workers.
-# `queue_starts`: the attempts that workers report for the last minute. `share`: at most `max_tasks` are counted in each
-# queue. A queue of external workers is stored as `ext:<tenant>:<queue>`.
+# which a worker is silent: in most cases it has died, and its row is left. $4 the last queue of the page before, or
+# NULL; $5 the most queues of the page. `queue_with_tasks`: the queues that have waiting tasks; the recursion jumps
+# through an index from queue to queue. `served_queue`: the queues of workers. `queue_starts`: the attempts that workers
+# report for the last minute. `share`: at most `max_tasks` are counted in each queue. A queue of external workers is
+# stored as `ext:<tenant>:<queue>`. There may be very many of them, so they come last.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (
@@ -135,12 +155,16 @@ WITH RECURSIVE queue_with_tasks(queue) AS (
     WHERE w.seen_at > clock_timestamp() - interval '1 minute' GROUP BY 1
 ), all_queues AS (
     SELECT queue FROM queue_with_tasks UNION SELECT queue FROM served_queue UNION SELECT queue FROM paused_queue
+), page AS (
+    SELECT queue FROM all_queues
+    WHERE $4::text IS NULL OR (starts_with(queue, 'ext:'), queue) > (starts_with($4, 'ext:'), $4)
+    ORDER BY starts_with(queue, 'ext:'), queue LIMIT $5
 )
 SELECT q.queue, coalesce(served_queue.workers, 0) AS workers, p.reason AS paused_because, due_tasks.n AS runnable,
        due_tasks.oldest, due_tasks.n = share.max_tasks AS has_more,
        CASE WHEN NOT starts_with(q.queue, 'ext:') THEN coalesce(queue_starts.n, 0) END AS starts_per_minute
-FROM all_queues q
-CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS max_tasks FROM all_queues) AS share
+FROM page q
+CROSS JOIN (SELECT least($1, greatest(20, $2 / greatest(count(*), 1))) AS max_tasks FROM page) AS share
 LEFT JOIN served_queue ON served_queue.queue = q.queue
 LEFT JOIN queue_starts ON queue_starts.queue = q.queue
 LEFT JOIN paused_queue p ON p.queue = q.queue
@@ -150,26 +174,36 @@ CROSS JOIN LATERAL (
         WHERE t.queue = q.queue AND t.status IN ('pending', 'retry', 'waiting')
           AND t.available_at <= statement_timestamp() LIMIT share.max_tasks) AS counted
 ) AS due_tasks
-ORDER BY q.queue LIMIT 1000
+ORDER BY starts_with(q.queue, 'ext:'), q.queue
 """
 
 
-#: `queues` counts about this many tasks in all queues together. The more queues there are, the fewer tasks it counts in
-#: each, but never fewer than 20.
+#: `queues` counts about this many tasks in all queues of a page together. The more queues there are, the fewer tasks it
+#: counts in each, but never fewer than 20.
 _MAX_IN_ALL_QUEUES = 200_000
+#: The most queues, and the most workers, of one page.
+MAX_LISTED = 1000
 
 
 async def queues(
-    connection: Connection, silent_seconds: float, at_most: int = MAX_COUNTED, in_all: int = _MAX_IN_ALL_QUEUES
+    connection: Connection,
+    silent_seconds: float,
+    at_most: int = MAX_COUNTED,
+    in_all: int = _MAX_IN_ALL_QUEUES,
+    *,
+    after: str | None = None,
+    limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
-    """Queues of all tenants that have tasks or workers, or are paused. `workers`: those that take work, and have had a
-    heartbeat within `silent_seconds`. `runnable`: due tasks, counted up to `at_most`
-    in each queue and up to about `in_all` in all queues together. `has_more`: the queue may have more due tasks than
-    were counted. `oldest`: when the oldest counted task became due. `starts_per_minute`: the attempts that the
-    registered workers started in the minute before they last renewed their rows; None for a queue of external workers,
-    whose claims are not counted.
+    """Queues of all tenants that have tasks or workers, or are paused, by name. Those of external workers come last.
+    `after`: the last queue of the page before; None: this is the first page. `limit`: of the page.
+
+    `workers`: those that take work, and have had a heartbeat within `silent_seconds`. `runnable`: due tasks, counted up
+    to `at_most` in each queue and up to about `in_all` in all queues of the page together. `has_more`: the queue may
+    have more due tasks than were counted. `oldest`: when the oldest counted task became due. `starts_per_minute`: the
+    attempts that the registered workers started in the minute before they last renewed their rows; None for a queue of
+    external workers, whose claims are not counted.
     """
-    return await connection.fetch(_QUEUES, at_most, in_all, silent_seconds)
+    return await connection.fetch(_QUEUES, at_most, in_all, silent_seconds, after, limit)
 
 
 _RUNNABLE = """
@@ -213,12 +247,20 @@ SELECT w.id, w.host, w.pid, w.version, w.pool, w.queues, w.draining, w.started_a
 FROM worker w
 LEFT JOIN (SELECT t.lease_owner, count(*) AS leases FROM task t WHERE t.status = 'running' GROUP BY t.lease_owner)
   AS lease_count ON lease_count.lease_owner = w.id
-ORDER BY w.started_at LIMIT 1000
+WHERE $2::timestamptz IS NULL OR (w.started_at, w.id) > ($2, $3::uuid)
+ORDER BY w.started_at, w.id LIMIT $4
 """
 
 
-async def workers(connection: Connection, silent_seconds: float) -> Sequence[Row]:
-    """The registered workers, each with the number of tasks that it has leased. `silent`: it has had no heartbeat for
-    `silent_seconds`: in most cases it has died, and its row is left.
+async def workers(
+    connection: Connection,
+    silent_seconds: float,
+    *,
+    after: tuple[datetime, UUID] | None = None,
+    limit: int = MAX_LISTED,
+) -> Sequence[Row]:
+    """The registered workers, each with the number of tasks that it has leased, the oldest first. `silent`: it has had
+    no heartbeat for `silent_seconds`: in most cases it has died, and its row is left. `after`: the start and the id of
+    the last worker of the page before; None: this is the first page. `limit`: of the page.
     """
-    return await connection.fetch(WORKERS, silent_seconds)
+    return await connection.fetch(WORKERS, silent_seconds, *(after or (None, None)), limit)

@@ -205,6 +205,22 @@ async def test_a_run_is_waited_for_and_its_result_returned(
     assert (raised.value.status, raised.value.code) == ("failed", "broken")
 
 
+async def test_the_result_of_a_run_has_all_its_steps_however_many_an_answer_has(
+    api: Either, outside: str, maker: Maker, rows: Connection
+) -> None:
+    made = await api.do("submit", outside)
+    await rows.execute(
+        "WITH added AS (INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, max_attempts, status,"
+        " finished_at) SELECT gen_random_uuid(), $1, tenant_id, 'part-' || n, 1, 'q', 1, 1, 'succeeded', now()"
+        " FROM job, generate_series(1, 2100) AS n WHERE job.id = $1 RETURNING id, step)"
+        " INSERT INTO result (task_id, value) SELECT id, to_jsonb(step) FROM added",
+        made.id,
+    )
+    await maker.succeed(made.id)
+    parts = {f"part-{n}": f"part-{n}" for n in range(1, 2101)}
+    assert await api.do("result", made.id) == parts | {"a": {"done": True}, "b": {"done": True}}
+
+
 async def test_lists_go_through_all_pages(api: Either, front: Front, outside: str, rows: Connection) -> None:
     batch = await api.do("submit_many", outside, [{"n": n} for n in range(120)], tags={"batch": "1"})
     ids = batch.ids[::-1]
@@ -414,8 +430,8 @@ def made_calls(tmp_path: Path) -> list[Call[Any]]:
         calls.dead_letters().page(None),
         calls.dead_letter_groups(),
         calls.replay_dead_letters(code="c"),
-        calls.queues(),
-        calls.workers(),
+        calls.queues().page("c"),
+        calls.workers().page("c"),
         calls.upload_ticket(path, "image/png"),
         calls.complete_upload(ticket),
         calls.get_picture("m"),

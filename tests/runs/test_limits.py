@@ -242,6 +242,54 @@ async def test_a_paused_queue_starts_nothing_until_it_is_resumed(client: Client,
     await client.until(run, "succeeded")
 
 
+async def pages(client: Client, what: str, limit: int) -> list[list[dict[str, Any]]]:
+    """All pages of the list of queues or of workers."""
+    found: list[list[dict[str, Any]]] = []
+    params: dict[str, Any] = {"limit": limit}
+    while len(found) < 20:
+        page = (await client.http.get(f"/v1/{what}", params=params)).json()
+        found.append(page[what])
+        if page["next_cursor"] is None:
+            return found
+        params["cursor"] = page["next_cursor"]
+    raise AssertionError("the pages have no end")
+
+
+async def test_every_queue_is_on_some_page_those_of_external_workers_last(client: Client, rows: Connection) -> None:
+    """The list ended after 1,000 queues, and did not say so: the external queues of 1,000 tenants hid `media`."""
+    external = [f"ext:acme:q{number:04}" for number in range(1000)]
+    fleet = ["default", "media", "zz"]
+    await rows.execute("INSERT INTO paused_queue (queue, reason) SELECT unnest($1::text[]), 'x'", external + fleet)
+    everything = (await client.http.get("/v1/queues")).json()
+    assert (len(everything["queues"]), everything["next_cursor"] is None) == (1000, False)
+    for limit, sizes in ((1000, [1000, 3]), (501, [501, 501, 1])):
+        listed = await pages(client, "queues", limit)
+        assert [len(page) for page in listed] == sizes
+        assert [queue["queue"] for page in listed for queue in page] == fleet + external
+    await rows.execute("DELETE FROM paused_queue WHERE queue > 'ext:acme:q0002' AND starts_with(queue, 'ext:')")
+    for limit, sizes in ((1, [1] * 6), (2, [2, 2, 2]), (3, [3, 3]), (4, [4, 2]), (6, [6])):
+        listed = await pages(client, "queues", limit)
+        assert [len(page) for page in listed] == sizes
+        assert [queue["queue"] for page in listed for queue in page] == fleet + external[:3]
+    problem(await client.http.get("/v1/queues", params={"cursor": "?"}), 422, "invalid_cursor")
+    for limit in (0, 1001):
+        problem(await client.http.get("/v1/queues", params={"limit": limit}), 422, "invalid_request")
+
+
+async def test_every_worker_is_on_some_page(client: Client, rows: Connection) -> None:
+    """Also of those that began at the same instant."""
+    await rows.execute(
+        "INSERT INTO worker (id, present, host, pid, version, queues, started_at) SELECT gen_random_uuid(), false, 'h',"
+        " n, '0', '{q}', '2026-01-01Z'::timestamptz + n / 4 * interval '1 microsecond' FROM generate_series(0, 9) AS n"
+    )
+    expected = [str(row["id"]) for row in await rows.fetch("SELECT id FROM worker ORDER BY started_at, id")]
+    for limit, sizes in ((3, [3, 3, 3, 1]), (5, [5, 5]), (9, [9, 1]), (10, [10]), (1000, [10])):
+        listed = await pages(client, "workers", limit)
+        assert [len(page) for page in listed] == sizes
+        assert [worker["id"] for page in listed for worker in page] == expected
+    problem(await client.http.get("/v1/workers", params={"cursor": "x"}), 422, "invalid_cursor")
+
+
 async def test_a_worker_asked_to_drain_hears_of_it(client: Client, worker: Worker) -> None:
     (said,) = (await client.http.get("/v1/workers")).json()["workers"]
     assert (said["id"], said["draining"]) == (str(worker.id), False)

@@ -426,3 +426,77 @@ async def test_what_only_asks_whether_a_run_is_there_reads_none_of_its_steps(cli
     assert head is not None
     assert (head["id"], head["status"]) == (run, "queued")
     assert await run_reads.find_listed_run(rows, "another", run) is None
+
+
+async def add_steps(rows: Connection, run: str, first: int, last: int, *, contained: bool, status: str) -> None:
+    """Further steps of the run: parts into which it fanned out, or steps that its workflow started (`contained`)."""
+    await rows.execute(
+        "WITH added AS (INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, max_attempts, status,"
+        " contained, finished_at) SELECT gen_random_uuid(), $1, 'acme', 'step-' || n, CASE WHEN $4 THEN 0 ELSE 7 END,"
+        " 'q', 1, 1, $5, $4, CASE WHEN $5 = 'succeeded' THEN now() END"
+        " FROM generate_series($2::int, $3) AS n RETURNING id, step, status),"
+        " outputs AS (INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type)"
+        " SELECT id, 'x', $1, step, 'k', 1, 's', 't' FROM added)"
+        " INSERT INTO result (task_id, value) SELECT id, to_jsonb(step) FROM added WHERE status = 'succeeded'",
+        UUID(run),
+        first,
+        last,
+        contained,
+        status,
+    )
+
+
+async def test_the_steps_of_a_run_are_read_in_pages_its_own_first_and_the_progress_is_that_of_all(
+    client: Client, stranger: Client, rows: Connection
+) -> None:
+    """A workflow may start 20,000 steps, each with a result of 64 KiB: no answer has them all."""
+    run, other = await client.start(), await client.start()
+    small = await client.look(run)
+    assert (small["progress"]["step_count"], small["progress"]["next_cursor"]) == (2, None)
+    await rows.execute("UPDATE task SET status = 'succeeded', finished_at = now() WHERE job_id = $1", UUID(run))
+    await add_steps(rows, run, 1, 997, contained=False, status="succeeded")
+    await add_steps(rows, run, 998, 998, contained=False, status="pending")
+    full = await client.look(run)
+    assert (len(full["progress"]["steps"]), full["progress"]["step_count"]) == (1000, 1000)
+    assert (full["progress"]["next_cursor"], full["phase"], full["progress"]["percentage"]) == (None, "step-998", 99)
+
+    await add_steps(rows, run, 999, 2998, contained=True, status="pending")
+    await rows.execute(
+        "UPDATE task SET status = 'succeeded', finished_at = now() WHERE job_id = $1 AND NOT contained", UUID(run)
+    )
+    listed: list[str] = []
+    results: dict[str, str] = {}
+    cursors: list[str | None] = [None]
+    for size in (1000, 1000, 1000, 0):
+        params = {} if cursors[-1] is None else {"cursor": cursors[-1]}
+        page = await client.look(run, **params)
+        names = [step["id"] for step in page["progress"]["steps"]]
+        assert (len(names), len(page["outputs"])) == (size, 1000)
+        assert (page["progress"]["step_count"], page["progress"]["percentage"]) == (3000, 33)
+        assert page["phase"] == "step-1000", "the first of the waiting ones, by position and name"
+        assert (page["result"] or {}).keys() <= set(names)
+        cursors.append(page["progress"]["next_cursor"])
+        listed += names
+        results |= page["result"] or {}
+    assert [cursor is None for cursor in cursors] == [True, False, False, False, True]
+    assert set(listed[:1000]) == {"first", "second", *(f"step-{n}" for n in range(1, 999))}
+    assert (len(listed), len(set(listed))) == (3000, 3000)
+    assert results == {f"step-{n}": f"step-{n}" for n in range(1, 998)}
+
+    # A cursor of another run, or of nothing, leads behind the last step.
+    for asked, cursor in ((other, cursors[1]), (run, "A" * 22)):
+        assert (await client.look(asked, cursor=cursor))["progress"]["steps"] == []
+    problem(await client.http.get(f"/v1/runs/{run}", params={"cursor": "x"}), 422, "invalid_cursor")
+    problem(await stranger.http.get(f"/v1/runs/{run}", params={"cursor": cursors[1]}), 404, "run_not_found")
+
+
+async def test_a_page_that_ends_with_the_last_step_has_no_next_one_unless_it_is_full(
+    client: Client, rows: Connection
+) -> None:
+    run = await client.start()
+    await add_steps(rows, run, 1, 999, contained=False, status="pending")
+    page = await client.look(run)
+    assert (len(page["progress"]["steps"]), page["progress"]["step_count"]) == (1000, 1001)
+    page = await client.look(run, cursor=page["progress"]["next_cursor"])
+    assert (len(page["progress"]["steps"]), page["progress"]["step_count"]) == (1, 1001)
+    assert page["progress"]["next_cursor"] is None
