@@ -23,6 +23,13 @@ _SIGNING_KEY_BYTES = 32  # of Ed25519
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+def _refuse_all_tenants(tenant: str) -> str:
+    """`*` stands for all tenants in limits and in the audit (domain/concurrency_limit.py). No tenant has this name."""
+    if tenant == "*":
+        raise ValueError("`*` is no tenant: name one, and add the scope fleet:operate to reach all")
+    return tenant
+
+
 class Membership(BaseModel):
     """What a group of the OpenID provider gives its members: a role within a tenant, and additional scopes."""
 
@@ -31,6 +38,11 @@ class Membership(BaseModel):
     tenant: str = Field(min_length=1, max_length=100, pattern=r"^[!-~]+$")
     role: Literal["viewer", "operator", "admin"]
     scopes: tuple[Literal["fleet:operate"], ...] = ()
+
+    @field_validator("tenant")
+    @classmethod
+    def _is_one_tenant(cls, tenant: str) -> str:
+        return _refuse_all_tenants(tenant)
 
 
 #: The pattern of the names of worker pools.
@@ -683,6 +695,11 @@ class Settings(SettingsWithFiles):
     metrics_public: bool = Field(
         False, description="Also serve /metrics on the API's public port, without a key, unless metrics are off."
     )
+
+    @field_validator("tenant")
+    @classmethod
+    def _is_one_tenant(cls, tenant: str) -> str:
+        return _refuse_all_tenants(tenant)
 
     @field_validator("console_oidc_issuer")
     @classmethod

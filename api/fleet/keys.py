@@ -131,7 +131,13 @@ def _key_answer(row: dict[str, Any]) -> dict[str, Any]:
     operation_id="createKey",
     summary="Make a key; the answer alone has its secret",
     status_code=201,
-    responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_keys`"}),
+    responses=problems(
+        _REFUSED
+        | {
+            HTTPStatus.CONFLICT: "`too_many_keys`",
+            HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `tenant_reserved`: `*` is no tenant",
+        }
+    ),
 )
 async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Response:
     return json_response(await make_key(services_of(request), caller, body), HTTPStatus.CREATED)
@@ -166,7 +172,14 @@ async def make_key(
     summary="Make a key's successor; the answer alone has its secret",
     description="The same owner, scopes, quotas and end. The old key stops after the overlap.",
     status_code=201,
-    responses=problems(_MISSING | _REFUSED | {HTTPStatus.CONFLICT: "`too_many_keys`"}),
+    responses=problems(
+        _MISSING
+        | _REFUSED
+        | {
+            HTTPStatus.CONFLICT: "`too_many_keys`",
+            HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `tenant_reserved`: `*` is no tenant",
+        }
+    ),
 )
 async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rotation | None = None) -> Response:
     return json_response(

@@ -20,6 +20,7 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import EVERYBODY
 from leasehold.domain.errors import Invalid, NotFound
 from leasehold.domain.ids import new_id
 
@@ -203,10 +204,16 @@ async def create_key(
     which prefix and secret are made; None: both are random. `find_key_of` finds the key of a seed again.
 
     Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
-    client. Raises asyncpg.UniqueViolationError if the seed has a key.
+    client, `tenant_reserved` for the tenant EVERYBODY. Raises asyncpg.UniqueViolationError if the seed has a key.
     """
     if not tenant_id or not client_id:
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
+    if tenant_id == EVERYBODY:  # it would read the shared chain of the audit, and share limits with all tenants
+        raise Invalid(
+            "tenant_reserved",
+            "`*` stands for all tenants, and is none itself. A key of any tenant reaches all of them with the scope "
+            "fleet:operate.",
+        )
     if malformed := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
         raise Invalid("scope_malformed", f"Not scopes: {', '.join(malformed)}.")
     prefix, secret = _new_prefix_and_secret() if seed is None else _prefix_and_secret_of(seed)

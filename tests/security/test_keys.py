@@ -8,6 +8,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from pydantic import ValidationError
 
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Invalid, NotFound, TooMany
@@ -28,7 +29,7 @@ from leasehold.security.credentials import (
     revoke_key,
     rotate_key,
 )
-from leasehold.settings import Settings
+from leasehold.settings import Membership, Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.media_api import problem
 from tests.api.test_conversion_result import convert, spend
@@ -316,6 +317,7 @@ async def test_keys_are_listed_a_page_at_a_time_each_once_and_ended_ones_when_as
     [
         ({"tenant_id": ""}, "key_owner_missing"),
         ({"client_id": ""}, "key_owner_missing"),
+        ({"tenant_id": "*"}, "tenant_reserved"),
         ({"scopes": ["runs:read", "runs"]}, "scope_malformed"),
         ({"scopes": ["runs:read\n"]}, "scope_malformed"),
     ],
@@ -330,3 +332,22 @@ async def test_a_key_without_an_owner_or_with_a_right_that_nobody_understands_is
     assert await rows.fetchval("SELECT count(*) FROM api_key") == 0
     made = await create_key(rows, **owner)
     assert (await row_of(rows, made.prefix))["tenant_id"] == "acme"
+
+
+async def test_star_is_no_tenant_at_any_door(settings: Settings, rows: Connection) -> None:
+    """It means all tenants. As a tenant it would read the shared chain of the audit, with everybody's refusals."""
+    operator = await create_key(rows, tenant_id="ops", client_id="c", scopes=["keys:write", "fleet:operate"])
+    async with serving(settings) as api, client_of(api.url, operator.text) as http:
+        wish = {"tenant_id": "*", "client_id": "c", "scopes": ["fleet:operate"]}
+        problem(await http.post("/v1/keys", json=wish), 422, "tenant_reserved")
+        assert (await http.post("/v1/keys", json=wish | {"tenant_id": "**"})).status_code == 201
+        # A key that an earlier release made: it works until its end, and has no successor.
+        old = await create_key(rows, tenant_id="old", client_id="c", scopes=["fleet:operate"])
+        await rows.execute("UPDATE api_key SET tenant_id = '*' WHERE id = $1", old.id)
+        problem(await http.post(f"/v1/keys/{old.prefix}/rotate"), 422, "tenant_reserved")
+        assert (await row_of(rows, old.prefix))["expires_at"] is None, "the refused rotation has not ended it"
+        assert (await http.delete(f"/v1/keys/{old.prefix}")).status_code == 204
+    with pytest.raises(ValidationError, match="is no tenant"):
+        Settings(_env_file=None, tenant="*")
+    with pytest.raises(ValidationError, match="is no tenant"):
+        Membership(tenant="*", role="viewer")
