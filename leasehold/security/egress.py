@@ -305,7 +305,9 @@ class Egress:
             headers={"Accept-Encoding": "identity", **request.headers, "Host": target.url.netloc.decode("ascii")},
             content=request.content,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-            extensions={"sni_hostname": target.host},  # the certificate must be valid for the host's name
+            # The certificate must be valid for the host's name. A name with a dot at the end is the same name, which no
+            # certificate and no TLS extension contains (RFC 6066, 3).
+            extensions={"sni_hostname": target.host.removesuffix(".")},
         )
         return await http.send(http_request, stream=True)
 

@@ -356,6 +356,9 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
     with attempt.limits.try_acquire(tenant="rival", host="hook.example"):
         assert isinstance(await attempt.deliver(), Snooze), "another delivery to this host is on its way"
     with attempt.limits.try_acquire(tenant="rival", host="other.example"):
+        attempt.params = Delivery(url="http://HOOK.example.:80/", event={"type": "run.failed"})
+        assert isinstance(await attempt.deliver(), Snooze), "it is the same host, written in another way"
+    attempt.params = to
         assert await attempt.deliver() == {"delivered": True, "status": 299}
 
     attempt.says = Answer(300, {}, b"")

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import ipaddress
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ import pytest
 from leasehold.security import egress as egress_module
 from leasehold.security.egress import Answer, AnswerTooLarge, Egress, EgressFailed, EgressRefused, is_public
 from leasehold.settings import Settings
+from tests.support.certificates import Authority
 from tests.support.not_here import not_here
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -46,6 +48,10 @@ def test_what_is_the_internets_is_public(address: str) -> None:
         ("http://127.0.0.1/", "address_private"),
         ("http://localhost/", "address_private"),
         ("http://2130706433/", "address_private"),  # 127.0.0.1 as one number
+        ("http://127.0.0.1./", "host_unknown"),  # a name of four labels, which nobody has
+        ("http://./", "host_unknown"),
+        ("http://.example/", "host_unknown"),
+        ("http://example../", "host_unknown"),
         ("http://[::ffff:127.0.0.1]/", "address_private"),
         ("http://1.1.1.1:22/", "port_refused"),
         ("ftp://1.1.1.1/", "url_malformed"),
@@ -158,7 +164,9 @@ async def test_a_name_with_one_private_address_among_public_ones_is_refused(monk
 
 
 @asynccontextmanager
-async def answering(handle: Callable[[str], bytes]) -> AsyncIterator[tuple[int, list[str]]]:
+async def answering(
+    handle: Callable[[str], bytes], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[int, list[str]]]:
     heard: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,7 +176,7 @@ async def answering(handle: Callable[[str], bytes]) -> AsyncIterator[tuple[int, 
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1], heard
     finally:
@@ -319,6 +327,35 @@ async def test_an_address_of_ipv6_is_sent_in_brackets() -> None:
     async with server, Egress((ipaddress.ip_network("::1/128"),)) as egress:
         await egress.request("GET", f"http://[::1]:{port}/")
     assert f"host: [::1]:{port}\r\n" in heard[0]
+
+
+@pytest.mark.parametrize(("host", "is_of_certificate"), [
+    ("hook.example", True), ("hook.example.", True), ("other.example", False), ("other.example.", False),
+])  # fmt: skip
+async def test_a_certificate_is_checked_for_the_name_without_the_dot_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, is_of_certificate: bool
+) -> None:
+    """`hook.example.` is the full name of `hook.example`. No certificate has it, and TLS never sends it."""
+    authority = Authority("ours")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*authority.pair("hook", names=("hook.example",)).write(tmp_path, "hook"))
+    names: list[str | None] = []
+    tls.sni_callback = lambda _socket, name, _context: names.append(name)
+    trusting = ssl.create_default_context(cadata=authority.certificate)
+    monkeypatch.setattr(egress_module, "_authorities", lambda: trusting)
+    asked = resolving(monkeypatch, ["127.0.0.1"])
+    async with (
+        answering(lambda _said: b"HTTP/1.1 204 No Content\r\n\r\n", tls) as (port, heard),
+        Egress(LOOPBACK) as egress,
+    ):
+        if is_of_certificate:
+            assert (await egress.request("GET", f"https://{host}:{port}/")).status == 204
+            assert f"host: {host}:{port}\r\n" in heard[0].lower()
+        else:
+            with pytest.raises(EgressFailed):
+                await egress.request("GET", f"https://{host}:{port}/")
+            assert heard == []
+    assert (asked, names) == ([host], [host.removesuffix(".")])
 
 
 @pytest.mark.parametrize("location", ["http://x:ab/", "http://[::1/"])

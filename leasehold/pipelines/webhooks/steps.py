@@ -39,7 +39,7 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     destination = await _find_destination(delivery_context, attempt, delivery)
     if destination is None:
         return {"delivered": False, "because": "the webhook is deleted or disabled"}
-    host = shown_host(destination.url) or ""
+    host = (shown_host(destination.url) or "").removesuffix(".")  # with a dot at the end it is the same host
     with delivery_context.limits.try_acquire(tenant=attempt.tenant_id, host=host) as acquired:
         if not acquired:
             return await _snooze(attempt)
