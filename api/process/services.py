@@ -43,7 +43,7 @@ from leasehold.kinds.metrics import questions_of
 from leasehold.kinds.opening import open_all
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
-from leasehold.pipelines import RESERVED_NAMES, kinds_of
+from leasehold.pipelines import RESERVED_NAMES, RESERVED_QUEUES, kinds_of
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.periodic import Periodic
 from leasehold.security.cells import Cells
@@ -139,7 +139,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         refusals.start()
         stack.push_async_callback(refusals.close)
         evaluator = await stack.enter_async_context(evaluating(settings))
-        templates = Templates(pipelines, evaluator, reserved=RESERVED_NAMES)
+        templates = Templates(pipelines, evaluator, reserved=RESERVED_NAMES, reserved_queues=RESERVED_QUEUES)
         job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
         opened = await open_all(kinds, settings, stack)
         openid = await _open_openid(settings, stack)

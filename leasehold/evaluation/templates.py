@@ -76,13 +76,23 @@ class TemplatePage:
 class Templates:
     """Looks templates up, and checks payloads against them. `pipelines`: the pipelines that this installation's code
     declares. `evaluator`: the caller opens and closes it. `reserved`: further names that no tenant's template may take.
+    `reserved_queues`: queues in which no handler of a tenant's template may run.
     """
 
     def __init__(
-        self, pipelines: Pipelines, evaluator: Evaluator | None = None, *, reserved: frozenset[str] = frozenset()
+        self,
+        pipelines: Pipelines,
+        evaluator: Evaluator | None = None,
+        *,
+        reserved: frozenset[str] = frozenset(),
+        reserved_queues: frozenset[str] = frozenset(),
     ) -> None:
         self.pipelines = pipelines
         self._reserved = reserved
+        # The queues of a pipeline with slots of its own serve this pipeline alone.
+        self._reserved_queues = reserved_queues | {
+            step.queue for pipeline in pipelines if pipeline.slots is not None for step in pipeline.steps
+        }
         self._evaluator = evaluator if evaluator is not None else Evaluator(EvaluationLimits.of(Settings()))
         # A cache by the pipeline's name, because making a version costs as much as a run's commit.
         self._in_code: dict[str, TemplateVersion] = {}
@@ -190,13 +200,14 @@ class Templates:
 
     async def check(self, tenant_id: str, template: Template) -> None:
         """Check that the template may be written. Raises Conflict if its name is reserved or a pipeline in code has it,
-        Invalid for an unknown handler, and what Evaluator.check_schema raises.
+        Invalid for an unknown handler or a reserved queue, and what Evaluator.check_schema raises.
         """
         if template.type in self.pipelines or template.type in self._reserved:
             raise Conflict("template_reserved", "A pipeline or a kind of work of this platform has this name.")
         for step in template.pipeline().steps:
             if step.handler is not None:
                 self._check_handler(step.handler)
+                self._check_queue(step.queue)
         if template.payload_schema:
             await self._evaluator.check_schema(tenant_id, template.payload_schema)
 
@@ -238,6 +249,15 @@ class Templates:
         step = self.pipelines[pipeline].by_name.get(name) if is_offered else None
         if step is None or step.isolated or step.part or step.external:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
+
+    def _check_queue(self, queue: str) -> None:
+        """Raises Invalid for a queue that is not for templates."""
+        if queue in self._reserved_queues:
+            raise Invalid(
+                "queue_reserved",
+                f"The queue {queue!r} is for the platform's own steps. Leave `queue` out, or name another queue that "
+                "workers serve.",
+            )
 
     async def enable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int, *, enabled: bool

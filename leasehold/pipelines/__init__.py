@@ -30,6 +30,12 @@ RESERVED_NAMES = frozenset(
     for name in (kind.name, *(pipeline.name for pipeline in kind.pipelines))
 ) | {noop.name, demo_long_task.name}
 
+#: The queues of the shipped kinds. No step of a tenant's template runs in one of them: it would take the slots that
+#: deliveries, bulk operations or conversions of all tenants need. External steps have queues of their own.
+RESERVED_QUEUES = frozenset(
+    step.queue for kind in (*SHIPPED, WEBHOOK, OPERATION) for pipeline in kind.pipelines for step in pipeline.steps
+)
+
 
 def with_bulk_operations(pipelines: Pipelines) -> Pipelines:
     """The same registry with the kind OPERATION added, because every installation has bulk operations."""

@@ -15,7 +15,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.domain.template import Template
 from leasehold.evaluation.templates import Templates
 from leasehold.limits.bounds import lock_additions
-from leasehold.pipelines import RESERVED_NAMES
+from leasehold.pipelines import RESERVED_NAMES, RESERVED_QUEUES
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.media_api import problem
@@ -147,6 +147,41 @@ async def test_a_template_that_cannot_work_is_refused(client: Client, body: dict
 async def test_a_handler_that_is_not_offered_is_refused(client: Client, handler: str) -> None:
     answer = await client.post("/v1/templates", type="report", steps=[STEP | {"worker_type": handler}])
     problem(answer, 422, "unknown_worker_type")
+
+
+@pytest.mark.parametrize("queue", sorted(RESERVED_QUEUES))
+async def test_no_handler_of_a_template_runs_in_a_queue_of_the_platforms_own_work(client: Client, queue: str) -> None:
+    """There it would take the slots of everybody's deliveries, bulk operations and conversions."""
+    step = STEP | {"worker_type": "scripted.first", "queue": queue}
+    first = STEP | {"id": "before", "worker_type": "scripted.first", "queue": "default"}
+    problem(await client.post("/v1/templates", type="mine", steps=[first, step]), 422, "queue_reserved")
+    assert (await client.post("/v1/templates", type="mine", steps=[first])).status_code == 201
+    outside = step | {"worker_type": "external"}  # of the tenant's own workers: the queue is another one
+    assert (await client.post("/v1/templates", type="outside", steps=[outside])).status_code == 201
+
+
+def test_the_reserved_queues_are_those_of_the_shipped_kinds() -> None:
+    assert {"conversion", "generation", "media", "operations", "webhooks"} == RESERVED_QUEUES
+
+
+async def test_a_template_that_names_such_a_queue_since_an_earlier_release_still_runs(
+    client: Client, rows: Connection
+) -> None:
+    step = STEP | {"worker_type": "scripted.first", "queue": "default"}
+    await client.post("/v1/templates", type="mine", steps=[step])
+    await rows.execute("UPDATE template SET declaration = jsonb_set(declaration, '{steps,0,queue}', '\"webhooks\"')")
+    run = await client.start("mine")
+    assert (await client.look(run))["progress"]["steps"][0]["queue"] == "webhooks"
+
+
+async def test_the_queue_of_a_pipeline_with_slots_of_its_own_serves_this_pipeline_alone() -> None:
+    alone = Pipeline("alone", module="", steps=[Step("wait", queue="slow")], slots="webhook_slots")
+    templates = Templates(Pipelines(alone, Pipeline("other", module="", steps=[Step("do")])))
+    step = STEP | {"worker_type": "other.do"}
+    with pytest.raises(Invalid) as refused:
+        await templates.check("acme", Template.model_validate({"type": "mine", "steps": [step | {"queue": "slow"}]}))
+    assert refused.value.code == "queue_reserved"
+    await templates.check("acme", Template.model_validate({"type": "mine", "steps": [step | {"queue": "quick"}]}))
 
 
 async def test_a_step_of_code_that_external_workers_do_is_no_handler_and_is_refused() -> None:
