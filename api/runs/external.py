@@ -230,19 +230,14 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
     """
     timed_out: Settled | None = None
     async with connection.transaction():
-        await _check_tenant(connection, caller, lease)
+        if not await external.lock(connection, caller.tenant_id, lease):
+            raise lease_lost()
         if await external.is_late(connection, lease):
             timed_out = await external.time_out(connection, services.templates, caller.tenant_id, lease)
         yield timed_out is None
     if timed_out is not None:
         count_ended_jobs(timed_out.ended)
         services.announcer.announce(timed_out.announcements)
-
-
-async def _check_tenant(connection: Connection, caller: Caller, lease: Lease) -> None:
-    """Raise Conflict `lease_lost` if the caller's tenant has no such step."""
-    if not await external.is_of_tenant(connection, caller.tenant_id, lease.task_id):
-        raise lease_lost()
 
 
 def lease_lost() -> Conflict:
@@ -360,7 +355,8 @@ async def acknowledge_cancel(request: Request, task_id: UUID, body: Held, caller
     services = services_of(request)
     lease = lease_of(caller, task_id, body)
     async with services.pool.acquire() as connection:
-        await _check_tenant(connection, caller, lease)
+        if not await external.is_of_tenant(connection, caller.tenant_id, task_id):
+            raise lease_lost()
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
         raise lease_lost()

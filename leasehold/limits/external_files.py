@@ -104,7 +104,7 @@ async def announce(
     files: Sequence[AnnouncedFile],
 ) -> list[str] | None:
     """The keys to which the worker may upload the files for `upload_url_seconds`, in the order of `files`. None: the
-    lease is lost. Call this in a transaction that has locked the job (as `external.is_late` does), because two calls at
+    lease is lost. Call this in a transaction that has locked the job (as `external.lock` does), because two calls at
     once for the same file would conflict.
 
     Raises Invalid `file_mismatch`, `files_too_large` or `too_many_files`, and TooMany `upload_quota_exceeded`.

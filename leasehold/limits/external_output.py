@@ -83,7 +83,7 @@ async def log(
     connection: Connection, settings: Settings, lease: Lease, first: int, lines: Sequence[Line]
 ) -> StoredItems | None:
     """Store lines of the attempt. `first`: the number of the first line within the attempt; of requests with the same
-    number, only the first is stored. Call this in a transaction that has locked the job (as `external.is_late` does),
+    number, only the first is stored. Call this in a transaction that has locked the job (as `external.lock` does),
     because two requests at once could otherwise exceed the bounds. None: the lease is lost.
     """
     usage = await _read_usage(connection, _LINES, lease, first)

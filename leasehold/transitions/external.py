@@ -31,10 +31,12 @@ _IS_OF_TENANT = """
 SELECT EXISTS (SELECT FROM task t WHERE t.id = $1 AND t.tenant_id = $2)
 """
 
-# While the caller holds the job's lock, no other transaction settles the step.
+# A row if the tenant $3 has the task. `locked`: its job, if the owner $2 holds the lease. While the caller holds the
+# job's lock, no other transaction settles the step.
 _LOCK = """
 -- external_lock
-SELECT j.id FROM job j WHERE j.id = (SELECT t.job_id FROM task t WHERE t.id = $1 AND t.lease_owner = $2) FOR UPDATE
+SELECT (SELECT j.id FROM job j WHERE j.id = t.job_id AND t.lease_owner = $2 FOR UPDATE) AS locked
+FROM task t WHERE t.id = $1 AND t.tenant_id = $3
 """
 
 _LATE = f"""
@@ -66,17 +68,23 @@ ORDER BY p.position
 
 
 async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) -> bool:
-    """Whether the tenant has this task. Ask before each settlement: the row of an ended attempt has no owner any more,
-    so a settlement answers `settled` to everybody who names the epoch.
+    """Whether the tenant has this task. Ask this, or `lock`, before each settlement: the row of an ended attempt has no
+    owner any more, so a settlement answers `settled` to everybody who names the epoch.
     """
     return bool(await connection.fetchval(_IS_OF_TENANT, task_id, tenant_id))
 
 
-async def is_late(connection: Connection, lease: Lease) -> bool:
-    """Whether the step of this lease is past its time limit. False if the lease is lost. The answer holds until the
-    caller's transaction ends.
+async def lock(connection: Connection, tenant_id: str, lease: Lease) -> bool:
+    """Lock the job of this lease until the caller's transaction ends, if its owner holds the lease. Returns whether the
+    tenant has the task, as `is_of_tenant` does.
     """
-    await connection.execute(_LOCK, lease.task_id, lease.owner)
+    return await connection.fetchrow(_LOCK, lease.task_id, lease.owner, tenant_id) is not None
+
+
+async def is_late(connection: Connection, lease: Lease) -> bool:
+    """Whether the step of this lease is past its time limit. False if the lease is lost. Call it after `lock`: then the
+    answer holds until the caller's transaction ends.
+    """
     return bool(await connection.fetchval(_LATE, lease.task_id, lease.owner, lease.epoch))
 
 

@@ -1,2 +1,3 @@
 -- external_lock
-SELECT j.id FROM job j WHERE j.id = (SELECT t.job_id FROM task t WHERE t.id = $1 AND t.lease_owner = $2) FOR UPDATE
+SELECT (SELECT j.id FROM job j WHERE j.id = t.job_id AND t.lease_owner = $2 FOR UPDATE) AS locked
+FROM task t WHERE t.id = $1 AND t.tenant_id = $3
