@@ -5,18 +5,19 @@ run. Their bounds are the same as for attempts of the platform's own workers.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.api.http.authenticated_first import AuthenticatedFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.external import Held, Worker, in_time, lease_lost, lease_of
+from leasehold.api.runs.schemas import Instant
 from leasehold.domain.errors import Invalid
-from leasehold.domain.json_values import MAX_INTEGER, Integer, JsonInstant
+from leasehold.domain.json_values import MAX_INTEGER, Integer
 from leasehold.limits import external_output
 from leasehold.limits.external_output import Line, StoredItems
 from leasehold.telemetry.attempt_logs import MAX_FIELDS, MAX_NAME
@@ -44,7 +45,7 @@ class NewLine(BaseModel):
     logger: str = Field("external", max_length=MAX_NAME)
     fields: dict[str, JsonValue] = Field(default_factory=dict, max_length=MAX_FIELDS)
     traceback: str = Field("", max_length=MAX_TEXT)
-    at: Annotated[AwareDatetime, JsonInstant] | None = Field(None, description="If left out, now.")
+    at: Instant | None = Field(None, description="If left out, now.")
 
 
 class NewLines(Held):

@@ -218,6 +218,24 @@ async def test_what_an_attempt_outside_logs_and_emits_shows_with_its_run(
     await client.until(run, "succeeded")
 
 
+async def test_a_line_has_a_time_that_every_reader_can_show(client: Client, template: str) -> None:
+    """In UTC the outer ones of these lie in the year 10000 and in the year 0, which Python has not."""
+    run = await client.start(template)
+    task = await claim(client)
+    for at in (
+        "9999-12-31T23:59:59-23:59",
+        "0001-01-01T00:00:00+23:59",
+        "3000-01-01T00:00:00Z",
+        "1969-12-31T23:59:59Z",
+    ):
+        problem(await settle(client, task, "logs", first=1, lines=[{"message": "x", "at": at}]), 422, "invalid_request")
+    for first, at in enumerate(("1970-01-01T00:00:00Z", "2999-12-31T00:00:00Z", "2026-01-01T00:00:00+23:59"), 1):
+        answer = await settle(client, task, "logs", first=first, lines=[{"message": "x", "at": at}])
+        assert (answer.status_code, answer.json()["kept"]) == (200, 1), answer.text
+    lines = (await client.http.get(f"/v1/runs/{run}/logs")).json()["lines"]
+    assert [line["at"][:16] for line in lines] == ["1970-01-01T00:00", "2999-12-31T00:00", "2025-12-31T00:01"]
+
+
 async def test_a_later_attempt_outside_begins_its_stream_again(client: Client, template: str) -> None:
     run = await client.start(template)
     first = await claim(client)
