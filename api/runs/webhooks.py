@@ -47,6 +47,8 @@ Event: TypeAlias = Literal[
     "job.succeeded", "job.failed", "job.cancelled", "job.expired",
 ]  # fmt: skip
 
+#: A list of deliveries searches at most this many.
+_MAX_SEARCHED = 10_000
 _SECRETS = 2  # the new secret and, until the next rotation, the secret before it
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
 _REFUSED = {HTTPStatus.UNPROCESSABLE_ENTITY: "`url_malformed`, `host_unknown`, `address_private`, `port_refused`"}
@@ -260,6 +262,7 @@ async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> R
     "/{webhook_id}/deliveries",
     operation_id="listDeliveries",
     summary="List the latest deliveries",
+    description="They are searched among the newest 10,000 deliveries of all webhooks and callbacks of the tenant.",
     responses=problems(_MISSING),
 )
 @may_read_standby
@@ -273,11 +276,13 @@ async def list_deliveries(
             "SELECT j.id, j.status, j.created_at, j.finished_at, j.error, j.params->'event'->>'type' AS event,"
             " j.params->'event'->'data'->>'id' AS run_id,"
             " j.params->'event'->'data'->>'id' AS job_id, t.attempt, t.available_at AS next_try_at"
-            " FROM job j JOIN task t ON t.job_id = j.id WHERE j.tenant_id = $1 AND j.pipeline = 'webhook'"
-            " AND j.params->>'webhook_id' = $2 ORDER BY j.id DESC LIMIT $3",
+            # No index finds the deliveries of one webhook, so the search among those of the tenant has a bound.
+            " FROM (SELECT * FROM job WHERE tenant_id = $1 AND pipeline = 'webhook' ORDER BY id DESC LIMIT $4) AS j"
+            " JOIN task t ON t.job_id = j.id WHERE j.params->>'webhook_id' = $2 ORDER BY j.id DESC LIMIT $3",
             caller.tenant_id,
             str(webhook_id),
             limit,
+            _MAX_SEARCHED,
         )
     return json_response({"deliveries": [dict(row) for row in rows]})
 

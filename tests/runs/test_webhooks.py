@@ -26,6 +26,7 @@ from pydantic import SecretStr
 
 from leasehold.api.process.metrics import IN_FLIGHT
 from leasehold.api.process.tenant_pool import TenantPool
+from leasehold.api.runs import webhooks as endpoints
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Snooze
@@ -355,10 +356,10 @@ async def test_a_delivery_says_what_became_of_it(rows: Connection, runs_settings
     assert attempt.most_bytes == 64 * 1024, "a receiver's answer cannot fill the worker's memory"
     with attempt.limits.try_acquire(tenant="rival", host="hook.example"):
         assert isinstance(await attempt.deliver(), Snooze), "another delivery to this host is on its way"
-    with attempt.limits.try_acquire(tenant="rival", host="other.example"):
         attempt.params = Delivery(url="http://HOOK.example.:80/", event={"type": "run.failed"})
         assert isinstance(await attempt.deliver(), Snooze), "it is the same host, written in another way"
     attempt.params = to
+    with attempt.limits.try_acquire(tenant="rival", host="other.example"):
         assert await attempt.deliver() == {"delivered": True, "status": 299}
 
     attempt.says = Answer(300, {}, b"")
@@ -391,6 +392,31 @@ async def test_a_tenants_webhook_hears_of_its_own_runs_and_of_the_ends_that_it_a
     runs = [(await ended_run(client), mine["id"]), (await ended_run(stranger), theirs["id"])]
     assert sorted(await deliveries(rows)) == sorted(runs)
     assert sorted(await deliveries(rows)) == sorted(runs)  # another look makes no second one
+
+
+async def test_a_list_of_deliveries_searches_a_bounded_number_of_the_tenants(
+    client: Client, stranger: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One webhook may have none among the million of another, and no index knows which delivery is whose."""
+    quiet, loud = [await subscribe(client, receiver.url) for _ in range(2)]
+    foreign = await subscribe(stranger, receiver.url)
+
+    async def send(by: Client, hook: dict[str, Any]) -> str:
+        return str((await by.post(f"/v1/webhooks/{hook['id']}/test")).json()["id"])
+
+    async def listed(hook: dict[str, Any], **params: int) -> list[str]:
+        answer = await client.http.get(f"/v1/webhooks/{hook['id']}/deliveries", params=params)
+        return [delivery["id"] for delivery in answer.json()["deliveries"]]
+
+    first, *others = [await send(client, quiet), *[await send(client, loud) for _ in range(3)]]
+    for _ in range(5):
+        await send(stranger, foreign)
+    assert (await listed(quiet), await listed(loud), await listed(loud, limit=2)) == (
+        [first], others[::-1], others[:0:-1],
+    )  # fmt: skip
+    for searched, found in ((4, [first]), (3, [])):
+        monkeypatch.setattr(endpoints, "_MAX_SEARCHED", searched, raising=False)
+        assert (await listed(quiet), await listed(loud)) == (found, others[::-1])
 
 
 async def test_each_ended_run_makes_one_delivery_however_many_dispatch(
