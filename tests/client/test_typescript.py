@@ -25,7 +25,7 @@ from leasehold.transitions.settlements import Completion
 from leasehold.transitions.streams import StreamChunk
 from leasehold.transitions.streams import append as append_stream
 from tests.api.conftest import Running
-from tests.client.front import fronting
+from tests.client.front import QUIET_SECONDS, fronting
 from tests.client.stores import store_of
 from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, running
 from tests.jobs.test_job_logs import line
@@ -173,3 +173,111 @@ async def test_an_answer_that_is_not_the_apis_is_an_error_of_the_client(
         )
         out, _ = await process.communicate()
     assert out.decode().strip() == error
+
+
+#: Follows the events of a job. Its connection ends when it was quiet for longer than the timeout.
+FOLLOWS = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+const leasehold = new Leasehold({{ url: process.argv[1], key: process.argv[2], timeout: {QUIET_SECONDS / 2} }});
+const statuses = [];
+for await (const event of leasehold.events(process.argv[3])) statuses.push(event.status);
+console.log(statuses.at(-1));
+"""
+
+
+@needs_node
+async def test_a_feed_that_ended_with_its_job_while_it_was_quiet_has_the_last_events(
+    maker: Maker, running: Running, rows: Connection
+) -> None:
+    """The client saw that the job had ended, and left out the events since the connection."""
+    job_id = await maker.make("run")
+    key = await create_key(rows, tenant_id="acme", client_id="node", scopes=sorted(TENANT_SCOPES))
+    async with fronting(running.url) as front, asyncio.timeout(120):
+        front.failures = ["quiet"]
+        process = await asyncio.create_subprocess_exec(
+            str(NODE), "--input-type=module", "--eval", FOLLOWS, front.url, key.text, str(job_id),
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        while front.failures:
+            await asyncio.sleep(0.01)
+        await maker.succeed(job_id)
+        out, _ = await process.communicate()
+    assert out.decode().strip() == "succeeded"
+
+
+#: Follows events. The connection breaks after an hour without any, by the script's clock.
+BREAKS = f"""
+import {{ mock }} from "node:test";
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+mock.timers.enable({{ apis: ["Date", "setTimeout"] }});
+const turn = () => new Promise((resolve) => setImmediate(resolve));
+let connection;
+const quiet = new ReadableStream({{ start: (controller) => (connection = controller) }});
+const answers = [new Response(quiet), new Response('id: 1\\ndata: {{"seq": 1}}\\n\\n')];
+const fetch = async () => answers.shift();
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", fetch }});
+let outcome;
+leasehold.events("j").next().then(
+  (event) => (outcome = event.value.seq),
+  (error) => (outcome = error.name),
+);
+while (answers.length === 2) await turn();
+mock.timers.tick(3_600_000);
+connection.error(new TypeError("terminated"));
+while (outcome === undefined) {{
+  await turn();
+  mock.timers.tick(100);
+}}
+console.log(outcome);
+process.exit();
+"""
+
+
+@needs_node
+async def test_a_feed_whose_connection_breaks_after_an_hour_of_quiet_is_resumed() -> None:
+    """The client counted its timeout from the connection's begin, and gave up at once."""
+    async with asyncio.timeout(60):
+        process = await asyncio.create_subprocess_exec(
+            str(NODE), "--input-type=module", "--eval", BREAKS, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+    assert out == b"1\n"
+
+
+#: Asks with a signal, and with none: what the client makes of an abort, and whether a try has an end.
+ABORTS = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+const given = [];
+const silent = (_, {{ signal }}) => {{
+  given.push(signal);
+  return new Promise((_resolve, reject) => {{
+    if (signal.aborted) reject(signal.reason);
+    signal.addEventListener("abort", () => reject(signal.reason));
+  }});
+}};
+const leasehold = new Leasehold({{ url: "http://127.0.0.1:1", key: "lh_x_y", timeout: 3600, fetch: silent }});
+const said = async (signal) =>
+  leasehold.request("GET", "/", {{ safe: true, signal }}).catch((error) => error.message ?? error);
+const own = new AbortController();
+const asked = said(own.signal);
+own.abort(new Error("enough"));
+console.log(await asked, given.length);
+const timed = leasehold.request("GET", "/", {{ safe: true, signal: AbortSignal.timeout(1) }});
+console.log(await timed.catch((error) => error.name), given.length);
+const events = leasehold.events("j", {{ signal: AbortSignal.abort("over") }});
+console.log(await events.next().catch((error) => error), given.length);
+leasehold.get("j");
+console.log(given.at(-1) instanceof AbortSignal);
+process.exit();
+"""
+
+
+@needs_node
+async def test_an_abort_ends_a_request_and_each_try_ends_by_itself() -> None:
+    """After an abort with a reason of one's own, or by `AbortSignal.timeout`, the client tried until its timeout."""
+    async with asyncio.timeout(60):
+        process = await asyncio.create_subprocess_exec(
+            str(NODE), "--input-type=module", "--eval", ABORTS, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+    assert out.decode().split("\n")[:-1] == ["enough 1", "TimeoutError 2", "over 3", "true"]

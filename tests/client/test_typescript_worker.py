@@ -240,3 +240,44 @@ async def test_a_file_whose_bytes_do_not_end_is_given_up() -> None:
         )
         out, _ = await process.communicate()
     assert out == b"file_corrupt\n"
+
+
+#: A worker that is told to stop while the API answers nothing. Its clock is the script's.
+STOPS = f"""
+import {{ mock }} from "node:test";
+import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+mock.timers.enable({{ apis: ["setTimeout"] }});
+const claim = {{ task_id: "1", step: "made", files: [], epoch: 1 }};
+const asked = [];
+const silent = {{
+  request(_method, path, {{ signal }}) {{
+    asked.push(path.split("/").at(-1));
+    if (path.endsWith("/claim")) return Promise.resolve({{ tasks: [claim] }});
+    return new Promise((_resolve, reject) => {{
+      if (signal?.aborted) reject(signal.reason);
+      signal?.addEventListener("abort", () => reject(signal.reason));
+    }});
+  }},
+}};
+const stop = new AbortController();
+const worker = new ExternalWorker(silent, {{ queues: ["q"] }});
+const work = worker.workOnce(async (task) => {{
+  task.log("a line");
+  stop.abort();
+  task.checkpoint();
+}}, {{ signal: stop.signal }});
+while (!asked.includes("logs")) await new Promise((resolve) => setImmediate(resolve));
+mock.timers.tick(4_999);
+const first = await Promise.race([work, new Promise((resolve) => setImmediate(() => resolve("works")))]);
+mock.timers.tick(1);
+console.log(first, await work, [...new Set(asked)].join(" "));
+process.exit();
+"""
+
+
+async def test_a_worker_that_stops_waits_five_seconds_for_an_api_that_does_not_answer() -> None:
+    """Also for the lines of its log. It went on for as long as the client tries again, and stopped a minute later."""
+    async with asyncio.timeout(SECONDS):
+        process = await asyncio.create_subprocess_exec(str(NODE), "--input-type=module", "--eval", STOPS, stdout=PIPE)
+        out, _ = await process.communicate()
+    assert out == b"works true claim logs release\n"

@@ -27,6 +27,8 @@ const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "UND_ERR_CONNECT_TIMEOUT", 
 const FIRST_PAUSE = 200;
 const LAST_PAUSE = 10_000;
 const WAIT_SECONDS = 20;
+/** How long one try of a request may take: longer than the API holds any request. */
+const TRY = 60_000;
 /** Another cell serves the tenant. The answer has its address. */
 const WRONG_CELL = 421;
 
@@ -253,9 +255,10 @@ export class Leasehold {
    */
   async request(method, path, options = {}) {
     const key = options.keyed ? (options.key ?? crypto.randomUUID()) : undefined;
-    const tries = new Tries(this.#timeout, Boolean(options.keyed || options.safe), key);
+    const tries = new Tries(this.#timeout, Boolean(options.keyed || options.safe), key, options.signal);
     for (;;) {
-      const answer = await tries.judge(() => this.#send(method, path, { ...options, key }));
+      const signal = withTimeout(options.signal);
+      const answer = await tries.judge(() => this.#send(method, path, { ...options, key, signal }));
       const outcome = typeof answer === "number" ? answer : await tries.read(answer);
       if (typeof outcome !== "number") return outcome;
       await sleep(outcome);
@@ -318,27 +321,35 @@ export class Leasehold {
   async *#follow(id, what, query, { after = 0, signal } = {}) {
     const path = `/v1/jobs/${encodeURIComponent(id)}/${what}`;
     let last = String(after);
-    let tries = new Tries(this.#timeout, true, undefined);
+    /**
+     * Of a connection that is not answered yet. A stream may be quiet for longer than `timeout`: the time counts from its loss.
+     * @type {Tries | undefined}
+     */
+    let pending;
+    /** Whether the job had ended before this connection began: then one without items is the last. */
+    let hasEnded = false;
+    const tries = () => (pending ??= new Tries(this.#timeout, true, undefined, signal));
     for (;;) {
       const before = last;
       const headers = { Accept: "text/event-stream", "Last-Event-ID": last };
-      const answer = await tries.judge(() => this.#send("GET", path, { query, headers, ...(signal ? { signal } : {}) }));
+      const answer = await tries().judge(() => this.#send("GET", path, { query, headers, ...(signal ? { signal } : {}) }));
       if (typeof answer === "number") {
         await sleep(answer);
         continue;
       }
+      pending = undefined;
       try {
         for await (const event of serverEvents(answer)) {
           last = event.id ?? last;
           yield event;
-          tries = new Tries(this.#timeout, true, undefined);
         }
       } catch (error) {
-        if (signal?.aborted) throw error;
-        await sleep(tries.lost(error));
+        await sleep(tries().lost(error));
         continue;
       }
-      if (last === before && ENDED.has((await this.get(id)).status)) return;
+      if (last !== before) continue;
+      if (hasEnded) return;
+      hasEnded = ENDED.has((await this.get(id)).status);
     }
   }
 }
@@ -349,14 +360,17 @@ class Tries {
   #timeout;
   #repeatable;
   #key;
+  #signal;
   #until;
 
   /**
    * @param {number} timeout milliseconds
    * @param {boolean} repeatable whether a try whose answer was lost may be repeated
    * @param {string | undefined} key
+   * @param {AbortSignal | undefined} signal the caller's: once it is aborted, no try follows
    */
-  constructor(timeout, repeatable, key) {
+  constructor(timeout, repeatable, key, signal) {
+    this.#signal = signal;
     this.#timeout = timeout;
     this.#repeatable = repeatable;
     this.#key = key;
@@ -409,10 +423,11 @@ class Tries {
   }
 
   /**
-   * Milliseconds until the next try after a connection was lost. Throws Unavailable, and the error of an abort.
+   * Milliseconds until the next try after a connection was lost. Throws Unavailable, and the reason of an abort.
    * @param {unknown} error
    */
   lost(error) {
+    if (this.#signal?.aborted) throw this.#signal.reason;
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     // `fetch` says in `cause` that nothing was sent, or not all of the body: the API has done nothing then. Node loses a
     // request so when a refusal comes before the body was sent.
@@ -488,6 +503,16 @@ async function* serverEvents(answer) {
   } finally {
     reader.cancel().catch(() => undefined); // the caller has left the loop, or the connection is lost already
   }
+}
+
+/**
+ * The signal of one try: the caller's, and one that ends the try of a server that never answers.
+ * @param {AbortSignal | undefined} signal
+ */
+function withTimeout(signal) {
+  if (signal !== undefined && !("any" in AbortSignal)) return signal; // Node.js before 20.3
+  const timeout = AbortSignal.timeout(TRY);
+  return signal === undefined ? timeout : AbortSignal.any([signal, timeout]);
 }
 
 /** @param {number} milliseconds */

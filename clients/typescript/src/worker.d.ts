@@ -116,6 +116,12 @@ export class Task {
      */
     flush(): Promise<void>;
     /**
+     * Send what was logged and emitted, and give the task back, within so many milliseconds. Rejects as `flush`, and with a
+     * DOMException when the time is up.
+     * @param {number} milliseconds
+     */
+    release(milliseconds: number): Promise<void>;
+    /**
      * Tell the handler to stop. The first reason stays.
      * @param {Cancelled | Stopped} reason
      */

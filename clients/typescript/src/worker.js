@@ -97,6 +97,8 @@ export class Task {
   #ask;
   #fetch;
   #ended = new AbortController();
+  /** Aborted when nobody waits for the output and the release any more. */
+  #abandoned = new AbortController();
   #lines;
   #chunks;
   #isLost = false;
@@ -113,8 +115,9 @@ export class Task {
     this.claim = claim;
     this.#ask = ask;
     this.#fetch = fetch;
-    this.#lines = new Output((first, lines) => this.post("logs", { first, lines }));
-    this.#chunks = new Output((first, chunks) => this.post("stream", { first, chunks }));
+    const options = { safe: true, signal: this.#abandoned.signal };
+    this.#lines = new Output((first, lines) => this.post("logs", { first, lines }, options));
+    this.#chunks = new Output((first, chunks) => this.post("stream", { first, chunks }, options));
   }
 
   get id() {
@@ -283,6 +286,24 @@ export class Task {
       return false;
     }
     return true;
+  }
+
+  /**
+   * Send what was logged and emitted, and give the task back, within so many milliseconds. Rejects as `flush`, and with a
+   * DOMException when the time is up.
+   * @param {number} milliseconds
+   */
+  async release(milliseconds) {
+    const timer = setTimeout(
+      () => this.#abandoned.abort(new DOMException("the API has not answered in time", "TimeoutError")),
+      milliseconds,
+    );
+    try {
+      await this.flush().catch(unlessForeign);
+      await this.post("release", {}, { safe: true, signal: this.#abandoned.signal });
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   /**
@@ -460,12 +481,7 @@ export class ExternalWorker {
    * @param {Task} task
    */
   async #giveBack(task) {
-    try {
-      await task.flush().catch(unlessForeign);
-      await task.post("release", {}, { safe: true, signal: AbortSignal.timeout(GIVE_BACK) });
-    } catch (error) {
-      unlessForeign(error);
-    }
+    await task.release(GIVE_BACK).catch(unlessForeign);
   }
 
   /**
