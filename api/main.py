@@ -25,11 +25,11 @@ from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import collect_rarely, freeze_loaded
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
+from leasehold.starting import settings_or_exit
 from leasehold.telemetry.listener import ALL, listening_at
 from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
-from leasehold.urls import refuse_bad_urls
 
 log = structlog.get_logger(__name__)
 
@@ -89,13 +89,12 @@ def _open_sockets(host: str, port: int) -> list[socket.socket] | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     collect_rarely()  # let the garbage collector run seldom
-    settings = Settings()
+    settings = settings_or_exit()
     parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
     parser.add_argument("--host", default=settings.api_host)
     parser.add_argument("--port", type=int, default=settings.api_port)
     options = parser.parse_args(arguments)
     configure_logs(settings)
-    refuse_bad_urls(settings)
     failpoints.arm(settings.failpoints)  # places at which a test stops the process
     expose(settings, "console" if settings.console_only else "api")
     if settings.traces:

@@ -696,6 +696,16 @@ class Settings(SettingsWithFiles):
         False, description="Also serve /metrics on the API's public port, without a key, unless metrics are off."
     )
 
+    @field_validator(
+        "database_app_role", "s3_endpoint", "s3_public_endpoint", "s3_ca_file", "public_url", "cdn_base_url",
+        "cells_file", "console_oidc_issuer", "promote_bucket", "promote_url", "promote_token_url", "work_dir",
+        mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _unset_if_empty(cls, text: object) -> object:
+        """Compose and Helm write a variable without a value as an empty one."""
+        return None if text == "" else text
+
     @field_validator("tenant")
     @classmethod
     def _is_one_tenant(cls, tenant: str) -> str:

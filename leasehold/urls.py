@@ -31,6 +31,11 @@ _POSTGRES_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _AMQP_PARAMETERS = frozenset({"cafile", "cacertfile", "certfile", "keyfile", "verify", "auth"})
 _AMQP_FILES = ("cafile", "cacertfile", "certfile", "keyfile")
 _AMQP_PORTS = {"amqp": 5672, "amqps": 5671}
+#: The settings with a URL of HTTP. The platform appends a path to each of them except `promote_token_url`.
+_HTTP_SETTINGS = (
+    "s3_endpoint", "s3_public_endpoint", "public_url", "cdn_base_url", "promote_url", "promote_token_url",
+    "generation_jimeng_url", "generation_ark_url", "generation_replicate_url", "generation_fal_url",
+)  # fmt: skip
 #: In RabbitMQ's setting, a comma before a scheme separates two URLs. Every other comma separates two hosts of one URL.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 #: Advice in error messages.
@@ -56,7 +61,7 @@ class BrokerUrl:
 
 
 def check_urls(settings: Settings) -> None:
-    """Check the URLs and certificate files of the settings. Every process calls it first. Raises BadSetting."""
+    """Check the URLs and certificate files of the settings. Every process calls it at its start. Raises BadSetting."""
     database_url(settings.database_url.get_secret_value())
     if direct_url := settings.database_direct_url.get_secret_value():
         database_url(direct_url, "LEASEHOLD_DATABASE_DIRECT_URL")
@@ -64,6 +69,9 @@ def check_urls(settings: Settings) -> None:
         database_url(replica_url, "LEASEHOLD_DATABASE_REPLICA_URL")
     if settings.broker == "amqp":
         broker_urls(settings.amqp_url.get_secret_value())
+    for name in _HTTP_SETTINGS:
+        if url := getattr(settings, name):
+            _check_http_url(f"LEASEHOLD_{name.upper()}", url, may_have_query=name == "promote_token_url")
     if settings.s3_ca_file is not None:
         _load_authorities("LEASEHOLD_S3_CA_FILE", settings.s3_ca_file)
 
@@ -166,6 +174,23 @@ def _broker_tls(name: str, query: Mapping[str, str]) -> ssl.SSLContext:
     if "certfile" in query:
         _load_certificate(name, query["certfile"], query.get("keyfile"), "", context)
     return context
+
+
+def _check_http_url(name: str, text: str, *, may_have_query: bool) -> None:
+    """Raises BadSetting. Otherwise only the first request that needs the URL would fail, with an error that does not
+    say which setting is wrong.
+    """
+    parts = _split(name, text, ("http", "https"))
+    try:
+        has_server = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or too large
+        has_server = False
+    if not has_server or any(character.isspace() for character in text):
+        raise BadSetting(name, "after http:// or https:// follow a host and, if need be, a colon and its port")
+    if "@" in parts.netloc:
+        raise BadSetting(name, "the URL must have no user name and no password")
+    if "?" in text and not may_have_query:
+        raise BadSetting(name, "the URL must have no ?, because a path is appended to it")
 
 
 def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:

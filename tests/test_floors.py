@@ -21,6 +21,7 @@ ROOMS = (
     "leasehold.settings",
     "leasehold.domain",
     "leasehold.urls",
+    "leasehold.starting",
     "leasehold.telemetry",
     "leasehold.runtime",
     "leasehold.db",

@@ -19,11 +19,11 @@ from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import collect_rarely, freeze_loaded
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
+from leasehold.starting import settings_or_exit
 from leasehold.telemetry.listener import Health
 from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
-from leasehold.urls import refuse_bad_urls
 from leasehold.worker.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -74,9 +74,8 @@ async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
 
 def main() -> None:
     collect_rarely()
-    settings = Settings()
+    settings = settings_or_exit()
     configure_logs(settings)
-    refuse_bad_urls(settings)
     failpoints.arm(settings.failpoints)  # the places at which a test stops or kills this process
     health = Health()
     expose(settings, "worker", health)

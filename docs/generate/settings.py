@@ -17,7 +17,7 @@ _INTRODUCTION = """# Settings
 
 Each process reads its settings once, when it starts, from environment variables or from a file `.env` in the current
 folder. Times are seconds and sizes are bytes, unless the name says otherwise. A process that meets a value that is not
-allowed ends with a sentence that names the variable.
+allowed ends with a sentence that names the variable. Where a text may be unset, an empty one means unset.
 
 A secret may lie in a file: `LEASEHOLD_DATABASE_URL_FILE=/run/secrets/url` in place of `LEASEHOLD_DATABASE_URL`, and so
 for each setting of the type secret, and `GENERATION_CREDENTIALS`.

@@ -34,6 +34,7 @@ from leasehold.runtime.gather import cancel_and_wait, gather_or_cancel
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.security.credentials import create_key, revoke_key
 from leasehold.settings import Settings, as_variables, servers_of_database
+from leasehold.starting import parse_settings
 from leasehold.worker.sandbox import isolation
 
 #: The tenant whose API key `dev` and `demo` make, if the user sets none.
@@ -99,7 +100,9 @@ class Installation:
         self._cleanup = AsyncExitStack()  # stops all that was started
 
     async def __aenter__(self) -> Self:
+        """Raises BadSetting for a wrong variable, before anything starts."""
         require_free(int(self._port))
+        parse_settings()
         async with AsyncExitStack() as exit_stack:
             loading_upgrade = asyncio.create_task(asyncio.to_thread(_load_upgrade))
             await exit_stack.enter_async_context(self._stack)
@@ -134,7 +137,7 @@ class Installation:
         environment = self._stack.environment | self._external_variables
         if late_rabbitmq is not None:
             environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": late_rabbitmq.url}
-        settings = Settings()  # from the environment, and from the folder's .env
+        settings = parse_settings()  # from the environment, and from the folder's .env
         names_set_by_user = settings.model_fields_set
         self.isolation = settings.isolation if "isolation" in names_set_by_user else default_isolation()
         self._tenant = settings.tenant if "tenant" in names_set_by_user else TENANT

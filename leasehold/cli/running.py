@@ -10,12 +10,11 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from leasehold.cli.terminal import harmless, print_line
 from leasehold.domain.audit import Actor
-from leasehold.domain.errors import BrokerUnavailable, CodeBroken, LeaseholdError, StoreUnavailable
+from leasehold.domain.errors import BadSetting, BrokerUnavailable, CodeBroken, LeaseholdError, StoreUnavailable
 from leasehold.settings import Settings, as_variables, servers_of_database
 
 _T = TypeVar("_T")  # the result of a command's coroutine
@@ -33,23 +32,12 @@ BROKEN_CODE = CodeBroken.exit_status
 
 def environment(env_file: str | None = ".env") -> Settings:
     """The settings of the environment, and of `env_file`. A wrong setting ends the command with a sentence."""
-    from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
+    from leasehold.starting import read_settings  # noqa: PLC0415 - each command loads only what it needs
 
     try:
-        settings = Settings(_env_file=env_file)
-        refuse_bad_urls(settings)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{_variable_of(part['loc'])}: {part['msg']}" for part in error.errors(include_input=False)
-        )
-        raise failure_printed(f"{problems} (leasehold settings lists all)", WRONG_USE) from None
-    except SystemExit as error:  # refuse_bad_urls ends programs that way
-        raise failure_printed(str(error).removeprefix("leasehold: "), WRONG_USE) from None
-    return settings
-
-
-def _variable_of(place: tuple[int | str, ...]) -> str:
-    return f"LEASEHOLD_{str(place[0]).upper()}" if place else "settings"
+        return read_settings(env_file)
+    except BadSetting as error:
+        raise failure_printed(str(error), WRONG_USE) from None
 
 
 def join_dev() -> None:

@@ -12,9 +12,17 @@ from leasehold.pipelines import kinds_of
 from leasehold.settings import Settings
 
 
+class _PipelinesAlone(BaseSettings):
+    """The one variable that the list needs. The command must also answer while another variable is wrong."""
+
+    model_config = Settings.model_config
+
+    pipelines: str = Settings.model_fields["pipelines"].default
+
+
 async def variables() -> list[tuple[str, str, str]]:
     """Name, default and meaning of each variable. Raises DeclarationError for pipelines that cannot be loaded."""
-    kinds = kinds_of(Pipelines.from_source(Settings().pipelines))
+    kinds = kinds_of(Pipelines.from_source(_PipelinesAlone().pipelines))
     classes: list[type[BaseSettings]] = [Settings, *settings_classes(kinds)]
     return [
         (f"{settings.model_config.get('env_prefix', '')}{name}".upper(), default_of(field), field.description or "")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from leasehold.celery import Celery
 from leasehold.cli.dev import program_that_submits
 from leasehold.cli.main import app
-from leasehold.cli.running import UNREACHABLE, WRONG_USE
+from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE
 from tests.app import kit_shop
 
 #: Programs that run until they are stopped, and commands that print one text of another kind.
@@ -52,6 +52,9 @@ def test_every_command_prints_json_where_it_is_wanted() -> None:
     [
         (["doctor"], {"LEASEHOLD_API_PORT": "x"}, WRONG_USE, "LEASEHOLD_API_PORT: Input should be a valid integer"),
         (["migrate"], {"LEASEHOLD_DATABASE_URL": "nonsense"}, WRONG_USE, "LEASEHOLD_DATABASE_URL"),
+        (["migrate"], {"LEASEHOLD_POOLS": "{"}, WRONG_USE, "LEASEHOLD_POOLS: the value is not JSON"),
+        (["dev", "--port", "0"], {"LEASEHOLD_API_PORT": "x"}, FAILED, "LEASEHOLD_API_PORT: Input should be"),
+        (["demo"], {"LEASEHOLD_POOLS": "{"}, FAILED, "LEASEHOLD_POOLS: the value is not JSON"),
         (["migrate"], NOWHERE, UNREACHABLE, "a server does not answer: "),
         (["keys", "list"], NOWHERE, UNREACHABLE, "127.0.0.1"),
         (["jobs", "list", "statuss:failed"], {"LEASEHOLD_API_KEY": "lh_x"}, WRONG_USE, "statuss"),
@@ -83,6 +86,13 @@ def test_dev_says_how_to_submit_the_apps_own_kind_of_task(monkeypatch: pytest.Mo
 
 def lambda_free(x: int) -> int:
     return x
+
+
+def test_the_list_of_variables_is_printed_while_one_of_them_is_wrong() -> None:
+    """The sentence about the wrong one names this command."""
+    for variables in ({"LEASEHOLD_API_PORT": "x"}, {"LEASEHOLD_POOLS": "{"}):
+        result = CliRunner().invoke(app, ["settings"], env=variables)
+        assert (result.exit_code, "LEASEHOLD_API_PORT" in result.stdout) == (0, True), result.output
 
 
 def test_settings_are_printed_as_json_as_the_reference_lists_them() -> None:

@@ -231,6 +231,10 @@ async def test_verify_none_is_somebodys_own_decision(rabbitmq_tls: RabbitMQ, fil
     await broker.close()
 
 
+HTTP_SETTINGS = (
+    "s3_endpoint", "s3_public_endpoint", "public_url", "cdn_base_url", "promote_url", "promote_token_url",
+    "generation_jimeng_url", "generation_ark_url", "generation_replicate_url", "generation_fal_url",
+)  # fmt: skip
 BAD = [
     ("postgresql://u:pa55word@h/db?sslmod=require", "sslmod"),
     ("postgresql://u:pa55word@h/db?sslmode=verify", "sslmode is one of"),
@@ -297,14 +301,77 @@ def test_what_libpq_takes_is_taken(url: str) -> None:
     assert database_url(url).dsn.startswith("postgresql://")
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("pa55word.example", "begin with http://"),
+        ("s3.example:9000", "begin with http://"),
+        ("ftp://pa55word.example", "begin with http://"),
+        ("http:///pa55word", "a host"),
+        ("http://:9000/pa55word", "a host"),
+        ("http://pa55word.example:port", "a host"),
+        ("http://pa55word.example:0", "a host"),
+        ("http://pa55word.example:65536", "a host"),
+        ("http://pa55word .example", "a host"),
+        ("http://[pa55word", "not a URL"),
+        ("https://user:pa55word@s3.example", "no user name"),
+        ("https://s3.example/#pa55word", "#"),
+    ],
+)
+def test_a_url_of_http_that_no_request_could_use_is_refused_at_start_in_a_sentence_that_does_not_show_it(
+    url: str, said: str
+) -> None:
+    for name in HTTP_SETTINGS:
+        with pytest.raises(BadSetting) as refused:
+            check_urls(Settings(_env_file=None, broker="postgres", **{name: url}))  # type: ignore[arg-type]  # of any fields
+        assert f"LEASEHOLD_{name.upper()}: " in str(refused.value)
+        assert said in str(refused.value)
+        assert "pa55word" not in str(refused.value) + repr(refused.value)
+
+
+@pytest.mark.parametrize("name", HTTP_SETTINGS)
+def test_a_url_of_http_may_have_a_port_and_a_path_and_only_where_nothing_is_appended_a_query(name: str) -> None:
+    for url in ("http://127.0.0.1:9000", "https://[::1]:9000/", "https://s3.example./some/path/"):
+        check_urls(Settings(_env_file=None, broker="postgres", **{name: url}))  # type: ignore[arg-type]  # of any fields
+    with_query = Settings(_env_file=None, broker="postgres", **{name: "https://s3.example/?a=b"})  # type: ignore[arg-type]  # of any fields
+    if name == "promote_token_url":
+        check_urls(with_query)
+        return
+    with pytest.raises(BadSetting, match=r"must have no \?"):
+        check_urls(with_query)
+
+
 def test_a_ca_file_that_cannot_be_read_is_refused_at_start() -> None:
     with pytest.raises(BadSetting, match="LEASEHOLD_S3_CA_FILE"):
         check_urls(Settings(_env_file=None, broker="postgres", s3_ca_file="/no/such/file"))
 
 
-async def test_every_program_ends_with_that_sentence_and_no_traceback() -> None:
-    url = "postgresql://u:pa55word@127.0.0.1:9/db?sslmod=require"
-    environment = {**os.environ, "LEASEHOLD_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
+@pytest.mark.parametrize(
+    ("variables", "sentences"),
+    [
+        (
+            {"LEASEHOLD_DATABASE_URL": "postgresql://u:pa55word@127.0.0.1:9/db?sslmod=require"},
+            ["LEASEHOLD_DATABASE_URL: no such parameter: sslmod"],
+        ),
+        ({"LEASEHOLD_S3_ENDPOINT": "pa55word:9000"}, ["LEASEHOLD_S3_ENDPOINT: the URL must begin with http://"]),
+        ({"LEASEHOLD_API_PORT": "pa55word"}, ["LEASEHOLD_API_PORT: Input should be a valid integer"]),
+        (
+            {"LEASEHOLD_API_PORT": "70000", "LEASEHOLD_LOG_LEVEL": "pa55word"},
+            ["LEASEHOLD_API_PORT: Input should be less than or equal to 65535", "LEASEHOLD_LOG_LEVEL: Input should be"],
+        ),
+        ({"LEASEHOLD_POOLS": "{pa55word"}, ["LEASEHOLD_POOLS: the value is not JSON"]),
+        ({"LEASEHOLD_RENEW_SECONDS": "30"}, ["the settings: Value error, LEASEHOLD_RENEW_SECONDS must be less"]),
+        (
+            {"LEASEHOLD_DATABASE_URL_FILE": "/no/such/file"},
+            ["the settings: Value error, LEASEHOLD_DATABASE_URL_FILE: /no/such/file: No such file"],
+        ),
+    ],
+)
+async def test_every_program_ends_with_a_sentence_and_no_traceback_if_a_variable_is_wrong(
+    variables: dict[str, str], sentences: list[str]
+) -> None:
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    environment = {**unset, **variables, "PYTHONPATH": str(ROOT)}
     programs = (
         ["leasehold.worker"],
         ["leasehold.api"],
@@ -321,7 +388,7 @@ async def test_every_program_ends_with_that_sentence_and_no_traceback() -> None:
 
     for status, said in await asyncio.gather(*(ended(*program) for program in programs)):
         assert status in (1, 2)  # of commands 2: what they were given is wrong
-        assert "LEASEHOLD_DATABASE_URL: no such parameter: sslmod" in said
+        assert [sentence for sentence in sentences if sentence not in said] == []
         assert "pa55word" not in said
         assert "Traceback" not in said
 

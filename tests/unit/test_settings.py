@@ -66,3 +66,14 @@ def test_a_standby_that_lags_shows_no_living_worker_as_silent() -> None:
     assert (alone.silent_seconds, alone.silent_seconds_of_reads) == (15.0, 15.0)
     beside = alone.model_copy(update={"database_replica_url": SecretStr("postgresql://standby/x")})
     assert (beside.silent_seconds, beside.silent_seconds_of_reads) == (15.0, 75.0)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, field in Settings.model_fields.items() if field.annotation == (str | None)]
+)
+def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Compose writes `${VARIABLE:-}` so. An empty `cdn_base_url` made links without a host, and an empty `work_dir`
+    meant the current folder.
+    """
+    monkeypatch.setenv(f"LEASEHOLD_{name.upper()}", "")
+    assert getattr(Settings(_env_file=None), name) is None

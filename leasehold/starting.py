@@ -1,0 +1,62 @@
+"""Reads and checks the settings when a process starts. Every program and every command gets its settings from here.
+
+A wrong variable ends the start with one sentence, without a traceback. The sentence names the variable, and shows
+neither a secret nor a URL, which may contain one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from leasehold.domain.errors import BadSetting
+from leasehold.settings import Settings
+from leasehold.urls import check_urls
+
+#: The name of the setting in the text of a SettingsError, which has no field for it.
+_SETTING = re.compile(r'field "(\w+)"')
+_ADVICE = "; `leasehold settings` lists all variables"
+
+
+def read_settings(env_file: str | None = ".env") -> Settings:
+    """The settings of the environment, and of `env_file`. Raises BadSetting, also for a wrong URL."""
+    settings = parse_settings(env_file)
+    check_urls(settings)
+    return settings
+
+
+def parse_settings(env_file: str | None = ".env") -> Settings:
+    """As `read_settings`, without the check of URLs: for a command that puts other servers in their place."""
+    try:
+        return Settings(_env_file=env_file)
+    except ValidationError as error:
+        raise _bad_setting(error) from None
+    except SettingsError as error:
+        setting = _SETTING.search(str(error))
+        name = "a variable" if setting is None else _variable_of(setting[1])
+        raise BadSetting(name, f"the value is not JSON{_ADVICE}") from None
+
+
+def settings_or_exit() -> Settings:
+    """As `read_settings`, for a program. A wrong setting ends the process with the sentence."""
+    try:
+        return read_settings()
+    except BadSetting as error:
+        sys.exit(f"leasehold: {error}")
+
+
+def _bad_setting(error: ValidationError) -> BadSetting:
+    """The error that names every wrong variable with its reason."""
+    problems = [
+        (_variable_of(str(problem["loc"][0])) if problem["loc"] else "the settings", problem["msg"])
+        for problem in error.errors(include_input=False, include_url=False, include_context=False)
+    ]
+    (name, reason), *others = problems
+    return BadSetting(name, "; ".join([reason, *(f"{other}: {why}" for other, why in others)]) + _ADVICE)
+
+
+def _variable_of(setting: str) -> str:
+    return f"LEASEHOLD_{setting}".upper()
