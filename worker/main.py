@@ -1,7 +1,8 @@
 """The worker's process: it reads the settings, starts the log, and runs one worker until a signal ends it.
 
 SIGTERM or SIGINT drains the worker: it claims nothing more, and ends when its attempts have ended. A second signal
-stops it immediately. While the worker starts, the first signal stops it immediately.
+stops it immediately. While the worker starts, the first signal stops it immediately. A handler that catches its
+CancelledError and goes on is left behind: it cannot keep the process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from leasehold.domain.errors import BadSetting, CodeBroken, DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import collect_rarely, freeze_loaded
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.leaving import end_other_tasks, leave
 from leasehold.settings import Settings
 from leasehold.starting import settings_or_exit
 from leasehold.telemetry.listener import Health
@@ -27,6 +29,9 @@ from leasehold.telemetry.traces import begin_traces
 from leasehold.worker.worker import Worker
 
 log = structlog.get_logger(__name__)
+
+#: Seconds that the tasks of handlers have to end once the worker has closed.
+_END_SECONDS = 2.0
 
 
 async def serve(settings: Settings, health: Health | None = None) -> None:
@@ -61,6 +66,20 @@ async def serve(settings: Settings, health: Health | None = None) -> None:
     log.info("stopped")
 
 
+async def _serve_and_leave(settings: Settings, health: Health) -> None:
+    """As `serve`. If a task of a handler does not end after that, end the process without it."""
+    try:
+        await serve(settings, health)
+    except BaseException:
+        if not await end_other_tasks(_END_SECONDS):
+            log.exception("a handler runs on: the process ends without it, after an error")
+            leave(1)
+        raise
+    if not await end_other_tasks(_END_SECONDS):
+        log.warning("a handler runs on: the process ends without it")
+        leave(0)
+
+
 async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
     """Wait until one coroutine ends, and cancel the others. If the first one raised an error, raises it."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
@@ -82,7 +101,7 @@ def main() -> None:
     if settings.traces:
         begin_traces("worker")
     try:
-        uvloop.run(serve(settings, health))
+        uvloop.run(_serve_and_leave(settings, health))
     except CodeBroken as error:
         log.error("not started", reason=str(error), exception=error.trace)  # noqa: TRY400 - only the user's frames
         raise SystemExit(error.exit_status) from error

@@ -75,6 +75,8 @@ _PATIENCE_SECONDS = 60.0
 #: Before a worker claims tasks, it waits for its presence (the lock by which other workers see that it lives), for at
 #: most this many seconds.
 _PRESENCE_SECONDS = 5.0
+#: Seconds that the connections of handlers have to come back before they are cut, when the worker closes.
+_CLOSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,9 @@ async def _open_servers(
     store = ObjectStore.from_settings(settings)
 
     async def open_pool() -> Pool:
-        return await stack.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
+        pool = await make_pool(settings, "worker", pool_of_worker(settings))
+        stack.push_async_callback(_close_pool, pool)
+        return pool
 
     async def open_store() -> None:
         await store.open()
@@ -266,6 +270,16 @@ async def _open_servers(
     ]
     pool, opened, *_ = await gather_or_cancel(opening)
     return pool, broker, store, opened
+
+
+async def _close_pool(pool: Pool) -> None:
+    """Close the pool. It waits for each connection that is in use, and a handler that did not stop may keep one."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await pool.close()
+    except TimeoutError:
+        log.warning("a handler that runs on keeps its connection: the connection is cut")
+        pool.terminate()
 
 
 async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:

@@ -19,6 +19,7 @@ from tests.scenarios.fleet import Fleet, open_fleet
 from tests.scenarios.test_media import objects
 from tests.support.broker_node import BrokerNode
 from tests.support.bucket import Bucket
+from tests.worker.stubborn_steps import stubborn
 
 PICTURE = encoded(noisy(1600, 1200), "JPEG", quality=85)
 WORKER_POINTS = [
@@ -110,6 +111,17 @@ async def test_a_worker_told_to_stop_finishes_what_it_runs(fleet: Fleet) -> None
     assert await fleet.rows.connection.fetchval("SELECT count(*) FROM worker") == 0
     await fleet.worker()
     await fleet.finished(accepted["media_id"])
+
+
+async def test_a_worker_told_to_stop_ends_although_a_handler_catches_its_cancel(fleet: Fleet) -> None:
+    worker = await fleet.worker(pipelines="tests.worker.stubborn_steps:pipelines", drain_seconds=0)
+    new = jobs.NewJob(stubborn, "t")
+    await jobs.submit(fleet.rows.connection, [new])
+    await worker.says("the stubborn handler has begun")
+    worker.signal(signal.SIGTERM)
+    assert await worker.wait() == 0
+    assert "a handler runs on: the process ends without it" in worker.log.read_text()
+    assert await fleet.rows.connection.fetchval("SELECT status FROM task WHERE job_id = $1", new.id) == "pending"
 
 
 async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Fleet) -> None:

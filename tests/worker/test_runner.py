@@ -300,6 +300,11 @@ def test_a_time_limit_is_that_of_the_template_or_else_of_the_step() -> None:
     assert runner_module._time_limit(claimed(), step) == 300.0
 
 
+@pytest.mark.parametrize(("grace", "seconds"), [(0, 1.0), (1, 1.0), (7, 7.0), (10, 10.0), (3600, 10.0)])
+def test_a_cancelled_attempt_has_the_grace_of_its_job_to_end_within_bounds(grace: int, seconds: float) -> None:
+    assert runner_module._seconds_to_stop(claimed(grace_seconds=grace)) == seconds
+
+
 def test_a_task_is_run_only_by_the_code_that_it_names_and_that_this_worker_has() -> None:
     steps = {"s": Step("s"), "without_code": Step("without_code")}
     loaded: Any = SimpleNamespace(by_name=steps, has_code_of=lambda step, _with_children: step.name == "s")

@@ -49,6 +49,7 @@ from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.attempts.log_and_stream import LogAndStream, LogAndStreamWriters
 from leasehold.worker.attempts.slot import Slot
+from leasehold.worker.attempts.stoppable import StoppableWork
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.settlement_batcher import (
@@ -72,6 +73,10 @@ _AFTER_LIMIT_SECONDS = 120.0
 #: events to the job's history. When a worker that has the code starts, it wakes the task earlier
 #: (transitions/unknown_tasks.py). A worker of an older release cannot do so.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
+#: An attempt that is cancelled has the job's grace to end, but at least and at most these seconds: else a handler that
+#: catches the CancelledError and goes on would keep its slot, and a worker that drains, for ever. A container is killed
+#: about this long after the time to drain.
+_MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
 
 #: No template can be read now, or there is none.
 _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
@@ -122,14 +127,15 @@ class Runner:
         self._directories = directories
         self._inline = inline
         self._isolated = isolated
-        self._running: set[asyncio.Task[Settlement]] = set()
+        self._running: set[StoppableWork[Settlement]] = set()
+        self._given_up: set[asyncio.Task[Settlement]] = set()  # work of handlers that did not stop
         self._releasing = False
 
     def release(self) -> None:
         """Stop all attempts and release their leases: the worker has to end."""
         self._releasing = True
-        for task in self._running:
-            task.cancel()
+        for work in self._running:
+            work.stop()
 
     async def run(self, claimed: Claimed, parent: Mapping[str, str] | None, slot: Slot) -> Claimed | None:
         """Run the attempt and settle it. Returns once PostgreSQL has answered the settlement, or the lease is lost.
@@ -205,17 +211,37 @@ class Runner:
         if declaration is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return await self._put_off(claimed)
-        work = asyncio.ensure_future(self._perform(claimed, *declaration, seconds, held, log_and_stream, slot))
+        work = StoppableWork(
+            self._perform(claimed, *declaration, seconds, held, log_and_stream, slot), _seconds_to_stop(claimed)
+        )
         if claimed.cancelling:  # cancelled before this claim: only a workflow is claimed then, so that its code sees it
             held.cancelled = True
-        held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
+        held.subscribe(on_lost=work.stop, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
-            work.cancel()
+            work.stop()
         self._running.add(work)
         try:
             return await self._settlement_of(work, claimed, declaration[1], held, log_and_stream)
         finally:
             self._running.discard(work)
+            if not work.task.done():
+                self._give_up(work.task, claimed)
+
+    def _give_up(self, task: asyncio.Task[Settlement], claimed: Claimed) -> None:
+        """End an attempt whose handler has not stopped in time: the handler runs on, and nothing of it counts."""
+        log.warning(
+            "a handler did not stop when its attempt was cancelled, and runs on without it: a handler must raise "
+            "CancelledError again when it has caught it",
+            handler=_handler_of(claimed),
+            seconds=_seconds_to_stop(claimed),
+        )
+        self._given_up.add(task)  # the event loop alone would not keep the task
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Settlement]) -> None:
+        self._given_up.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a handler that was given up has raised an error", error=text_of(error))
 
     def _declaration(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
         """The pipeline and step whose code runs: those of the task, or those that the job's template names as the
@@ -265,18 +291,18 @@ class Runner:
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise contained(error) from error  # as a RuntimeError: SystemExit would end the worker's event loop
 
-    def _request_stop(self, claimed: Claimed, work: asyncio.Future[Settlement]) -> None:
+    def _request_stop(self, claimed: Claimed, work: StoppableWork[Settlement]) -> None:
         """Tell the handler that a client cancelled the job: its next checkpoint (a call that checks whether to go on)
         raises. A handler without checkpoints is cancelled after the job's `grace_seconds`.
         """
         self._directories.request_stop(claimed.lease)
-        asyncio.get_running_loop().call_later(claimed.grace_seconds, work.cancel)
+        asyncio.get_running_loop().call_later(claimed.grace_seconds, work.stop)
 
     # --- how the work ended
 
     async def _settlement_of(
         self,
-        work: asyncio.Future[Settlement],
+        work: StoppableWork[Settlement],
         claimed: Claimed,
         step: Step,
         held: HeldLease,
@@ -284,7 +310,7 @@ class Runner:
     ) -> Settlement | None:
         """Wait for `work`. Returns the settlement that fits its end; None when this worker has lost the lease."""
         try:
-            return await work
+            return await work.result()
         except (asyncio.CancelledError, Cancelled) as stop:
             settlement = await self._settlement_of_stop(claimed, step, held, stop)
             if isinstance(settlement, Failure):
@@ -298,7 +324,7 @@ class Runner:
             # probably taken the lease over. Settle nothing: the newer attempt settles the task.
             return None
         except BaseException as error:
-            if not work.done():
+            if not work.task.done():
                 raise  # something ends this attempt from outside: the error is not the handler's
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
@@ -425,6 +451,11 @@ def _with_next_step(settlement: Settlement, claimed: Claimed, slot: Slot) -> Set
 def _time_limit(claimed: Claimed, step: Step) -> float:
     """Seconds that one attempt may take."""
     return float(claimed.timeout_seconds or step.timeout.total_seconds())
+
+
+def _seconds_to_stop(claimed: Claimed) -> float:
+    """Seconds that a cancelled attempt has to end."""
+    return min(max(float(claimed.grace_seconds), _MIN_STOP_SECONDS), _MAX_STOP_SECONDS)
 
 
 def _outcome(settlement: Settlement, answer: Answer) -> str:

@@ -139,7 +139,9 @@ class Heartbeat:
         return held
 
     def drop(self, held: HeldLease) -> None:
+        """The attempt has ended: renew the lease no more. A handler that runs on all the same can write nothing."""
         with self._lock:
+            held.lost = True
             if self._held.get(held.lease.task_id) is held:
                 del self._held[held.lease.task_id]
 

@@ -1,0 +1,29 @@
+"""Ends a process although tasks of its event loop run on: asyncio would wait for them without end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+
+async def end_other_tasks(seconds: float) -> bool:
+    """Cancel all other tasks of the event loop, and wait until they have ended, for at most `seconds`. Returns whether
+    they have. A task that catches its CancelledError may run on.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    return not others or not (await asyncio.wait(others, timeout=seconds))[1]
+
+
+def leave(status: int) -> NoReturn:
+    """End this process now, with what it has logged and printed, and without a wait for anything that still runs."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # it is closed
+            stream.flush()
+    os._exit(status)

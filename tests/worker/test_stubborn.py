@@ -1,0 +1,149 @@
+"""A handler that catches its CancelledError and goes on keeps neither its slot, nor its lease, nor its worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.domain.errors import LeaseLost
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.transitions.settlements import Completion
+from leasehold.worker import parts
+from leasehold.worker.attempts import runner as runner_module
+from leasehold.worker.leases.settlement_batcher import CancelAcknowledged, Release, Settlement
+from leasehold.worker.worker import Worker
+from tests.factories import Rows
+from tests.worker import stubborn_steps
+from tests.worker.conftest import SECONDS
+from tests.worker.test_runner import Attempt
+
+
+@pytest.fixture(autouse=True)
+async def handlers_end(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    monkeypatch.setattr(runner_module, "_MIN_STOP_SECONDS", 0.05)
+    yield
+    stubborn_steps.let_go()
+
+
+class Stubborn(Attempt):
+    """An attempt whose handler goes on until `go_on` is set, and then returns."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+        async def handler(of: Any, *_: Any) -> Settlement:
+            while not self.go_on.is_set():
+                with suppress(asyncio.CancelledError):
+                    await self.go_on.wait()
+            return Completion(of.lease)
+
+        super().__init__(handler)
+
+    def lose(self) -> None:
+        self.held.lost = True
+        self.held.notify_lost()
+
+    def cancel(self) -> None:
+        self.held.cancelled = True
+        self.held.notify_cancelled()
+
+
+@pytest.mark.parametrize(
+    ("stop", "kind"),
+    [
+        (lambda attempt: attempt.lose(), type(None)),
+        (lambda attempt: attempt.cancel(), CancelAcknowledged),
+        (lambda attempt: attempt.runner.release(), Release),
+    ],
+    ids=["lost", "cancelled", "released"],
+)
+async def test_an_attempt_ends_although_its_handler_does_not(stop: Callable[[Stubborn], object], kind: type) -> None:
+    attempt = Stubborn()
+    running = asyncio.create_task(attempt.settlement())
+    await attempt.began.wait()
+    stop(attempt)
+    has_ended, _ = await asyncio.wait({running}, timeout=SECONDS)
+    given_up = len(attempt.runner._given_up)
+    attempt.go_on.set()
+    assert type(await running) is kind
+    assert has_ended
+    assert given_up == 1
+    assert not attempt.runner._running
+
+
+async def test_whoever_cancels_an_attempt_from_outside_does_not_wait_for_its_handler() -> None:
+    attempt = Stubborn()
+    running = asyncio.create_task(attempt.settlement())
+    await attempt.began.wait()
+    running.cancel()
+    has_ended, _ = await asyncio.wait({running}, timeout=SECONDS)
+    attempt.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert has_ended
+
+
+async def test_what_a_handler_returns_in_the_time_that_it_has_to_stop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_MIN_STOP_SECONDS", SECONDS)
+    monkeypatch.setattr(runner_module, "_MAX_STOP_SECONDS", SECONDS)
+    attempt = Stubborn()
+
+    def stop() -> None:
+        attempt.runner.release()
+        attempt.go_on.set()
+
+    assert await attempt.stopped(stop) == Completion(attempt.claimed.lease)
+    assert not attempt.runner._given_up
+
+
+async def test_what_a_handler_that_was_given_up_raises_later_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = asyncio.Event()
+
+    async def handler(*_: Any) -> Settlement:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await raised.wait()
+        raise ValueError("too late")
+
+    attempt = Attempt(handler)
+    assert await attempt.stopped(attempt.runner.release) == Release(attempt.claimed.lease)
+    (task,) = attempt.runner._given_up
+    raised.set()
+    await asyncio.wait({task}, timeout=SECONDS)
+    await asyncio.sleep(0)  # its callbacks run
+    assert not attempt.runner._given_up
+
+
+async def test_a_worker_drains_and_closes_and_the_task_is_due_elsewhere(
+    settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_CLOSE_SECONDS", 0.05)
+    changes: dict[str, Any] = {"poll_seconds": 0.1, "work_dir": str(tmp_path), "drain_seconds": 0.0}
+    worker = Worker(settings.model_copy(update=changes), stubborn_steps.pipelines())
+    await worker.__aenter__()
+    new = jobs.NewJob(stubborn_steps.stubborn, "t")
+    await jobs.submit(rows.connection, [new])
+    async with asyncio.timeout(SECONDS):
+        while not stubborn_steps.begun:
+            await asyncio.sleep(0.02)
+    attempt, _ = stubborn_steps.begun[0]
+
+    async def end() -> None:
+        await worker.drain()
+        await worker.__aexit__()
+
+    ending = asyncio.create_task(end())
+    has_ended, _ = await asyncio.wait({ending}, timeout=SECONDS)
+    with pytest.raises(LeaseLost):
+        attempt.checkpoint()
+    stubborn_steps.let_go()
+    await ending
+    assert has_ended
+    row = await rows.connection.fetchrow("SELECT status, attempt, losses FROM task WHERE job_id = $1", new.id)
+    assert tuple(row or ()) == ("pending", 0, 0)

@@ -1,0 +1,51 @@
+"""The work of an attempt, which the worker can stop: if a handler ignores that, the attempt ends without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class StoppableWork(Generic[_Result]):
+    """`work` as a task. After `stop` it has `seconds` to end; then it is given up. `task`: it may run on after that."""
+
+    __slots__ = ("_end", "_seconds", "_timer", "task")
+
+    def __init__(self, work: Coroutine[Any, Any, _Result], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.task: asyncio.Task[_Result] = loop.create_task(work)
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._end: asyncio.Future[None] = loop.create_future()  # the task has ended, or is given up
+        self.task.add_done_callback(self._set_end)
+
+    def stop(self) -> None:
+        """Cancel the work. It may clean up, but it may also catch the CancelledError and go on: so give it up later."""
+        self.task.cancel()
+        if self._timer is None and not self.task.done():
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._set_end)
+
+    async def result(self) -> _Result:
+        """What the work returns or raises. Raises CancelledError if the work is given up: then `task` is not done.
+
+        If the caller is cancelled, the work is stopped, and its end still counts.
+        """
+        try:
+            await self._end
+        except asyncio.CancelledError:
+            if not self.task.done():
+                self._end = asyncio.get_running_loop().create_future()
+                self.stop()
+                await self._end
+        if not self.task.done():
+            raise asyncio.CancelledError
+        return await self.task
+
+    def _set_end(self, _task: object = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._end.done():
+            self._end.set_result(None)
