@@ -26,6 +26,7 @@ from leasehold.db.database import Connection, Pool, make_pool
 from leasehold.db.log_reads import ENDED, LogFilter
 from leasehold.db.pool_sizes import pool_of_app
 from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered, Unreachable
+from leasehold.domain.template import encoded_payload
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again, until_answered
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -263,9 +264,11 @@ class DatabaseLink:
         return (await self.outcome(run_id)).status
 
     async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
-        """Send a signal to the run. Raises NotFound, Conflict `run_ended`, TooMany, and Unreachable. The signal itself
-        is sent once: if PostgreSQL stored it and only the answer was lost, a repetition would store it twice.
+        """Send a signal to the run. Raises NotFound, Conflict `run_ended`, TooMany, Unreachable, and Invalid
+        `payload_too_large`, as the API does. The signal itself is sent once: if PostgreSQL stored it and only the
+        answer was lost, a repetition would store it twice.
         """
+        encoded_payload({"payload": payload})
 
         async def begin() -> tuple[AsyncExitStack, Connection]:
             """Begin a transaction. Leaving the stack ends the transaction and returns the connection to the pool."""

@@ -85,8 +85,9 @@ class Run(Generic[R]):
         """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
 
         Raises NotFound, Conflict `run_ended`, Invalid `invalid_payload` when the payload cannot be stored, or when the
-        run waits for the signal now and the payload does not fit, Invalid `invalid_name` for a name that no wait can
-        have, TooMany `too_many_signals`, and Unreachable: the signal may be stored.
+        run waits for the signal now and the payload does not fit, Invalid `payload_too_large` when it has more than
+        256 KiB, Invalid `invalid_name` for a name that no wait can have, TooMany `too_many_signals`, and Unreachable:
+        the signal may be stored.
         """
         self._connections.call(self._signal(name, payload))
 

@@ -59,6 +59,9 @@ from leasehold.workflows.port import Port
 _BURST = 200
 #: Characters of an error's message in the journal.
 _MAX_MESSAGE = 1000
+#: The most bytes of JSON of a result of `ctx.call`, unless the worker allows more. The journal has it as a value of
+#: PostgreSQL, and each replay reads the whole journal.
+MAX_CALL_BYTES = 64 * 1024
 
 
 class JournalLost(Exception):
@@ -72,16 +75,23 @@ class Driver:
     worker passes a `port`: its methods read and write the journal. `calls`: rows of the journal that are not committed
     yet. `news`: how many signals and ends of steps had come for the workflow when the driver last read the journal (the
     column task.news). If more have come by the time at which the worker suspends the workflow, it is due again
-    immediately.
+    immediately. `max_calls`: the most calls of the workflow. `max_call_bytes`: the largest result of a `ctx.call`.
     """
 
-    def __init__(self, run_id: UUID, start: Callable[[Driver], Coroutine[Any, Any, Any]], max_calls: int) -> None:
+    def __init__(
+        self,
+        run_id: UUID,
+        start: Callable[[Driver], Coroutine[Any, Any, Any]],
+        max_calls: int,
+        max_call_bytes: int = MAX_CALL_BYTES,
+    ) -> None:
         self.run_id = run_id
         self.version = 0  # of the workflow's code when the run was submitted
         self.calls: list[Call] = []
         self.news = 0
         self._start = start
         self._max_calls = max_calls
+        self._max_call_bytes = max_call_bytes
         self._row_count = 0  # rows of the journal that were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
@@ -559,7 +569,7 @@ class Driver:
         for task in done:
             call = self._local_tasks.pop(task)
             if isinstance(call, LocalCall):
-                ended.append((call, *_record_of(call, task)))
+                ended.append((call, *_record_of(call, task, self._max_call_bytes)))
             else:
                 self._finish_start(call, task.result())
         for _, record, _ in ended:
@@ -670,14 +680,18 @@ def _final_error(error: BaseException) -> BaseException:
     return Permanent("handler_error", text_of(error))
 
 
-def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> tuple[Call, Any]:
+def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) -> tuple[Call, Any]:
     """The journal's row of a function of `ctx.call` that has ended, and the result that the workflow gets: as a replay
-    reads it. Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and Permanent for a result
-    that is not JSON, or that its type does not take back: once that was recorded, each replay would fail.
+    reads it. Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError). Raises
+    Permanent for a result that has more than `max_bytes` of JSON, and for one that is not JSON, or that its type does
+    not take back: once that was recorded, each replay would fail.
     """
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if error is None:
-        value = orjson.loads(call.encode(task.result()))
+        encoded = call.encode(task.result())
+        if len(encoded) > max_bytes:
+            raise Permanent("result_too_large", _too_large_sentence(call, len(encoded), max_bytes))
+        value = orjson.loads(encoded)
         record = Call(call.branch, call.number, "call", call.name, "done", {"value": value})
         try:
             return record, call.decode(orjson.dumps(value))
@@ -687,6 +701,13 @@ def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> tuple[Call, Any
         raise error
     code, message = _reported(error)
     return Call(call.branch, call.number, "call", call.name, "failed", {"code": code, "message": message}), None
+
+
+def _too_large_sentence(call: LocalCall[Any], size: int, max_bytes: int) -> str:
+    return (
+        f"the result of {call.name} under ctx.call has {size} bytes of JSON; the journal takes at most {max_bytes}"
+        " (LEASEHOLD_RESULT_INLINE_BYTES). Make it a task: ctx.run keeps a large result in the object store"
+    )
 
 
 def _reported(error: BaseException) -> tuple[str, str]:

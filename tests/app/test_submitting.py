@@ -280,6 +280,17 @@ async def test_a_signal_that_its_workflow_could_not_read_as_it_was_sent_is_refus
     assert await connection.fetchval("SELECT count(*) FROM signal") == 0
 
 
+async def test_a_signal_has_as_much_as_the_api_takes_and_no_more(connection: Connection) -> None:
+    run = await approves.asubmit()
+    text = "x" * (256 * 1024 - len(b'{"payload":""}'))
+    with pytest.raises(Invalid, match="at most 262144 are accepted") as refused:
+        await run.asignal("go", f"{text}x")
+    assert refused.value.code == "payload_too_large"
+    assert await connection.fetchval("SELECT count(*) FROM signal") == 0
+    await run.asignal("go", text)
+    assert await connection.fetchval("SELECT count(*) FROM signal") == 1
+
+
 @pytest.mark.parametrize("name", ["", "x" * 201, "a\x00", "a/b", "a#1"])
 async def test_a_signal_for_which_no_workflow_can_wait_is_refused(connection: Connection, name: str) -> None:
     run = await approves.asubmit()

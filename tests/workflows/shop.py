@@ -401,6 +401,16 @@ def _rounded() -> Rounded:
     return Rounded(number=7)
 
 
+def _much(size: int) -> str:
+    ran.append(("much", size))
+    return "x" * size
+
+
+@app.workflow
+async def calls_much(ctx: Context, size: int) -> int:
+    return len(await ctx.call(_much, size))
+
+
 def _unknown() -> Any:
     return 7
 

@@ -306,6 +306,28 @@ async def test_a_call_whose_result_no_replay_could_read_ends_its_run_at_once(run
     assert await runs.journal(run) == []
 
 
+async def test_a_call_returns_as_much_as_a_row_may_have_and_the_error_names_the_way(
+    runs: Runs, worker_of: Start
+) -> None:
+    await worker_of(result_inline_bytes=100_000)
+    shop.ran.clear()
+    assert await runs.ended(await runs.submit(shop.calls_much, 99_998)) == ("succeeded", 99_998)
+    run = await runs.submit(shop.calls_much, 99_999)  # two quotes more in JSON
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "result_too_large")
+    assert "100001 bytes" in error["message"]
+    assert "ctx.run" in error["message"]
+    assert shop.ran == [("much", 99_998), ("much", 99_999)]
+    assert await runs.journal(run) == []
+
+
+async def test_a_setting_that_sends_all_results_to_the_store_leaves_calls_what_they_had(
+    runs: Runs, worker_of: Start
+) -> None:
+    await worker_of(result_inline_bytes=0)
+    assert (await runs.ended(await runs.submit(shop.calls_much, 65_534)))[0] == "succeeded"
+
+
 async def test_a_workflow_is_no_step_of_another_and_the_error_names_the_way(runs: Runs, worker_of: Start) -> None:
     """Both would write to the same places of the run's journal."""
     await worker_of()

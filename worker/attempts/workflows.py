@@ -33,7 +33,7 @@ from leasehold.worker.attempts.primary import read_primary
 from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
-from leasehold.workflows.driver import Driver, JournalLost
+from leasehold.workflows.driver import MAX_CALL_BYTES, Driver, JournalLost
 from leasehold.workflows.pending import Outcome, StartCall
 
 _Answer = TypeVar("_Answer")
@@ -92,6 +92,8 @@ class Workflows:
         self.keep_seconds = settings.retention_days * 86_400
         self.max_result_bytes = max(_MAX_RESULT_BYTES, settings.result_max_bytes)
         self._max_calls = settings.workflow_max_calls
+        # At least the default: a setting of 0 sends the results of tasks to the store, and those of `ctx.call` stay.
+        self._max_call_bytes = max(MAX_CALL_BYTES, settings.result_inline_bytes)
         self._memory_seconds = settings.workflow_memory_seconds
         self._max_suspended = settings.workflow_memory
         self._suspended: OrderedDict[UUID, _Suspended] = OrderedDict()
@@ -101,14 +103,14 @@ class Workflows:
     ) -> Outcome:
         """Run the workflow until it waits or has ended. Raises what `Driver.advance` raises."""
         lease = attempt.lease
-        driver = self._take(lease, attempt.previous_state) or Driver(attempt.job_id, start, self._max_calls)
+        driver = self._take(lease, attempt.previous_state) or self._new_driver(attempt, start)
         port = _Port(self, attempt, held, slot)
         try:
             try:
                 outcome = await driver.advance(port)
             except JournalLost:  # a failover has undone calls of the kept driver: run the function again from its top
                 driver.close()
-                driver = Driver(attempt.job_id, start, self._max_calls)
+                driver = self._new_driver(attempt, start)
                 outcome = await driver.advance(port)
         except BaseException:
             driver.close()
@@ -121,6 +123,9 @@ class Workflows:
             driver.calls_taken()  # if the commit fails, the driver is not used again
             self._keep(driver, lease, outcome)
         return outcome
+
+    def _new_driver(self, attempt: Attempt, start: Callable[[Driver], Coroutine[Any, Any, Any]]) -> Driver:
+        return Driver(attempt.job_id, start, self._max_calls, self._max_call_bytes)
 
     async def call(
         self,
