@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -68,6 +68,10 @@ class JournalLost(Exception):
     """The journal lacks calls that this driver has committed: a failover to an asynchronous standby has undone them. A
     new driver must replay the workflow from its beginning.
     """
+
+
+class _NotCalled(Exception):
+    """A function of `ctx.call` was not called, because a cancel came that the workflow had not seen."""
 
 
 class Driver:
@@ -178,6 +182,14 @@ class Driver:
                 return True
             self.calls = [*calls, *self.calls]
             return False
+
+    async def _commit_or_cancel(self, port: Port) -> bool:
+        """Write `calls` to the journal now. False: a cancel came that the workflow had not seen. It has met it then."""
+        if await self._commit(port):
+            return True
+        self._cancel()
+        await self._commit(port)
+        return False
 
     async def _reopen(self, port: Port, error: BaseException | None) -> None:
         """If the workflow ends with the SignalInvalid of a wait, record the wait as open and its signal as consumed: a
@@ -548,11 +560,19 @@ class Driver:
                 # committed, and the driver reads how the run is.
                 self._wait(call, 0.0)
             case LocalCall():
-                self._local_tasks[asyncio.ensure_future(self._call_function(port, call))] = call
+                self._take_ends()
+                # Rows that are not open say how a wait has ended, and where Cancelled was raised.
+                has_news = any(row.state != "open" for row in self.calls)
+                work = self._call_function(port, call, commits_first=has_news, undoes=self._cancelling)
+                self._local_tasks[asyncio.ensure_future(work)] = call
 
-    async def _call_function(self, port: Port, call: LocalCall[Any]) -> Any:
-        if self._cancelling:  # first record where Cancelled was raised, so that a replay also reaches this call
-            await self._commit(port)
+    async def _call_function(self, port: Port, call: LocalCall[Any], *, commits_first: bool, undoes: bool) -> Any:
+        """Call the function. `commits_first`: a replay after the worker's death reaches this call only with the rows of
+        now, whatever comes meanwhile: so commit these before the function has an effect. `undoes`: the code has seen
+        the cancel of its run. Raises _NotCalled if a cancel came that it has not seen.
+        """
+        if commits_first and (not await self._commit(port) or self._cancelling is not undoes):
+            raise _NotCalled
         return await port.call(call.function)
 
     async def _start_run(self, port: Port, call: StartCall[Any], record: Call) -> UUID | None:
@@ -562,36 +582,61 @@ class Driver:
 
     async def _finish_local_task(self, port: Port) -> None:
         """Wait until a function of `ctx.call` or a `ctx.start` has ended. Commit a function's result before the
-        workflow gets it.
+        workflow gets it. Meanwhile the steps and waits of other branches begin.
         """
+        if any(row.state == "open" for row in self.calls) and not await self._commit_or_cancel(port):
+            return
         done, _ = await asyncio.wait(self._local_tasks, return_when=asyncio.FIRST_COMPLETED)
         ended: list[tuple[LocalCall[Any], Call, Any]] = []
-        for task in done:
-            call = self._local_tasks.pop(task)
-            if isinstance(call, LocalCall):
-                ended.append((call, *_record_of(call, task, self._max_call_bytes)))
-            else:
+        broken: Permanent | None = None
+        for task, call in self._take_done(done):
+            if isinstance(call, StartCall):
                 self._finish_start(call, task.result())
+                continue
+            try:
+                ended.append((call, *_record_of(call, task, self._max_call_bytes)))
+            except _NotCalled:
+                self._finish_as_cancelled(call)
+            except Permanent as error:  # it ends the run; a retry must not call the other functions again
+                broken = broken or error
         for _, record, _ in ended:
             self._write(record)
-        if ended and not await self._commit(port):
-            self._cancel()
-            await self._commit(port)
+        if ended:
+            await self._commit_or_cancel(port)
+        if broken is not None:
+            raise broken
         for call, record, result in ended:
-            if record.state == "failed":
-                self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
-            else:
-                call.resolve(result)
-                self._wake(call)
+            self._give(call, record, result)
+
+    def _give(self, call: LocalCall[Any], record: Call, result: Any) -> None:
+        """Give the call the end of its function, which `record` has written."""
+        if record.state == "failed":
+            self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
+        else:
+            call.resolve(result)
+            self._wake(call)
+
+    def _take_done(
+        self, done: Collection[asyncio.Task[Any]]
+    ) -> list[tuple[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]]]:
+        """Take the tasks that are done, in the order of their calls: a replay goes on in this order."""
+        taken = [(task, call) for task, call in self._local_tasks.items() if task in done]
+        for task, _ in taken:
+            del self._local_tasks[task]
+        return taken
 
     def _finish_start(self, call: StartCall[Any], child: UUID | None) -> None:
         """Give the call the handle of its run. `child` is None if the run was not started, because of a cancel."""
         if child is None:
-            self._cancel()
-            self._reject_as_cancelled(call)
+            self._finish_as_cancelled(call)
         else:
             call.resolve(call.make(child))
             self._wake(call)
+
+    def _finish_as_cancelled(self, call: Journaled[Any]) -> None:
+        """End a call that was not made, because a cancel came that the workflow had not seen."""
+        self._cancel()
+        self._reject_as_cancelled(call)
 
     def _write(self, call: Call) -> None:
         """Add a row to `calls`. Raises Permanent `workflow_too_long`."""
@@ -602,14 +647,18 @@ class Driver:
         """Count a new call, and record the ends of runs that the code knew when it made the call. Raises Permanent
         `workflow_too_long` if the workflow makes more calls than it may.
         """
-        self.calls += self._ends
-        self._ends = []
+        self._take_ends()
         self._row_count += 1
         if self._row_count > self._max_calls:
             sentence = (
                 f"a workflow makes at most {self._max_calls} calls (LEASEHOLD_WORKFLOW_MAX_CALLS): start a new run"
             )
             raise Permanent("workflow_too_long", sentence)
+
+    def _take_ends(self) -> None:
+        """Record the ends of runs that the code has seen (see `_receive_end`)."""
+        self.calls += self._ends
+        self._ends = []
 
     def _wait(self, call: Journaled[Any], seconds: float | None) -> None:
         """Let the call wait for its result. `seconds`: when the wait ends by itself; None: never."""
@@ -682,7 +731,7 @@ def _final_error(error: BaseException) -> BaseException:
 
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) -> tuple[Call, Any]:
     """The journal's row of a function of `ctx.call` that has ended, and the result that the workflow gets: as a replay
-    reads it. Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError). Raises
+    reads it. Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises
     Permanent for a result that has more than `max_bytes` of JSON, and for one that is not JSON, or that its type does
     not take back: once that was recorded, each replay would fail.
     """
@@ -697,7 +746,7 @@ def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) ->
             return record, call.decode(orjson.dumps(value))
         except ResultUnreadable as unreadable:
             raise Permanent("result_not_serialisable", str(unreadable)) from unreadable
-    if not isinstance(error, (Exception, Cancelled)) or isinstance(error, LeaseLost):
+    if not isinstance(error, (Exception, Cancelled)) or isinstance(error, (LeaseLost, _NotCalled)):
         raise error
     code, message = _reported(error)
     return Call(call.branch, call.number, "call", call.name, "failed", {"code": code, "message": message}), None

@@ -7,6 +7,7 @@ sent. Its lease is then taken over, as the sweeper does with the leases of worke
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -60,13 +61,16 @@ class Deaths:
 
 @dataclass
 class Port:
-    """The journal of one attempt, by the very statements of the worker."""
+    """The journal of one attempt, by the very statements of the worker. `turn`: all have one connection, and functions
+    run while a row is recorded.
+    """
 
     connection: Connection
     claimed: Claimed
     deaths: Deaths
     made: list[str]
     hears: Callable[[], bool]
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
         if places is None or len(places) <= reading.SHORT:
@@ -78,31 +82,35 @@ class Port:
         return await reading.read(self.connection, self.claimed.lease, places)
 
     async def signal(self, name: str, after: int) -> StoredSignal | None:
-        return await reading.read_signal(self.connection, self.claimed.lease, name, after)
+        async with self.turn:
+            return await reading.read_signal(self.connection, self.claimed.lease, name, after)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
-        await self.deaths.point()
-        one = Recording(self.claimed.lease, tuple(calls), cancelling)
-        answers, _ = await recording.record(self.connection, [one])
-        await self.deaths.point()
+        async with self.turn:
+            await self.deaths.point()
+            one = Recording(self.claimed.lease, tuple(calls), cancelling)
+            answers, _ = await recording.record(self.connection, [one])
+            await self.deaths.point()
         recorded = answers[self.claimed.lease.task_id]
         if not recorded.committed and (cancelling or not recorded.cancelling):
             raise LeaseLost
         return recorded.committed
 
     async def start(self, call: Any, record: Call) -> bool:
-        await self.deaths.point()
-        new = call.task.new_run(record.child, "t", call.argument, 3600)
-        async with self.connection.transaction():
-            created = await children.start(self.connection, self.claimed.lease, record, new)
-        await self.deaths.point()
+        async with self.turn:
+            await self.deaths.point()
+            new = call.task.new_run(record.child, "t", call.argument, 3600)
+            async with self.connection.transaction():
+                created = await children.start(self.connection, self.claimed.lease, record, new)
+            await self.deaths.point()
         return created is not None
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
         raise NotImplementedError
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        await self.deaths.point()
+        async with self.turn:
+            await self.deaths.point()
         self.made.append(getattr(function, "func", function).__name__)
         return await function()
 

@@ -401,6 +401,23 @@ def _rounded() -> Rounded:
     return Rounded(number=7)
 
 
+async def _has_charged(number: int) -> bool:
+    """Waits until the task has run."""
+    try:
+        async with asyncio.timeout(20):
+            while ("charge", number) not in ran:
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        return False
+    return True
+
+
+@app.workflow
+async def calls_beside_a_step(ctx: Context, number: int) -> bool:
+    both: list[Any] = await ctx.gather(ctx.run(charge, Order(id=number)), ctx.call(_has_charged, number))
+    return bool(both[1])
+
+
 def _much(size: int) -> str:
     ran.append(("much", size))
     return "x" * size
