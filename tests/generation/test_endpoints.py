@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import orjson
 import pytest
 import time_machine
 
+from leasehold.api.generation.schemas import TASK_ID
 from leasehold.db.database import Connection, make_pool
 from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
 from leasehold.pipelines.generation import rows as generations
@@ -87,6 +89,19 @@ async def test_the_order_of_a_deleted_generation_is_a_new_order_although_its_row
     assert (said["job_id"], said["status_text"]) == (again.json()["data"]["job_id"], "pending")
     repeated = await client.order(prompt, task_id="order-1")
     assert repeated.json()["data"]["job_id"] == said["job_id"]
+
+
+async def test_no_task_id_of_a_client_stands_in_the_way_of_another_order(
+    client: Client, connection: Connection
+) -> None:
+    """Whatever name a deleted generation gets while its rows wait, a client cannot have taken it."""
+    first = (await client.order("a lighthouse", task_id="order-1")).json()["data"]["job_id"]
+    await client.http.post("/v1/images/cancel", json={"task_id": "order-1"})
+    await connection.execute("UPDATE job SET expires_at = clock_timestamp() WHERE id = $1", UUID(first))
+    assert (await client.order("a lighthouse", task_id=f"gone:{first}")).status_code == 202
+    assert (await client.order("a lighthouse", task_id="order-1")).status_code == 202
+    renamed = await connection.fetchval("SELECT task_id FROM generation WHERE job_id = $1", UUID(first))
+    assert not re.fullmatch(TASK_ID, renamed)
 
 
 async def test_an_unknown_task_is_no_error(client: Client) -> None:

@@ -93,7 +93,8 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
     if row is None:
         return None
     if row["is_gone"]:
-        await connection.execute("UPDATE generation SET task_id = 'gone:' || job_id WHERE job_id = $1", row["job_id"])
+        # With a space, because a client's task_id has none: the new name is nobody's.
+        await connection.execute("UPDATE generation SET task_id = 'gone ' || job_id WHERE job_id = $1", row["job_id"])
         return None
     if row["request_hash"] != new.request_hash:
         raise Conflict("task_id_reused", "Another generation has this task_id.")
