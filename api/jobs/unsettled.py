@@ -198,7 +198,7 @@ _MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_dele
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.CONFLICT: "`already_settled`, `order_adopted`: another job has adopted this order; "
-        "`resource_invalid_state`; `same_key_running`, `pipeline_not_served`",
+        "`resource_invalid_state`; `same_key_running`, `pipeline_not_served`, `order_being_withdrawn`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`order_not_adoptable`, `invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),

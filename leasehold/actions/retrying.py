@@ -21,6 +21,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.kinds.job_kinds import FailedJob, RetryTerms
 from leasehold.transitions import jobs, limits, runs
+from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.limits import TenantRules
 from leasehold.transitions.runs import CreatedRun, NewRun
@@ -38,7 +39,7 @@ def may_revive_together(
     actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
 ) -> bool:
     """Whether `revive_together` may retry the job: it has no concurrency limit (`gated`), no exclusive and no dedupe
-    key, waits for no other run, and its kind has no hook for retries. `template_version`: of a run; None: the job is
+    key, waits for no other run, and its kind has no hooks for retries. `template_version`: of a run; None: the job is
     no run. `rules`: the limits that are declared for the tenant's new jobs.
     """
     row = target.row
@@ -46,7 +47,9 @@ def may_revive_together(
         return False
     if template_version is None:
         is_served = actions.kinds.pipeline(row["pipeline"]) is not None
-        return is_served and target.kind.operations.before_retry is None and not rules.limits
+        operations = target.kind.operations
+        has_hooks = operations.before_retry is not None or operations.after_retry is not None
+        return is_served and not has_hooks and not rules.limits
     pipeline = template_version.pipeline
     declared_limits = limits.applicable_limits(rules.limits, target.tenant_id, pipeline, row["params"])
     return pipeline.terms.concurrency == "allow" and not declared_limits
@@ -102,7 +105,8 @@ async def revive(
     ones. `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
 
     The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
-    failure. Raises as `runs.revive`, and Conflict `pipeline_not_served` or `same_key_running`.
+    failure. Raises as `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the Conflict of the
+    kind's `after_retry`.
     """
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:
@@ -139,17 +143,21 @@ async def _revive_job_without_template(
     rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
     all_limits = _limits_without_template(target, pipeline, retry_terms, rules)
     terms = AdmissionTerms(all_limits, target.row["exclusive_key"])
+    after_retry = target.kind.operations.after_retry
+    ended: Sequence[JobEnded] = ()
     try:
         async with connection.transaction():  # a savepoint: the caller's transaction survives a refusal
             hints = await jobs.replay(
                 connection, target.id, tenant_id, retry_terms.params, from_step, terms, cause=cause
             )
+            if hints is not None and after_retry is not None:
+                ended = await after_retry(connection, target.id, tenant_id, from_step)
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name not in runs.KEYS:
             raise
         raise Conflict("same_key_running", "Another job with the same key is unfinished.") from None
     limit_names = [(limit.tenant_id, limit.key) for limit in all_limits]
-    return None if hints is None else CreatedRun(target.id, hints, limit_names)
+    return None if hints is None else CreatedRun(target.id, hints, limit_names, ended=ended)
 
 
 def _limits_without_template(

@@ -21,6 +21,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
 from leasehold.settings import Settings
+from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.webhooks import ReportedJobs
 
 #: The scopes that may read and change runs.
@@ -55,6 +56,10 @@ AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[S
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
 BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], RetryTerms]
+#: Called with (connection, job id, tenant, the step from which the job runs again; None: the failed one) in the
+#: transaction of a retry, which has made the job pending. Returns the other jobs that it has ended. Raises Conflict if
+#: the job may not run again now.
+AfterRetry: TypeAlias = Callable[[Connection, UUID, str, str | None], Awaitable[Sequence[JobEnded]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class KindOperations:
     unknown_orders: UnknownOrders | None = None
     after_cancel: AfterCancel | None = None
     before_retry: BeforeRetry | None = None
+    after_retry: AfterRetry | None = None
 
 
 @dataclass(frozen=True, slots=True)

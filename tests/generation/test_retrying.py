@@ -14,12 +14,15 @@ from leasehold.db.database import Connection
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import jobs
+from leasehold.transitions import claims, jobs, settlements
+from leasehold.transitions.settlements import Completion
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
-from tests.factories import Rows
-from tests.generation.conftest import PLAIN, ordered
+from tests.api.media_api import problem
+from tests.factories import Rows, assert_histories
+from tests.generation.conftest import PLAIN, TOKEN, ordered
 from tests.generation.simulator.server import Simulator
+from tests.generation.simulator.work import Script
 
 SCOPES = ("generation:read", "generation:write", "jobs:read", "jobs:operate")
 SECONDS = 60.0
@@ -61,6 +64,22 @@ async def test_an_order_that_was_refused_without_a_code_of_the_provider_is_sent_
     assert simulator.purchases("a cat #poor=1") == 0
     assert await retried(operator, job_id) == ("succeeded", None)
     assert simulator.purchases("a cat #poor=1") == 1
+
+
+async def test_the_result_of_a_retry_is_found_although_somebody_has_consumed_the_failure(
+    operator: httpx2.AsyncClient, worker: Worker
+) -> None:
+    async def status(**query: str) -> str:
+        answer = await operator.get("/v1/images/query", params={"task_id": "order-1", **query})
+        text: str = answer.json()["data"]["status_text"]
+        return text
+
+    body = {"task_id": "order-1", "provider": PLAIN, "prompt": "a cat #poor=1"}
+    job_id = UUID((await operator.post("/v1/images/generations", json=body)).json()["data"]["job_id"])
+    assert await ended(operator, job_id) == ("failed", "provider_payment_required")
+    assert [await status(consume="true"), await status()] == ["failed", "unknown"]
+    assert await retried(operator, job_id) == ("succeeded", None)
+    assert await status() == "completed"
 
 
 async def test_a_refusal_without_a_code_of_the_provider_does_not_show_the_code_of_the_refusal_before(
@@ -127,6 +146,83 @@ async def test_an_order_that_may_be_bought_again_is_polled_by_its_new_id(
     assert await ended(operator, job_id) == ("failed", "output_refused")
     assert await retried(operator, job_id, from_step="submit") == ("succeeded", None)
     assert simulator.purchases("a cat #broken=1") == 2
+
+
+async def past_its_deadline(
+    operator: httpx2.AsyncClient, rows: Rows, settings: Settings, prompt: str
+) -> tuple[UUID, UUID]:
+    """A generation that failed at its deadline, and its withdrawal. The provider is too busy to withdraw the order now:
+    no worker runs, and the next attempt is far away.
+    """
+    async with Worker(settings), asyncio.timeout(SECONDS):
+        body = {"provider": TOKEN, "prompt": f"{prompt} #never #wait=3600"}
+        ordered = await operator.post("/v1/images/generations", json=body)
+        job_id = UUID(ordered.json()["data"]["job_id"])
+        while await rows.connection.fetchval("SELECT status FROM task WHERE step = 'poll'") != "waiting":
+            await asyncio.sleep(0.02)
+        late = "UPDATE job SET params = params || jsonb_build_object('deadline_at', clock_timestamp()) WHERE id = $1"
+        await rows.connection.execute(late, job_id)
+        assert await ended(operator, job_id) == ("failed", "deadline_exceeded")
+        withdrawn = "SELECT job_id FROM task WHERE step = 'withdraw' AND status = 'retry'"
+        while (withdrawal_id := await rows.connection.fetchval(withdrawn)) is None:
+            await asyncio.sleep(0.02)
+    return job_id, withdrawal_id
+
+
+async def test_a_retry_at_the_deadline_goes_on_with_the_order_that_was_to_be_withdrawn(
+    operator: httpx2.AsyncClient, generation_settings: Settings, simulator: Simulator, rows: Rows
+) -> None:
+    job_id, withdrawal_id = await past_its_deadline(operator, rows, generation_settings, "a cat")
+    assert (await operator.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+    assert (await rows.job(withdrawal_id))["status"] == "cancelled"
+    await assert_histories(rows.connection)
+    (bought,) = simulator.bought
+    bought.script = Script("")  # from now on, it is made
+    async with Worker(generation_settings):
+        assert await ended(operator, job_id) == ("succeeded", None)
+    assert not bought.cancelled
+    assert simulator.studio.attempts[bought.prompt] == 1
+
+
+@pytest.mark.parametrize("body", [{}, {"from_step": "poll"}])
+async def test_an_order_that_a_worker_withdraws_just_now_is_not_gone_on_with(
+    operator: httpx2.AsyncClient, generation_settings: Settings, rows: Rows, body: dict[str, str]
+) -> None:
+    job_id, withdrawal_id = await past_its_deadline(operator, rows, generation_settings, "a cat")
+    await rows.connection.execute("UPDATE task SET available_at = now() WHERE step = 'withdraw'")
+    (claimed,) = await claims.claim_due(rows.connection, rows.terms, ["generation"], 10)
+    assert claimed.job_id == withdrawal_id
+    refused = await operator.post(f"/v1/jobs/{job_id}/retry", json=body)
+    problem(refused, 409, "order_being_withdrawn")
+    assert int(refused.headers["retry-after"]) > 0
+    assert (await rows.job(job_id))["status"] == "failed"
+    assert await rows.statuses(withdrawal_id) == {"withdraw": "running"}
+    await settlements.complete(rows.connection, [Completion(claimed.lease, value={"stopped": True})])
+    assert (await operator.post(f"/v1/jobs/{job_id}/retry", json=body)).status_code == 202
+
+
+async def test_a_retry_waits_for_nobody_who_holds_the_withdrawal(
+    operator: httpx2.AsyncClient, generation_settings: Settings, rows: Rows
+) -> None:
+    """Whoever holds it may wait for the generation, which the retry holds."""
+    job_id, withdrawal_id = await past_its_deadline(operator, rows, generation_settings, "a cat")
+    async with rows.connection.transaction():
+        await rows.connection.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", withdrawal_id)
+        problem(await operator.post(f"/v1/jobs/{job_id}/retry"), 409, "order_being_withdrawn")
+    assert (await operator.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+
+
+async def test_nothing_is_bought_again_until_the_first_order_is_withdrawn(
+    operator: httpx2.AsyncClient, generation_settings: Settings, rows: Rows
+) -> None:
+    """Afterwards nobody would know the first order."""
+    job_id, withdrawal_id = await past_its_deadline(operator, rows, generation_settings, "a cat")
+    again = {"from_step": "submit"}
+    problem(await operator.post(f"/v1/jobs/{job_id}/retry", json=again), 409, "order_being_withdrawn")
+    assert (await rows.job(job_id))["status"] == "failed"
+    assert await rows.statuses(withdrawal_id) == {"withdraw": "retry"}
+    assert (await operator.post(f"/v1/jobs/{withdrawal_id}/cancel")).status_code == 202
+    assert (await operator.post(f"/v1/jobs/{job_id}/retry", json=again)).status_code == 202
 
 
 @pytest.mark.parametrize("body", [{}, {"from_step": "submit"}])

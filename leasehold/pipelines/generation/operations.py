@@ -1,5 +1,6 @@
 """Cancels and retries of generations (orders of images or videos at an outside provider). They follow the common rules
-for jobs, and two more: a cancel also withdraws the order at the provider, and a retry gets a new deadline.
+for jobs, and three more: a cancel also withdraws the order at the provider, a retry gets a new deadline, and a retry
+ends a withdrawal that has not reached the provider yet.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
+from leasehold.domain.errors import Conflict
+from leasehold.domain.states import JOB_TERMINAL
 from leasehold.kinds.job_kinds import FailedJob, KindOperations, RetryTerms, SentOrder, UnknownOrders
 from leasehold.pipelines.generation.pipeline import GenerationParams, withdrawal
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
-from leasehold.pipelines.generation.rows import orders_under_way
+from leasehold.pipelines.generation.rows import forget_consumption, orders_under_way
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob
+
+#: The step that sends the order.
+_ORDERING_STEP = "submit"
+#: The retry-after of a retry that a withdrawal refuses.
+_WITHDRAWAL_SECONDS = 5
 
 
 def operations() -> KindOperations:
@@ -27,13 +36,13 @@ def operations() -> KindOperations:
     the id of its order, which a person has found at the provider.
     """
     orders = UnknownOrders(
-        step="submit",
+        step=_ORDERING_STEP,
         codes=("submit_outcome_unknown",),
         sent=sent_order,
         adopted=adopted_order,
         adoptable=is_adoptable,
     )
-    return KindOperations(orders, after_cancel=withdraw, before_retry=retry_terms)
+    return KindOperations(orders, after_cancel=withdraw, before_retry=retry_terms, after_retry=after_retry)
 
 
 #: The parameters of an order that are shown to people.
@@ -93,6 +102,46 @@ async def withdraw_expired(settings: Settings, connection: Connection, job_ids: 
     """
     for job_id, tenant_id in await orders_under_way(connection, job_ids):
         await withdraw(connection, settings, job_id, tenant_id)
+
+
+async def after_retry(
+    connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None
+) -> Sequence[JobEnded]:
+    """What the retry of a generation changes beside its job. Returns its withdrawal, if the retry has ended one. Raises
+    Conflict `order_being_withdrawn`.
+    """
+    await forget_consumption(connection, job_id)
+    return await keep_order(connection, job_id, tenant_id, from_step)
+
+
+async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None) -> Sequence[JobEnded]:
+    """Cancel the unfinished withdrawal of a generation that is retried, because the generation goes on with the order.
+    Returns the withdrawal, if there was one.
+
+    Raises Conflict `order_being_withdrawn` if a worker may be telling the provider just now. Also raises it if the
+    generation is to order again: nobody would then know the first order, which still has to be withdrawn.
+    """
+    withdrawal_id = await connection.fetchval(
+        "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
+        tenant_id,
+        withdrawal.name,
+        str(job_id),
+    )
+    if withdrawal_id is None:
+        return []
+    # SKIP LOCKED: whoever has the lock may wait for the lock of the generation, which this transaction has.
+    is_locked = await connection.fetchval("SELECT true FROM job WHERE id = $1 FOR UPDATE SKIP LOCKED", withdrawal_id)
+    if is_locked and from_step != _ORDERING_STEP:
+        cancellation = await jobs.request_cancel(
+            connection, [withdrawal_id], tenant_id, reason="the generation was retried", by="leasehold", forced=True
+        )
+        if cancellation.states.get(withdrawal_id) in JOB_TERMINAL:
+            return cancellation.ended
+    raise Conflict(
+        "order_being_withdrawn",
+        f"The order is being withdrawn at its provider: retry the generation once job {withdrawal_id} has ended.",
+        retry_after=_WITHDRAWAL_SECONDS,
+    )
 
 
 def retry_terms(settings: Settings, catalogue: Catalogue, job: FailedJob) -> RetryTerms:

@@ -138,6 +138,11 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
     )
 
 
+async def forget_consumption(connection: Connection, job_id: UUID) -> None:
+    """Let the next result of a retried generation be found, although somebody has consumed the failure before it."""
+    await connection.execute("UPDATE generation SET consumed_at = NULL WHERE job_id = $1", job_id)
+
+
 async def owner(connection: Connection, job_id: UUID) -> Row | None:
     """The tenant and the job status of a generation. None: there is no such generation. The generation may belong to
     any tenant, so call this only after the callback's signature is verified.
