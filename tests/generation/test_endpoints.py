@@ -326,6 +326,38 @@ async def test_a_provider_that_is_busy_at_the_deadline_is_told_later(
 
 @pytest.mark.parametrize(("api", "worker"), [(-10, 0), (0, 10)], ids=["api behind", "worker ahead"])
 async def test_a_deadline_counts_by_the_databases_clock_however_wrong_the_apis_or_the_workers_is(
+@pytest.mark.parametrize(
+    ("words", "status", "cancelled"),
+    [("#work=0", "completed", False), ("#never", "failed", True), ("#never #ill=1", "failed", True)],
+    ids=["made", "not made", "no answer"],
+)
+async def test_at_its_deadline_an_order_is_asked_for_once_more(
+    generation_settings: Settings,
+    connection: Connection,
+    simulator: Simulator,
+    words: str,
+    status: str,
+    cancelled: bool,
+) -> None:
+    """It may have been made since the last look, which was minutes ago if the provider was busy."""
+    seldom = generation_settings.model_copy(update={"generation_image_poll_seconds": 3000.0})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(seldom) as running, client_of(running.url, key.text) as http, Worker(seldom):
+        client = Client(http)
+        task = await client.ordered(f"a lighthouse {words}")
+        async with asyncio.timeout(SECONDS):
+            while await connection.fetchval("SELECT status FROM task WHERE step = 'poll'") != "waiting":
+                await asyncio.sleep(0.02)
+        late = "UPDATE job SET params = params || jsonb_build_object('deadline_at', clock_timestamp())"
+        await connection.execute(late)
+        await connection.execute("UPDATE task SET available_at = clock_timestamp() WHERE step = 'poll'")
+        said = await client.ended(task)
+    assert said["status_text"] == status
+    assert said["error"] is None or said["error"]["code"] == "deadline_exceeded"
+    (bought,) = simulator.bought
+    assert (bought.polls, bought.cancelled) == (1, cancelled)
+
+
     generation_settings: Settings, connection: Connection, api: int, worker: int
 ) -> None:
     """By ten minutes here: the store refuses signatures that are wrong by fifteen."""

@@ -85,7 +85,8 @@ async def poll(attempt: Attempt) -> Done | Snooze:
     worker.
 
     The first attempt asks nothing, because the provider has only just got the order. `misses` in the note: how many
-    polls in a row have failed.
+    polls in a row have failed. At the deadline it asks once more, because the order may be finished since the last
+    poll, and withdraws an order that is not.
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
@@ -97,19 +98,22 @@ async def poll(attempt: Attempt) -> Done | Snooze:
         return Snooze(_with_jitter(params.poll_seconds), first_note)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
     seconds_left = await _seconds_left(attempt)
-    if seconds_left <= 0:
-        raise await _cancelled_late_order(attempt, provider, note, credential)
     try:
-        answer = await provider.poll(note["ref"], _order(attempt, note, seconds_left), credential)
+        answer = await provider.poll(note["ref"], order_of(params, attempt.job_id, seconds_left), credential)
     except Rejected as error:
         raise await _recorded_rejection(attempt, error, note) from None
     except (TryLater, OutcomeUnknown) as error:
+        if seconds_left <= 0:
+            late_note = note | {"last_error": error.message}
+            raise await _cancelled_late_order(attempt, provider, late_note, credential) from None
         misses = note["misses"] + 1
         return Snooze(
             _retry_delay(params, error, misses, seconds_left), note | {"misses": misses, "last_error": error.message}
         )
     if isinstance(answer, Finished):
         return Done(value={"urls": list(answer.urls), "at": _now().isoformat(), "submitted_at": note["submitted_at"]})
+    if seconds_left <= 0:
+        raise await _cancelled_late_order(attempt, provider, note, credential)
     delay = max(params.poll_seconds, min(answer.after or 0.0, _MAX_RETRY_AFTER_SECONDS))
     return Snooze(
         _before_deadline(_with_jitter(delay), seconds_left), note | {"misses": 0, "state": answer.state[:100]}
