@@ -115,6 +115,7 @@ async def _create(
     services = services_of(request)
     services.store.require()  # checked first: without a store, the provider would charge for files that cannot be kept
     check_callback_url(services.settings, order.callback_url)
+    credential = credential or None  # an empty header is no credential
     terms = _terms_of(services.opened["generation"], order, credential)  # the catalogue of providers
     sealed_credential = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     async with services.pool.acquire() as connection:

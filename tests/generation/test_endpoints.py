@@ -213,6 +213,8 @@ async def test_without_a_provider_or_a_credential_nothing_is_accepted(
         client = Client(http)
         problem(await client.order("x"), 422, "provider_not_configured")
         problem(await client.order("x", provider="gateway"), 422, "credential_missing")
+        http.headers["X-Provider-Credential"] = ""
+        problem(await client.order("x", provider="gateway"), 422, "credential_missing")
 
 
 async def test_a_called_off_generation_is_called_off_at_its_provider(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 
 from leasehold.domain.storable import encode_storable
 from leasehold.pipelines.generation.pipeline import GenerationParams
-from leasehold.pipelines.generation.provider import Finished, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
+from leasehold.pipelines.generation.provider import (
+    Accepted,
+    Finished,
+    Order,
+    OutcomeUnknown,
+    ProviderError,
+    Rejected,
+    TryLater,
+)
 from leasehold.pipelines.generation.providers import open_providers
 from leasehold.pipelines.generation.providers.requests import urls_in
 from leasehold.pipelines.generation.steps import _retry_delay
@@ -114,6 +123,30 @@ async def test_a_picture_that_ark_refused_is_no_file_beside_the_others() -> None
     reply = Reply(said={"data": [{"url": link}, refused]})
     async with HttpServer(saying(reply)) as server, open_providers(settings(server.url)) as providers:
         assert await providers["ark"].submit(ORDER, CREDENTIALS["ark"]) == Finished((link,))
+
+
+@pytest.mark.parametrize("ref", ["a\x00b", "", None, True, ["a"]])
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "fal", "gateway"])
+async def test_an_order_without_an_id_that_can_be_kept_has_an_unknown_outcome(name: str, ref: Any) -> None:
+    """It may be paid for: a person settles it."""
+    said = {"code": 10000, "id": ref, "request_id": ref, "data": {"task_id": ref, "task": ref}}
+    async with HttpServer(saying(Reply(said=said))) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(OutcomeUnknown) as caught:
+            await providers[name].submit(replace(ORDER, kind="video"), CREDENTIALS[name])
+    assert caught.value.code == "provider_bad_answer"
+
+
+async def test_a_declared_provider_may_count_its_orders() -> None:
+    reply = Reply(said={"data": {"task": 17}})
+    async with HttpServer(saying(reply)) as server, open_providers(settings(server.url)) as providers:
+        assert await providers["gateway"].submit(ORDER, CREDENTIALS["gateway"]) == Accepted("17")
+
+
+def test_a_link_that_cannot_be_kept_takes_no_other_along() -> None:
+    assert urls_in(["https://a.example/1", "https://a.example/\x00", "https://a.example/2"]) == (
+        "https://a.example/1",
+        "https://a.example/2",
+    )
 
 
 def test_links_are_found_in_order_however_deep_and_other_texts_are_none() -> None:

@@ -397,6 +397,17 @@ async def test_a_model_that_is_none_of_fal_is_refused_before_anything_is_sent(
     assert simulator.requests == []
 
 
+@pytest.mark.parametrize("model", ["../m", "o/..", "./m", "/m", "o/", "o/../predictions"])
+async def test_a_model_that_is_none_of_replicate_is_refused_before_anything_is_sent(
+    providers: Providers, simulator: Simulator, model: str
+) -> None:
+    """It would lead the installation's credential to another endpoint."""
+    with pytest.raises(Rejected) as refused:
+        await providers["replicate"].submit(order("replicate", "image", "p", model=model), CREDENTIALS["replicate"])
+    assert refused.value.code == "model_required"
+    assert simulator.requests == []
+
+
 async def test_a_version_of_replicate_is_named_in_the_body(providers: Providers, simulator: Simulator) -> None:
     await providers["replicate"].submit(order("replicate", "image", "p", model="o/m:5c7d"), CREDENTIALS["replicate"])
     assert (simulator.requests[0].path, simulator.requests[0].json["version"]) == ("/v1/predictions", "5c7d")

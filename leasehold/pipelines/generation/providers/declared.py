@@ -25,6 +25,7 @@ from leasehold.pipelines.generation.providers.requests import (
     ProviderAnswer,
     RequestSender,
     bad_answer,
+    id_at,
     no_files,
     urls_in,
 )
@@ -154,10 +155,7 @@ class Declared:
         self._check_answer(answer)
         if self._declaration.ref is None:
             return self._finished_order(answer)
-        ref = value_at(answer.body, self._declaration.ref)
-        if not isinstance(ref, str | int) or ref == "":
-            raise bad_answer(f"has no id at {self._declaration.ref}")
-        return Accepted(str(ref))
+        return Accepted(id_at(answer.body, self._declaration.ref))
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
         assert self._declaration.poll is not None  # a provider without `poll` has returned the files to `submit`

@@ -113,6 +113,9 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
     # body.
     owner, slash, name = order.model.partition("/")
     if slash and ":" not in name:
+        # A part that is empty, `.` or `..` would change the URL's path.
+        if "/" in name or not owner.strip(".") or not name.strip("."):
+            raise Rejected("model_required", "A model of Replicate is `owner/name`, or the id of a version.")
         return f"/v1/models/{quote(owner, safe='')}/{quote(name, safe='')}/predictions", request
     return "/v1/predictions", request | {"version": order.model.rpartition(":")[2]}
 

@@ -11,7 +11,9 @@ from typing import Any, Self
 
 import orjson
 
+from leasehold.domain.json_pointer import value_at
 from leasehold.domain.sentences import full_stop
+from leasehold.domain.storable import storable_text
 from leasehold.pipelines.generation.provider import OutcomeUnknown, ProviderError, Rejected, TryLater
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
@@ -133,23 +135,40 @@ def as_mapping(body: Any) -> Mapping[str, Any]:
 def text_at(body: Mapping[str, Any], name: str) -> str:
     """The text of that name in the body. Raises OutcomeUnknown if there is none."""
     text = body.get(name)
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or not _is_storable(text):
         raise bad_answer(f"has no {name}")
     return text
+
+
+def id_at(body: Any, pointer: str) -> str:
+    """The id of an order at the pointer: a text or an integer. Raises OutcomeUnknown if there is none."""
+    found = value_at(body, pointer)
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    if not isinstance(found, str) or not found or not _is_storable(found):
+        raise bad_answer(f"has no id at {pointer}")
+    return found
+
+
+def _is_storable(text: str) -> bool:
+    """Whether PostgreSQL can store the text. If not, an order that is paid for would fail, and nobody would know it."""
+    return storable_text(text) == text
 
 
 def urls_in(output: Any) -> tuple[str, ...]:
     """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
 
-    A text that is not a link is skipped: the provider Ark writes a message in place of a refused picture. This function
+    A text that is not a link, or that PostgreSQL cannot store, is skipped: the provider Ark writes a message in place
+    of a refused picture. This function
     does not call itself, because the provider decides how deep its answer is nested.
     """
     urls: list[str] = []
     unread_values = [output]
     while unread_values:
         value = unread_values.pop()
-        if isinstance(value, str) and value.startswith(("https://", "http://")):
-            urls.append(value)
+        if isinstance(value, str):
+            if value.startswith(("https://", "http://")) and _is_storable(value):
+                urls.append(value)
         elif isinstance(value, dict):
             # Reversed, because `pop` takes the last: the links keep the order of the output.
             unread_values += [value["url"]] if "url" in value else reversed(value.values())
