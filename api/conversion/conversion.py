@@ -179,7 +179,8 @@ async def _create(
     async def write_job(connection: Connection) -> Answer:
         async with services.admission.submitting(connection, caller.payer, queues, size=form.model_bytes) as charge:
             submissions.append(await conversions.create(connection, new_conversion))
-        await uploads.forget(connection, caller.tenant_id, prefix_of(new_conversion.job.id))
+        if not await uploads.keep_prefix(connection, caller.tenant_id, prefix_of(new_conversion.job.id)):
+            raise form_too_slow()  # housekeeping took the files for those of an API process that has died
         limit_fields.update(charge.fields)
         row = await conversions.find(connection, caller.tenant_id, new_conversion.job.id)
         assert row is not None

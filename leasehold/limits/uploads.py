@@ -16,7 +16,7 @@ from uuid import UUID
 
 import structlog
 
-from leasehold.db.database import Connection, lock_name
+from leasehold.db.database import Connection, lock_name, row_count
 from leasehold.domain.errors import TooMany
 from leasehold.limits.upload_room import LEAST_COUNTED, UploadRoom, count
 from leasehold.settings import Settings
@@ -86,6 +86,10 @@ UPDATE upload SET
     look_at = CASE WHEN $2 AND writable_until + $6::interval < clock_timestamp() THEN forget_at
                    ELSE clock_timestamp() + make_interval(secs => $4) END
 WHERE key = $1 AND look_at < clock_timestamp() AND most = $5
+"""
+_CONDEMN_PREFIX = """
+-- upload_condemn
+UPDATE upload SET open = false WHERE key = $1 AND tenant_id = $2 RETURNING true
 """
 # $3 `most` when the object was read. The row of a file that an external worker has announced stays until the attempt
 # has ended: then the attempt takes the row, or `give_up` closes it (external_files.py). Until then an inspection a day
@@ -192,6 +196,14 @@ async def close(connection: Connection, tenant_id: str, key: str, *, keep: int |
     await connection.execute(_CLOSE, key, tenant_id, -1 if keep is None else keep, timedelta(seconds=_GRACE_SECONDS))
 
 
+async def keep_prefix(connection: Connection, tenant_id: str, key: str) -> bool:
+    """Delete the row of an upload below a prefix, in the transaction that writes the job of its objects. False:
+    housekeeping has deleted the objects, or may be deleting them, so the caller must not write the job.
+    """
+    status = await connection.execute("DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND open", key, tenant_id)
+    return row_count(status) > 0
+
+
 async def forget(connection: Connection, tenant_id: str, key: str) -> None:
     """Delete the row of the upload, because no client can send to the key any more."""
     await connection.execute("DELETE FROM upload WHERE key = $1 AND tenant_id = $2", key, tenant_id)
@@ -241,8 +253,12 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
     """Delete the objects of an upload below a prefix. The upload still has a row because the process that received the
-    upload has died.
+    upload has died, or is about to write their job. So the upload is closed first: `keep_prefix` then finds it closed,
+    or this function finds no row, because the objects belong to a job.
     """
+    async with connections() as connection:
+        if not await connection.fetchval(_CONDEMN_PREFIX, upload.key, upload.tenant_id):
+            return
     await remove_below(store, upload.key)
     REMOVED.labels("unfinished").inc()
     async with connections() as connection:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from contextvars import Context
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +19,9 @@ from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.api.conversion import upload
 from leasehold.api.conversion.view import disposition
 from leasehold.db.database import Connection
+from leasehold.domain.errors import StoreUnavailable
+from leasehold.limits import uploads
+from leasehold.limits.uploads import Due
 from leasehold.pipelines.conversion import rows as rows_of_conversions
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements
@@ -284,6 +290,70 @@ async def test_a_model_that_cannot_be_stored_leaves_the_database_clean(
 async def test_the_record_has_every_field_of_the_requirement(client: httpx2.AsyncClient, rows: Connection) -> None:
     """Section 3 of the converter's text, while its second step runs."""
     sent = (await send(client, tenant_id="someone")).json()
+async def look_at_uploads(api: Running, rows: Connection, store: Any) -> list[Due]:
+    """What housekeeping does an hour after an upload began. Returns the uploads that it has looked at."""
+
+    async def too_large(*_arguments: object) -> None:
+        raise AssertionError("a prefix has no object of its own")
+
+    await rows.execute("UPDATE upload SET look_at = clock_timestamp() - interval '1 s'")
+    due = await uploads.due(rows)
+    for one in due:
+        with suppress(StoreUnavailable):
+            await uploads.inspect(api.services.pool.acquire, store, one, too_large)
+    return due
+
+
+class AwayStore:
+    """A store that goes away before it deletes anything."""
+
+    async def abort_uploads(self, prefix: str) -> int:
+        raise StoreUnavailable(prefix)
+
+
+@pytest.mark.parametrize("store", [None, AwayStore()], ids=["deleted", "being deleted"])
+async def test_a_form_whose_files_housekeeping_takes_is_refused_and_no_job_lacks_its_files(
+    api: Running, client: httpx2.AsyncClient, rows: Connection, monkeypatch: pytest.MonkeyPatch, store: Any
+) -> None:
+    """The database was away for so long that housekeeping takes the API process for dead."""
+    create = rows_of_conversions.create
+
+    async def create_late(*arguments: Any) -> Any:
+        # In a context of its own: the request holds a connection, and housekeeping speaks to the store.
+        housekeeping = look_at_uploads(api, rows, store or api.services.store)
+        assert len(await asyncio.create_task(housekeeping, context=Context())) == 1
+        return await create(*arguments)
+
+    monkeypatch.setattr(rows_of_conversions, "create", create_late)
+    problem(await send(client, images=2, key="order-1"), 408, "body_too_slow")
+    for table in ("job", "upload"):
+        assert await count(rows, table) == 0, table
+    assert await objects(api) == []
+    monkeypatch.undo()
+    assert (await send(client, images=2, key="order-1")).status_code == 201
+
+
+async def test_the_files_of_a_job_that_was_written_at_the_last_moment_stay(
+    api: Running, client: httpx2.AsyncClient, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Housekeeping has read the row of the upload before the job was written."""
+    create, due = rows_of_conversions.create, list[Due]()
+
+    async def create_late(*arguments: Any) -> Any:
+        await rows.execute("UPDATE upload SET look_at = clock_timestamp() - interval '1 s'")
+        due.extend(await uploads.due(rows))
+        return await create(*arguments)
+
+    async def too_large(*_arguments: object) -> None:
+        raise AssertionError("a prefix has no object of its own")
+
+    monkeypatch.setattr(rows_of_conversions, "create", create_late)
+    job = (await send(client, images=2)).json()
+    (one,) = due
+    await uploads.inspect(api.services.pool.acquire, api.services.store, one, too_large)
+    assert await api.services.store.fetch_bytes(job["input"]["object_key"], max_bytes=100) == b"model bytes"
+
+
     path = f"/api/v1/jobs/{sent['job_id']}"
     for step in ("onnx", "bie"):
         task = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = $2", UUID(sent["job_id"]), step)
