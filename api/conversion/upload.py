@@ -186,7 +186,8 @@ class _Form:
     async def _end_part(self) -> None:
         if self._part.file_name is None:
             self._fields[self._part.name] = self._buffer.decode("utf-8", "replace")
-        elif self._part.name in _IMAGE_FIELDS:
+        elif self._part.name in _IMAGE_FIELDS and (self._part.file_name or self._buffer):
+            # Else it is what a browser sends for a field without a file: no name, and no byte.
             await self._store_image()
 
     async def _store_image(self) -> None:

@@ -93,6 +93,7 @@ class _Form:
         self._max_bytes = services.settings.generation_source_max_bytes
         self._buffer = bytearray()
         self._is_file = False  # whether the part that is arriving is a file
+        self._is_named = False  # and has a name
         self._keys: list[str] = []
         self._new_keys: dict[str, datetime] = {}  # the keys of images that were not stored before, and when they expire
         self._error: RequestError | StoreError | None = None
@@ -131,7 +132,7 @@ class _Form:
     async def _handle(self, event: Begin | Data | End) -> None:
         match event:
             case Begin(file_name=name):
-                self._is_file = name is not None
+                self._is_file, self._is_named = name is not None, bool(name)
                 if self._is_file and len(self._keys) >= MAX_IMAGES:
                     raise Invalid("too_many_images", f"A form has at most {MAX_IMAGES} images.")
             case Data(piece):
@@ -139,7 +140,8 @@ class _Form:
                 if len(self._buffer) > self._max_bytes:
                     raise Invalid("too_large", f"An image has at most {self._max_bytes} bytes.")
             case End():
-                if self._is_file:
+                # A browser sends a part without a name and without a byte for a field without a file.
+                if self._is_file and (self._is_named or self._buffer):
                     self._keys.append(await self._store(bytes(self._buffer)))
                 self._buffer.clear()
 

@@ -126,6 +126,24 @@ async def test_a_form_that_is_not_acceptable_leaves_nothing_behind(
     assert await count(rows, "job") == 0
 
 
+async def test_a_form_of_a_browser_may_leave_out_the_reference_images(client: httpx2.AsyncClient) -> None:
+    """The browser then sends a file without a name and without a byte."""
+
+    async def send(name: str, content: str) -> httpx2.Response:
+        parts = [f'name="{field}"\r\n\r\n{value}' for field, value in FORM.items()]
+        parts += [f'name="{field}"; filename="{file}"\r\n\r\n{body}' for field, file, body in (
+            ("model", "model.onnx", "model bytes"), ("ref_images[]", name, content),
+        )]  # fmt: skip
+        form = "".join(f"--x\r\nContent-Disposition: form-data; {part}\r\n" for part in parts) + "--x--\r\n"
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        return await client.post("/api/v1/jobs", content=form, headers=headers)
+
+    answer = await send("", "")
+    assert (answer.status_code, answer.json()["input"]["ref_images_count"]) == (201, 0)
+    for name, content in (("a.png", ""), ("", "no picture")):
+        problem(await send(name, content), 422, "bad_reference_images")
+
+
 async def test_a_tflite_model_is_taken_where_workers_can_read_it(settings: Settings, make_key: MakeKey) -> None:
     key = await make_key(scopes=SCOPES)
     able = settings.model_copy(update={"conversion_tflite": True})
@@ -272,24 +290,6 @@ async def test_a_form_that_takes_too_long_is_refused_and_leaves_nothing_behind(
         assert await count(rows, table) == 0, table
 
 
-async def test_a_model_that_cannot_be_stored_leaves_the_database_clean(
-    settings: Settings, rows: Connection, make_key: MakeKey
-) -> None:
-    """The store comes first, so there is nothing to take back: its user may send again at once."""
-    key = await make_key(scopes=SCOPES)
-    without = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
-    async with serving(without) as api, client_of(api.url, key.text) as client:
-        answer = await send(client)
-        assert (answer.status_code, answer.json()["code"]) == (502, "store_unavailable")
-    for table in ("conversion", "job", "task", "outbox", "idempotency"):
-        assert await count(rows, table) == 0, table
-    async with serving(settings) as api, client_of(api.url, key.text) as client:
-        assert (await send(client)).status_code == 201
-
-
-async def test_the_record_has_every_field_of_the_requirement(client: httpx2.AsyncClient, rows: Connection) -> None:
-    """Section 3 of the converter's text, while its second step runs."""
-    sent = (await send(client, tenant_id="someone")).json()
 async def look_at_uploads(api: Running, rows: Connection, store: Any) -> list[Due]:
     """What housekeeping does an hour after an upload began. Returns the uploads that it has looked at."""
 
@@ -354,6 +354,24 @@ async def test_the_files_of_a_job_that_was_written_at_the_last_moment_stay(
     assert await api.services.store.fetch_bytes(job["input"]["object_key"], max_bytes=100) == b"model bytes"
 
 
+async def test_a_model_that_cannot_be_stored_leaves_the_database_clean(
+    settings: Settings, rows: Connection, make_key: MakeKey
+) -> None:
+    """The store comes first, so there is nothing to take back: its user may send again at once."""
+    key = await make_key(scopes=SCOPES)
+    without = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
+    async with serving(without) as api, client_of(api.url, key.text) as client:
+        answer = await send(client)
+        assert (answer.status_code, answer.json()["code"]) == (502, "store_unavailable")
+    for table in ("conversion", "job", "task", "outbox", "idempotency"):
+        assert await count(rows, table) == 0, table
+    async with serving(settings) as api, client_of(api.url, key.text) as client:
+        assert (await send(client)).status_code == 201
+
+
+async def test_the_record_has_every_field_of_the_requirement(client: httpx2.AsyncClient, rows: Connection) -> None:
+    """Section 3 of the converter's text, while its second step runs."""
+    sent = (await send(client, tenant_id="someone")).json()
     path = f"/api/v1/jobs/{sent['job_id']}"
     for step in ("onnx", "bie"):
         task = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = $2", UUID(sent["job_id"]), step)

@@ -326,8 +326,6 @@ async def test_a_provider_that_is_busy_at_the_deadline_is_told_later(
     pytest.fail("nothing was ordered in time")
 
 
-@pytest.mark.parametrize(("api", "worker"), [(-10, 0), (0, 10)], ids=["api behind", "worker ahead"])
-async def test_a_deadline_counts_by_the_databases_clock_however_wrong_the_apis_or_the_workers_is(
 @pytest.mark.parametrize(
     ("words", "status", "cancelled"),
     [("#work=0", "completed", False), ("#never", "failed", True), ("#never #ill=1", "failed", True)],
@@ -360,6 +358,8 @@ async def test_at_its_deadline_an_order_is_asked_for_once_more(
     assert (bought.polls, bought.cancelled) == (1, cancelled)
 
 
+@pytest.mark.parametrize(("api", "worker"), [(-10, 0), (0, 10)], ids=["api behind", "worker ahead"])
+async def test_a_deadline_counts_by_the_databases_clock_however_wrong_the_apis_or_the_workers_is(
     generation_settings: Settings, connection: Connection, api: int, worker: int
 ) -> None:
     """By ten minutes here: the store refuses signatures that are wrong by fifteen."""
@@ -639,3 +639,26 @@ async def test_a_form_without_a_file_is_refused(client: Client) -> None:
     form = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n'
     problem(await client.http.post("/v1/upload/images", content=form, headers=boundary), 422, "image_missing")
     problem(await client.http.post("/v1/upload/images", content=b"{}"), 415, "unsupported_media_type")
+
+
+def browser_form(*files: tuple[str, bytes]) -> dict[str, Any]:
+    """A form as a browser sends it: the name of a file may be empty."""
+    parts = [
+        b'--x\r\nContent-Disposition: form-data; name="image"; filename="%b"\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n%b\r\n" % (name.encode(), content)
+        for name, content in files
+    ]
+    return {"content": b"".join(parts) + b"--x--\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}}
+
+
+async def test_a_form_of_a_browser_may_leave_out_one_of_its_files(client: Client) -> None:
+    """The browser then sends a file without a name and without a byte."""
+
+    async def send(*files: tuple[str, bytes]) -> httpx2.Response:
+        return await client.http.post("/v1/upload/images", **browser_form(*files))
+
+    answer = await send(("a.png", picture(1)), ("", b""))
+    assert (answer.status_code, len(answer.json()["data"])) == (200, 1)
+    problem(await send(("", b"")), 422, "image_missing")
+    for name, content in (("a.png", b""), ("", b"no picture")):
+        problem(await send((name, content)), 422, "unsupported_format")
