@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import orjson
 
-from leasehold.domain.states import JOB_TERMINAL
+from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.pipelines.conversion.rows import Row
 
 #: A public state of a conversion -> the states of its job that have this public state.
@@ -34,6 +34,8 @@ _PARAMETERS = (
 #: The `stage_status` of an ended conversion. Before the end, `stage_status` is the name of the current stage in capital
 #: letters, such as `ONNX`.
 _STAGE_STATUS_AT_END = {"completed": "COMPLETED", "failed": "FAILED"}
+#: The error of a cancelled conversion: its job has none, but the client reads `failed`.
+_CANCELLED = {"code": "cancelled", "message": "The conversion was cancelled.", "retryable": True}
 
 
 def record(row: Row) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def record(row: Row) -> dict[str, Any]:
         "parameters": _parameters(row["params"]),
         "result_object_keys": models,
         "output": {f"{name}_path": key for name, key in models.items()},
-        "error": row["error"],
+        "error": _CANCELLED if row["status"] == JobState.CANCELLED else row["error"],
         "origin": "api",
         "user_id": row["user_id"],
         "tenant_id": row["owner_tenant"],  # as the client named it

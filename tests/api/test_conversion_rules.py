@@ -59,6 +59,7 @@ async def test_a_conversion_that_waits_is_cancelled_at_once_and_its_user_may_sen
     path = (await send(client)).headers["Location"]
     answer = await client.post(f"{path}/cancel", json={"reason": "wrong file"})
     assert (answer.status_code, answer.json()["status"]) == (202, "failed")
+    assert (await client.get(path)).json()["error"]["code"] == "cancelled"
     assert (await rows.fetchval("SELECT cancel FROM job"))["reason"] == "wrong file"
     assert code(await client.post(f"{path}/cancel")) == (409, "resource_invalid_state")
     assert (await send(client)).status_code == 201
@@ -70,7 +71,7 @@ async def test_a_conversion_that_runs_is_asked_to_stop(client: httpx2.AsyncClien
     await claims.claim(rows, TERMS, [task])
     for _ in range(2):
         answer = await client.post(f"{path}/cancel")
-        assert (answer.status_code, answer.json()["status"]) == (202, "running")
+        assert (answer.status_code, answer.json()["status"], answer.json()["error"]) == (202, "running", None)
     assert await rows.fetchval("SELECT status FROM job") == "cancel_requested"
 
 
@@ -132,6 +133,8 @@ async def test_an_expired_conversion_is_gone_also_when_its_row_is(
         answers.append(await client.post(f"{path}/promote", json={"targets": [{}]}))
         assert [code(answer) for answer in answers] == [(410, "expired")] * 3
         assert {answer.json()["detail"] for answer in answers} == {"The conversion has expired."}
+        listed = (await client.get("/api/v1/jobs")).json()
+        assert (listed["jobs"], listed["total"]) == ([], 0)
         await sweeps.forget_jobs(rows, [job_id], [remember_with_jobs])
     assert await rows.fetchval("SELECT count(*) FROM job") == 0
     async with client_of(api.url, (await make_key("rival", scopes=SCOPES)).text) as rival:

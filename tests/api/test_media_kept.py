@@ -157,3 +157,18 @@ async def test_a_step_may_have_another_priority_than_its_picture(media_api: Medi
     found = await rows.fetch("SELECT step, priority FROM task WHERE job_id = $1", UUID(answer.json()["job_id"]))
     assert {row["step"]: row["priority"] for row in found} == {"resize": 0, "compress": 1, "webp": 2}
     problem(await media_api.complete(await media_api.upload(), step_priority={"other": "low"}), 422, "invalid_request")
+
+
+async def test_a_picture_whose_job_is_gone_is_gone_too_although_its_rows_still_wait(
+    media_api: MediaApi, rows: Connection
+) -> None:
+    """Retention deletes the objects first. Whoever deletes the job by its id finds the picture no more, either."""
+    ticket = await media_api.submitted()
+    await finish_all(rows, ticket.media_id)
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp()")
+    for answer in (
+        await media_api.look(ticket),
+        await media_api.complete(ticket),
+        await media_api.client.get(f"/media/{ticket.media_id}/events"),
+    ):
+        problem(answer, 404, "media_not_found")

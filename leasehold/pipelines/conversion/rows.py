@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from leasehold.db.database import Connection, row_count
+from leasehold.db.job_reads import LIVES
 from leasehold.transitions import limits
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
@@ -124,6 +125,7 @@ async def forget_expired(connection: Connection, limit: int = 1000) -> bool:
 # SQL: the conversions of a list. $1 the tenant, $2 the user, $3 the states of their jobs; NULL: any.
 _SELECTED = (
     "c.tenant_id = $1 AND ($2::text IS NULL OR c.user_id = $2) AND ($3::text[] IS NULL OR j.status = ANY($3::text[]))"
+    f" AND {LIVES}"
 )
 
 

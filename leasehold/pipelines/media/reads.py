@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.db.database import Connection
+from leasehold.db.job_reads import LIVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class MediaView:
     outputs: Mapping[str, OutputView]  # by key
 
 
-FIND_MEDIA = """
+FIND_MEDIA = f"""
 -- media_find
 SELECT m.id, m.status, m.original_key, m.content_type, m.size, m.error, m.created_at, m.updated_at, m.job_id,
     j.status AS job_status, j.event_seq AS job_seq, j.error AS job_error, j.output_prefix,
@@ -74,7 +75,7 @@ SELECT m.id, m.status, m.original_key, m.content_type, m.size, m.error, m.create
     (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'size', o.size, 'content_type', o.content_type))
      FROM output o WHERE o.job_id = j.id) AS outputs
 FROM media m LEFT JOIN job j ON j.id = m.job_id
-WHERE m.id = $1 AND m.tenant_id = $2 AND m.deleted_at IS NULL
+WHERE m.id = $1 AND m.tenant_id = $2 AND m.deleted_at IS NULL AND {LIVES}
 """
 
 
@@ -95,7 +96,9 @@ def _step_view(row: Mapping[str, Any]) -> StepView:
 
 
 async def find_media(connection: Connection, tenant_id: str, media_id: UUID) -> MediaView | None:
-    """Read the picture and its job. None: there is no such picture, or it belongs to another tenant."""
+    """Read the picture and its job. None: there is no such picture, it belongs to another tenant, or its job is deleted
+    or past its retention.
+    """
     row = await connection.fetchrow(FIND_MEDIA, media_id, tenant_id)
     if row is None:
         return None
