@@ -177,7 +177,8 @@ async def _create(
     queues = queues_of(caller.tenant_id, conversion)
 
     async def write_job(connection: Connection) -> Answer:
-        async with services.admission.submitting(connection, caller.payer, queues, size=form.model_bytes) as charge:
+        stored_bytes = form.model_bytes + form.image_bytes
+        async with services.admission.submitting(connection, caller.payer, queues, size=stored_bytes) as charge:
             submissions.append(await conversions.create(connection, new_conversion))
         if not await uploads.keep_prefix(connection, caller.tenant_id, prefix_of(new_conversion.job.id)):
             raise form_too_slow()  # housekeeping took the files for those of an API process that has died
@@ -221,6 +222,7 @@ def _new_conversion(
         "object_key": keys["model"],
         "size_bytes": form.model_bytes,
         "ref_images_count": form.image_count,
+        "ref_images_bytes": form.image_bytes,
     }
     return NewConversion(job, form.user_id, caller.client_id, form.owner_tenant, form.file_name, input_record)
 

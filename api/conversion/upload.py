@@ -90,6 +90,7 @@ class StoredForm:
     file_name: str
     model_bytes: int
     image_count: int
+    image_bytes: int  # of their archive
     tags: dict[str, str]
     callback_url: str | None
     fingerprint: bytes  # over all fields and files, for the idempotency key
@@ -234,6 +235,7 @@ class _Form:
             clean_file_name(self._file_name),
             model.size,
             self._image_count,
+            references.size,
             tags,
             callback_url,
             fingerprint(b"POST /api/v1/jobs", *(text.encode() for text in fingerprinted_texts)),

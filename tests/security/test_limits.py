@@ -31,7 +31,7 @@ from leasehold.transitions import claims, concurrency, settlements
 from leasehold.transitions.settlements import Failure
 from tests.api.conftest import Running, client_of, serving
 from tests.api.driver import TERMS
-from tests.api.media_api import JPEG, MediaApi, Ticket, problem
+from tests.api.media_api import JPEG, PNG, MediaApi, Ticket, problem
 from tests.factories import SELDOM
 from tests.support.routes import methods_of
 
@@ -661,6 +661,20 @@ async def test_outputs_and_models_count_as_kept(known: Settings, rows: Connectio
         made = await acme.http.post("/api/v1/jobs", data=form, files={"model": ("m.onnx", bytes(1000))})
         assert made.status_code == 201, made.text
         problem(await acme.post("/v1/runs", template="outside"), 429, "storage_full")
+
+
+async def test_reference_images_count_as_kept(known: Settings, rows: Connection) -> None:
+    """There may be a gigabyte of them for each model."""
+
+    async def send(user: str, *images: bytes) -> httpx2.Response:
+        form = {"user_id": user, "model_id": "1", "version": "0001", "platform": "720"}
+        files = [("model", ("m.onnx", b"m")), *(("ref_images[]", ("a.png", image)) for image in images)]
+        return await acme.http.post("/api/v1/jobs", data=form, files=files)
+
+    async with world(known, rows, stored_bytes_per_tenant=3000) as acme:  # a small image has 2048 in its archive
+        assert (await send("first", PNG)).status_code == 201
+        problem(await send("second", PNG), 429, "storage_full")
+        assert (await send("second")).status_code == 201
 
 
 async def eventually(ask: Request, status: int) -> httpx2.Response:

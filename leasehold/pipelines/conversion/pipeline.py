@@ -103,7 +103,9 @@ CONVERSION = Kind(
         "leasehold.api.conversion.result:router",
         "leasehold.api.conversion.promote:router",
     ),
-    stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint), 0) FROM conversion WHERE tenant_id = $1",
+    # Earlier releases did not record the bytes of reference images.
+    stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint"
+    " + coalesce((input ->> 'ref_images_bytes')::bigint, 0)), 0) FROM conversion WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
     scopes=Scopes(read="conversion:read", write="conversion:write"),
     # /v1/jobs does not link to outputs: only GET /api/v1/jobs/{id}/result serves them, because it counts downloads.
