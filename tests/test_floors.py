@@ -34,6 +34,7 @@ ROOMS = (
     "leasehold.limits",
     "leasehold.schedules",
     "leasehold.kinds",
+    "leasehold.pictures",
     "leasehold.actions",
     "leasehold.selfcheck",
     "leasehold.client",

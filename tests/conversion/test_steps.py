@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import weakref
 from collections.abc import Callable
@@ -18,14 +19,35 @@ from leasehold.domain.work import Work
 from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.pipeline import ConversionParams, Preprocessing
-from leasehold.pipelines.conversion.toolchain import open_toolchain, optimise, refusals, running, tflite
-from leasehold.pipelines.conversion.toolchain.comparison import LARGEST_FLOAT, compare, describe
+from leasehold.pipelines.conversion.toolchain import (
+    open_toolchain,
+    optimise,
+    references,
+    refusals,
+    running,
+    tflite,
+)
+from leasehold.pipelines.conversion.toolchain.comparison import LARGEST_FLOAT, Comparison, Description
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import _noise
 from leasehold.pipelines.conversion.toolchain.optimise import largest_difference, trial_answers
 from leasehold.pipelines.conversion.toolchain.references import samples
 from leasehold.pipelines.conversion.toolchain.running import Runnable
 from tests.conversion.conftest import PARAMS, Bench
-from tests.conversion.models import model_of, network, pictures, saved
+from tests.conversion.models import archive, model_of, network, pictures, saved
+
+
+def compare(reference: list[running.Tensors], answers: list[running.Tensors]) -> dict[str, dict[str, float]]:
+    comparison = Comparison()
+    for expected, answer in zip(reference, answers, strict=True):
+        comparison.add(expected, answer)
+    return comparison.figures()
+
+
+def describe(answers: list[running.Tensors]) -> dict[str, dict[str, float | None]]:
+    description = Description()
+    for answer in answers:
+        description.add(answer)
+    return description.figures()
 
 
 def report(path: Path) -> dict[str, Any]:
@@ -365,9 +387,18 @@ def test_one_reference_image_is_in_memory_at_full_size(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Image.Image, "resize", note)
     limits, inputs = ModelLimits(), [{"name": "x", "type": "float", "shape": [1, 3, 16, 16]}]
-    made, origin = samples(pictures(tmp_path / "references", 4), inputs, Preprocessing(), limits, 0)
-    assert (len(made), origin) == (4, "reference images")
+    made = samples(pictures(tmp_path / "references", 4), inputs, Preprocessing(), limits, 0)
+    assert (len(made), made.origin) == (4, "reference images")
     assert most_at_once == [1] * 4
+
+
+def test_a_reference_image_of_16_bits_is_not_clipped_to_white(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(np.linspace(0, 65_535, 16 * 16).reshape(16, 16).astype(np.uint16)).save(stream, "PNG")
+    inputs = [{"name": "x", "type": "float", "shape": [1, 1, 16, 16]}]
+    preprocessing = Preprocessing(mean=(0.0, 0.0, 0.0), scale=(1.0, 1.0, 1.0))
+    (sample,) = samples(archive(tmp_path / "references", [stream.getvalue()]), inputs, preprocessing, ModelLimits(), 0)
+    assert sample["x"].mean() == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_answers_of_one_reference_image_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +424,46 @@ def test_the_answers_of_one_reference_image_are_in_memory(tmp_path: Path, monkey
     open_toolchain.quantise(Work("conversion", "bie", params, files, out))
     assert len(answers) == 2 * 5
     assert most_at_once <= 2, "of the float and of the int8 model"
+
+
+@pytest.mark.parametrize("count", [0, 5], ids=["generated", "reference images"])
+def test_samples_that_need_much_memory_are_made_again_and_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """100 images for an input of 2048 x 2048 pixels would have 5 GB."""
+    made: list[weakref.ref[np.ndarray[Any, Any]]] = []
+    most_at_once = 0
+
+    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_and_note(*arguments: Any) -> Any:
+            nonlocal most_at_once
+            most_at_once = max(most_at_once, sum(other() is not None for other in made))
+            sample = make(*arguments)
+            made.extend(weakref.ref(values) for values in sample.values())
+            return sample
+
+        return make_and_note
+
+    for name in ("_sample_of", "random_tensors"):
+        monkeypatch.setattr(references, name, noted(getattr(references, name)))
+    (out := tmp_path / "out").mkdir()
+    (images := tmp_path / "references").touch()
+    if count:
+        pictures(images, count)
+    params = ConversionParams(**PARAMS, enable_evaluate=True, enable_sim_fp=True, enable_sim_fixed=True)
+    model = {"model": saved(network(), tmp_path / "model")}
+    optimised = open_toolchain.optimise(Work("conversion", "onnx", params, model, out))
+    files = {name: file.path for name, file in optimised.files.items()}
+    written = []
+    for kept in (10**9, 2 * 3 * 16 * 16 * 4):  # all of them, and two
+        monkeypatch.setattr(references, "_KEPT_BYTES", kept)
+        made.clear()
+        most_at_once = 0
+        work = Work("conversion", "bie", params, files | {"references": images}, out)
+        written.append({name: file.path.read_bytes() for name, file in open_toolchain.quantise(work).files.items()})
+    assert written[0] == written[1]
+    assert most_at_once <= 2 + 1, "those that are kept, and the one before"
+    assert len(made) > (count or 16)
 
 
 def test_figures_of_all_samples_are_those_of_one_large_sample() -> None:

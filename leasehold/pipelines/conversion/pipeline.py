@@ -82,11 +82,11 @@ conversion = Pipeline(
         ),
         Step(
             "bie", needs=("onnx",), reads=("onnx", "references"), writes="output/out.bie", queue="conversion",
-            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=5,
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=6,
         ),
         Step(
             "nef", needs=("bie",), reads=("bie", "references"), writes="output/out.nef", queue="conversion",
-            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=2,
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=3,
         ),
     ],
 )  # fmt: skip

@@ -4,9 +4,7 @@ lack of memory and errors of the system are not.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 from io import BytesIO
 from typing import Any
@@ -23,6 +21,7 @@ from PIL import (
 )
 
 from leasehold.domain.errors import Permanent
+from leasehold.pictures.damage import damage_is_permanent
 from leasehold.pipelines.media import heic_decoder
 from leasehold.pipelines.media.animation import SHORTEST_MS
 from leasehold.pipelines.media.headers.header import Header
@@ -57,41 +56,12 @@ _FOREVER = 0
 _DEFAULT_MS = 100  # of a frame that would be shown for less than SHORTEST_MS
 
 
-@contextmanager
-def pillow_limits(max_pixels: int) -> Iterator[None]:
-    """Set Pillow's own pixel limit, and raise its warning as an error: a second guard after the header checks.
-
-    Pillow's other warnings are hidden: they concern metadata that the steps drop.
-    """
-    earlier_limit = Image.MAX_IMAGE_PIXELS
-    Image.MAX_IMAGE_PIXELS = max_pixels
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = earlier_limit
-
-
-@contextmanager
-def damage_is_permanent() -> Iterator[None]:
-    """Raise a decoder's errors as `corrupt_image`.
-
-    A lack of memory and errors of the system (which have an errno) pass unchanged: they are not faults of the picture.
-    """
-    try:
-        yield
-    except (Permanent, MemoryError):
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise Permanent("too_many_pixels", "The picture has more pixels than are accepted.") from error
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        if "out of memory" in str(error).lower():
-            raise MemoryError(str(error)) from error
-        raise corrupt_image("it cannot be decoded") from error
+def _decoding() -> AbstractContextManager[None]:
+    """The guard around each use of a decoder."""
+    return damage_is_permanent(
+        damaged=lambda: corrupt_image("it cannot be decoded"),
+        too_many_pixels=lambda: Permanent("too_many_pixels", "The picture has more pixels than are accepted."),
+    )
 
 
 class Picture:
@@ -106,7 +76,7 @@ class Picture:
         here or at a later frame, the picture is refused. None: compare with no header. Raises Permanent: corrupt_image
         or too_many_pixels.
         """
-        with damage_is_permanent():
+        with _decoding():
             if header is not None:
                 _check_memory(header.pixels * _PEAK_BYTES_PER_PIXEL.get(content_type, 0))
             self._image = Image.open(BytesIO(data), formats=(_DECODERS[content_type],))
@@ -167,7 +137,7 @@ class Picture:
 
         Returns the box that the picture then fills. None: the decoder has not scaled it.
         """
-        with damage_is_permanent():
+        with _decoding():
             drafted = self._image.draft(None, size)
         return drafted[1] if drafted else None
 
@@ -176,7 +146,7 @@ class Picture:
 
         Read frames in order: for an earlier frame, some decoders start again. Raises Permanent `corrupt_image`.
         """
-        with damage_is_permanent():
+        with _decoding():
             if self.frames > 1 or self._skipped_frames:
                 self._image.seek(index + self._skipped_frames)
                 self._check_size()  # a decoder may learn the size of a frame only when it gets there

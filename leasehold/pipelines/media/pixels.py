@@ -7,6 +7,7 @@ from __future__ import annotations
 import pyvips
 from PIL import Image
 
+from leasehold.pictures.grey16 import is_grey16, to_8_bits
 from leasehold.pipelines.media.shared_pixels import pixels_of
 
 Size = tuple[int, int]
@@ -43,8 +44,8 @@ def plain(image: Image.Image) -> Image.Image:
     """The same picture in one of Pillow's modes L, LA, RGB, RGBA or CMYK, with 8 bits a channel. A fully opaque alpha
     channel is dropped.
     """
-    if image.mode.startswith("I"):
-        image = _from_16_bit(image)
+    if is_grey16(image):
+        image = to_8_bits(image)
     elif image.has_transparency_data and image.mode not in _WITHOUT_ALPHA:
         image = _with_alpha(image)
     elif image.mode not in _PLAIN_MODES:
@@ -52,17 +53,6 @@ def plain(image: Image.Image) -> Image.Image:
     if image.mode in _WITHOUT_ALPHA and image.getchannel("A").getextrema()[0] == _OPAQUE:
         return image.convert(_WITHOUT_ALPHA[image.mode])
     return image
-
-
-def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Convert 16-bit grey by its high bytes: a plain conversion would clip every value above 255 to white."""
-    grey16 = image.convert("I")
-    grey8 = grey16.point([value >> 8 for value in range(65536)], "L")
-    transparent_value = image.info.get("transparency")
-    if isinstance(transparent_value, int):
-        alpha = grey16.point([0 if value == transparent_value else _OPAQUE for value in range(65536)], "L")
-        grey8.putalpha(alpha)
-    return grey8
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:

@@ -13,10 +13,11 @@ from PIL import Image
 
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
+from leasehold.pictures.damage import pillow_limits
 from leasehold.pipelines.media import encode
 from leasehold.pipelines.media.animation import Animation
 from leasehold.pipelines.media.colour import ToSrgb
-from leasehold.pipelines.media.decode import Picture, pillow_limits
+from leasehold.pipelines.media.decode import Picture
 from leasehold.pipelines.media.inspection import Original, inspect
 from leasehold.pipelines.media.pipeline import MediaParams, media
 from leasehold.pipelines.media.pixels import fit, flatten, shrink, upright, upright_size

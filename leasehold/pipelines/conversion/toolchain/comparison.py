@@ -81,14 +81,6 @@ class _OutputComparison:
         }
 
 
-def compare(reference: list[Tensors], answers: list[Tensors]) -> dict[str, dict[str, float]]:
-    """The figures of a `Comparison` for the answers of both models to the same samples."""
-    comparison = Comparison()
-    for expected, answer in zip(reference, answers, strict=True):
-        comparison.add(expected, answer)
-    return comparison.figures()
-
-
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
     """Whether the largest score is at the same place, for each item of the batch."""
     if first.shape != second.shape:
@@ -141,14 +133,6 @@ def _figures_of(samples: list[tuple[float, float, float]]) -> dict[str, float | 
     means, minima, maxima = zip(*samples, strict=True)
     figures = {"mean": float(np.mean(means)), "min": float(np.min(minima)), "max": float(np.max(maxima))}
     return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
-
-
-def describe(answers: list[Tensors]) -> dict[str, dict[str, float | None]]:
-    """The figures of a `Description` for these answers."""
-    description = Description()
-    for answer in answers:
-        description.add(answer)
-    return description.figures()
 
 
 def milliseconds(model: Runnable, sample: Tensors) -> float:

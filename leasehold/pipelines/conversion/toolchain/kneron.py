@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from leasehold.domain.errors import Permanent, Retryable, StepError
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
 from leasehold.pipelines.conversion.pipeline import ConversionParams
-from leasehold.pipelines.conversion.toolchain import comparison, refusals
+from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.artifacts import (
     BIE,
     BIE_REPORT,
@@ -35,8 +35,9 @@ from leasehold.pipelines.conversion.toolchain.artifacts import (
     read_json,
     report_progress,
 )
+from leasehold.pipelines.conversion.toolchain.comparison import Comparison, Description
 from leasehold.pipelines.conversion.toolchain.loading import load
-from leasehold.pipelines.conversion.toolchain.references import samples
+from leasehold.pipelines.conversion.toolchain.references import Samples, samples
 from leasehold.pipelines.conversion.toolchain.running import Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import facts_of, fix_inputs
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite
@@ -92,34 +93,56 @@ def quantise(work: Work) -> Done:
     params: ConversionParams = work.params
     ktc, source = _ktc(), work.files[ONNX].absolute()
     inputs = facts_of(load(source, params.limits))["inputs"]
-    inputs_to_run, origin = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
+    inputs_to_run = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
     config = _config(ktc, params, onnx_path=str(source))
     report: dict[str, Any] = {
         "toolchain": "kneron",
         "onnx": read_json(work.files[ONNX_REPORT]),
-        "calibration": {"data": origin, "samples": len(inputs_to_run)},
+        "calibration": {"data": inputs_to_run.origin, "samples": len(inputs_to_run)},
     }
     if params.enable_evaluate:
         report_progress(work, 5, "evaluating")
         report["evaluate"] = str(_call(config.evaluate))[:_MAX_REPORT_CHARACTERS]
     report_progress(work, 15, "analysing")
-    samples_by_input = {name: [sample[name] for sample in inputs_to_run] for name in inputs_to_run[0]}
-    bie_path = _call(config.analysis, samples_by_input, output_dir=str(work.directory.absolute()), threads=_THREADS)
+    bie_path = _call(
+        config.analysis, _by_input(inputs_to_run), output_dir=str(work.directory.absolute()), threads=_THREADS
+    )
     target = _move(bie_path, work.directory / "out.bie")
-    simulations = {}
+    simulated_files = {}
     if params.enable_sim_fp:
-        report_progress(work, 70, "simulating in float")
-        simulations["sim_fp"] = [_simulate(ktc, params, sample, onnx_file=str(source)) for sample in inputs_to_run]
+        simulated_files["sim_fp"] = {"onnx_file": str(source)}
     if params.enable_sim_fixed:
-        report_progress(work, 80, "simulating in fixed point")
-        simulations["sim_fixed"] = [
-            _simulate(ktc, params, sample, bie_file=str(target.absolute())) for sample in inputs_to_run
-        ]
-    report |= {name: comparison.describe(answers) for name, answers in simulations.items()}
-    if len(simulations) == 2:  # noqa: PLR2004 - both simulations
-        report["outputs"] = comparison.compare(simulations["sim_fp"], simulations["sim_fixed"])
+        simulated_files["sim_fixed"] = {"bie_file": str(target.absolute())}
+    report |= _simulations(work, ktc, inputs_to_run, simulated_files)
     value: dict[str, Any] = {name: report[name] for name in ("calibration", "outputs") if name in report}
     return Done(json_file(work, BIE_REPORT, report) | {BIE: File(target, BINARY)}, value)
+
+
+def _by_input(inputs: Samples) -> dict[str, list[np.ndarray[Any, Any]]]:
+    """The samples as the vendor's analysis takes them: all of them, by the name of the input."""
+    values_by_input: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for sample in inputs:
+        for name, values in sample.items():
+            values_by_input.setdefault(name, []).append(values)
+    return values_by_input
+
+
+def _simulations(work: Work, ktc: Any, inputs: Samples, files: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """What the simulations add to the report: a description of the answers of each model in `files` and, of two models,
+    a comparison. Only the answers to one input are in memory. `files`: the file of each model, as `_simulate` takes it.
+    """
+    if not files:
+        return {}
+    descriptions, compared = {name: Description() for name in files}, Comparison()
+    for number, sample in enumerate(inputs):
+        report_progress(work, 70 + 25 * number / len(inputs), f"simulating on {number + 1} of {len(inputs)}")
+        answers = {name: _simulate(ktc, work.params, sample, **file) for name, file in files.items()}
+        for name, answer in answers.items():
+            descriptions[name].add(answer)
+        if len(answers) == 2:  # noqa: PLR2004 - both simulations
+            compared.add(answers["sim_fp"], answers["sim_fixed"])
+    figures: dict[str, Any] = {name: description.figures() for name, description in descriptions.items()}
+    return figures | ({"outputs": outputs} if (outputs := compared.figures()) else {})
 
 
 def package(work: Work) -> Done:
@@ -134,12 +157,11 @@ def package(work: Work) -> Done:
     if params.enable_sim_hw:
         report_progress(work, 60, "simulating the hardware")
         inputs = report["onnx"]["optimised"]["inputs"]
-        inputs_to_run, _ = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
-        answers = [
-            _simulate(ktc, params, sample, nef_file=str(target.absolute()), model_id=params.model_id)
-            for sample in inputs_to_run
-        ]
-        report["sim_hw"] = comparison.describe(answers)
+        inputs_to_run = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
+        description = Description()
+        for sample in inputs_to_run:
+            description.add(_simulate(ktc, params, sample, nef_file=str(target.absolute()), model_id=params.model_id))
+        report["sim_hw"] = description.figures()
     files = json_file(work, REPORT, report) | {NEF: File(target, BINARY)}
     return Done(files, {"bytes": target.stat().st_size, "toolchain": "kneron"})
 

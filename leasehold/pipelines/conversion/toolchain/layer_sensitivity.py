@@ -7,6 +7,8 @@ It runs the float and the int8 model on the same inputs, and compares the output
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", 
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
-def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], directory: Path) -> list[dict[str, Any]]:
+def worst_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors], directory: Path) -> list[dict[str, Any]]:
     """The layers that add most noise, the worst first. A layer's noise is that of its worst sample.
 
     `noise`: the power of the noise in the layer's output, as a share of the signal's power. `added`: this noise less
@@ -43,7 +45,7 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
     graph = onnx.GraphProto()  # only the nodes: the weights are dropped before onnxruntime loads them again
     graph.node.extend(model.graph.node)
     del model, int8_model
-    samples = inputs[:_MAX_SAMPLES]
+    samples = list(islice(inputs, _MAX_SAMPLES))
     float_outputs, int8_outputs = _outputs_by_sample(float_exposed, samples), _outputs_by_sample(int8_exposed, samples)
     for reference, quantised in zip(float_outputs, int8_outputs, strict=True):
         for name in names:

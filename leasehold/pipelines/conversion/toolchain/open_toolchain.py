@@ -40,7 +40,7 @@ from leasehold.pipelines.conversion.toolchain.comparison import Comparison, Desc
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import worst_layers
 from leasehold.pipelines.conversion.toolchain.loading import load
 from leasehold.pipelines.conversion.toolchain.quantise import quantise_static
-from leasehold.pipelines.conversion.toolchain.references import samples
+from leasehold.pipelines.conversion.toolchain.references import Samples, samples
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors, compile_graph
 from leasehold.pipelines.conversion.toolchain.shapes import facts_of, infer_shapes, specification
 from leasehold.pipelines.conversion.toolchain.tflite import is_tflite, to_onnx
@@ -108,10 +108,7 @@ def quantise(work: Work) -> Done:
     source, target = work.files[ONNX], work.directory / "out.bie"
     report_progress(work, 0, "reading the reference images")
     model_inputs = facts_of(load(source, params.limits))["inputs"]
-    # `origin`: "reference images" or "generated".
-    inputs_to_run, origin = samples(
-        work.files["references"], model_inputs, params.preprocessing, params.limits, params.seed
-    )
+    inputs_to_run = samples(work.files["references"], model_inputs, params.preprocessing, params.limits, params.seed)
 
     def on_sample(number: int) -> None:
         report_progress(
@@ -122,7 +119,7 @@ def quantise(work: Work) -> Done:
     both_models = _run_both(work, source, target, inputs_to_run)
     report: dict[str, Any] = TOOLCHAIN | {
         "onnx": read_json(work.files[ONNX_REPORT]),
-        "calibration": {"data": origin, "samples": len(inputs_to_run)},
+        "calibration": {"data": inputs_to_run.origin, "samples": len(inputs_to_run)},
         "outputs": both_models.comparison.figures(),
         "bytes": {"float": source.stat().st_size, "int8": target.stat().st_size},
     }
@@ -196,7 +193,7 @@ class _BothModels:
             self.int8_answers.add(int8_answer)
 
 
-def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: list[Tensors]) -> _BothModels:
+def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples) -> _BothModels:
     """Run both models on each input. Only the answers to one input are in memory."""
     params: ConversionParams = work.params
     float_model, int8_model, both_models = Runnable(float_path), Runnable(int8_path), _BothModels()
@@ -204,9 +201,10 @@ def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: list[Tensor
         report_progress(work, 60 + 25 * number / len(inputs), f"comparing on {number + 1} of {len(inputs)}")
         both_models.add(float_model.run(sample), int8_model.run(sample), params)
     if params.enable_evaluate:
+        first_input = next(iter(inputs))
         both_models.milliseconds = {
-            "float": milliseconds(float_model, inputs[0]),
-            "int8": milliseconds(int8_model, inputs[0]),
+            "float": milliseconds(float_model, first_input),
+            "int8": milliseconds(int8_model, first_input),
         }
     return both_models
 

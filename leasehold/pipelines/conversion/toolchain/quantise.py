@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors
 class _SampleReader:
     """The CalibrationDataReader that onnxruntime expects: `get_next` returns None after the last sample."""
 
-    def __init__(self, samples: list[Tensors], on_sample: Callable[[int], None]) -> None:
+    def __init__(self, samples: Iterable[Tensors], on_sample: Callable[[int], None]) -> None:
         self._samples = iter(enumerate(samples))
         self._on_sample = on_sample
 
@@ -29,7 +29,7 @@ class _SampleReader:
         return sample
 
 
-def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sample: Callable[[int], None]) -> None:
+def quantise_static(source: Path, target: Path, samples: Iterable[Tensors], on_sample: Callable[[int], None]) -> None:
     """Write the int8 model to `target`. Calls `on_sample` with the number of each sample, from 0, before that
     sample runs.
 

@@ -6,47 +6,85 @@ from __future__ import annotations
 
 import io
 import tarfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from leasehold.domain.errors import StepError
+from leasehold.pictures.damage import damage_is_permanent, pillow_limits
+from leasehold.pictures.grey16 import is_grey16, to_8_bits
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.pipeline import Preprocessing
 from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
 _GENERATED_SAMPLES = 16
+#: So many bytes of samples stay in memory, so that they are not made again: those of 100 images for an input of
+#: 3 x 640 x 640 do.
+_KEPT_BYTES = 512 * 1024 * 1024
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _COLOUR_CHANNELS = 3
 
 
+class Samples:
+    """Values for the model's inputs, one sample after the other: all of them together may need more memory than a step
+    has. So each pass over them makes those again that are not among the first `_KEPT_BYTES`.
+
+    `origin`: "reference images" or "generated".
+    """
+
+    def __init__(self, make: Callable[[int], Iterator[Tensors]], origin: str) -> None:
+        """`make(first)`: the samples from number `first` on, always the same. Raises what `make` raises for any of
+        them.
+        """
+        self.origin = origin
+        self._make = make
+        self._kept: list[Tensors] = []
+        self._count, room = 0, _KEPT_BYTES
+        for sample in make(0):
+            self._count += 1
+            room -= sum(values.nbytes for values in sample.values())
+            if room >= 0:  # all samples have the same size: once one does not fit, no later one does
+                self._kept.append(sample)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Tensors]:
+        yield from self._kept
+        if len(self._kept) < self._count:
+            yield from self._make(len(self._kept))
+
+
 def samples(
     archive: Path, model_inputs: list[dict[str, Any]], preprocessing: Preprocessing, limits: ModelLimits, seed: int
-) -> tuple[list[Tensors], str]:
-    """The samples (values for the model's inputs), and their origin: "reference images" or "generated".
-    `model_inputs`: as `shapes.specification` returns them.
+) -> Samples:
+    """The samples of the client's reference images; without images, random ones. `model_inputs`: as
+    `shapes.specification` returns them.
 
     Raises Permanent("bad_reference_images") if a file is not a picture or is too large, or if the model's input cannot
     be a picture.
     """
-    # One picture after the other: at full size, all of them might need more memory than the step has.
-    pictures = _decoded_pictures(archive, limits)
-    picture_samples = [_sample_of(picture, model_inputs, preprocessing) for picture in pictures]
-    if picture_samples:
-        return picture_samples, "reference images"
-    rng = np.random.default_rng(seed)
-    specifications = [(value["name"], value["type"], value["shape"]) for value in model_inputs]
-    return [random_tensors(specifications, rng) for _ in range(_GENERATED_SAMPLES)], "generated"
+
+    def from_pictures(first: int) -> Iterator[Tensors]:
+        for picture in _decoded_pictures(archive, limits, first):
+            yield _sample_of(picture, model_inputs, preprocessing)
+
+    def generated(first: int) -> Iterator[Tensors]:
+        rng = np.random.default_rng(seed)
+        specifications = [(value["name"], value["type"], value["shape"]) for value in model_inputs]
+        for number in range(_GENERATED_SAMPLES):
+            sample = random_tensors(specifications, rng)
+            if number >= first:
+                yield sample
+
+    return Samples(from_pictures, "reference images") or Samples(generated, "generated")
 
 
-def _decoded_pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Image]:
-    """Decode the images one after the other, in memory."""
+def _decoded_pictures(archive: Path, limits: ModelLimits, first: int) -> Iterator[Image.Image]:
+    """Decode the images from number `first` on, one after the other."""
     if not archive.stat().st_size:  # the conversion has no reference images
         return
     try:
@@ -58,35 +96,25 @@ def _decoded_pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Imag
                     raise refusals.bad_references(f"entry {number + 1} of the archive is not a file")
                 if member.size > limits.max_image_bytes:
                     raise refusals.bad_references(f"file {number + 1} is larger than {limits.max_image_bytes} bytes")
-                stream = tar.extractfile(member)
-                yield _decode(b"" if stream is None else stream.read(), number + 1, limits)
+                if number >= first:
+                    stream = tar.extractfile(member)
+                    yield _decode(b"" if stream is None else stream.read(), number + 1, limits)
     except tarfile.TarError as error:
         raise refusals.bad_references("the archive is damaged") from error
 
 
 def _decode(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
-    with _damage_is_refused(number):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        if image.width * image.height > limits.max_image_pixels:
-            raise refusals.bad_references(f"file {number} has more than {limits.max_image_pixels} pixels")
-        return image.convert("RGB")
-
-
-@contextmanager
-def _damage_is_refused(number: int) -> Iterator[None]:
-    """Refuse file `number` after any error of Pillow: its readers raise whatever a damaged file makes them raise, such
-    as IndexError. A lack of memory is no fault of the file.
-    """
-    try:
-        yield
-    except (MemoryError, StepError):
-        raise
-    except Exception as error:
-        if "out of memory" in str(error).lower():  # Pillow's decoders say it by an OSError
-            raise MemoryError(str(error)) from error
-        raise refusals.bad_references(f"file {number} is not a readable {', '.join(_FORMATS)} picture") from error
+    with (
+        damage_is_permanent(
+            damaged=lambda: refusals.bad_references(f"file {number} is not a readable {', '.join(_FORMATS)} picture"),
+            too_many_pixels=lambda: refusals.bad_references(
+                f"file {number} has more than {limits.max_image_pixels} pixels"
+            ),
+        ),
+        pillow_limits(limits.max_image_pixels),
+    ):
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        return (to_8_bits(image) if is_grey16(image) else image).convert("RGB")
 
 
 def _sample_of(picture: Image.Image, model_inputs: list[dict[str, Any]], preprocessing: Preprocessing) -> Tensors:

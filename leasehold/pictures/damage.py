@@ -1,0 +1,51 @@
+"""Tells a damaged picture from a lack of memory and from errors of the system, while Pillow decodes it. The media steps
+use this module, and so do the reference images of conversions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from PIL import Image
+
+from leasehold.domain.errors import Permanent, StepError
+
+
+@contextmanager
+def pillow_limits(max_pixels: int) -> Iterator[None]:
+    """Set Pillow's own pixel limit, and raise its warning as an error.
+
+    Pillow's other warnings are hidden: they concern metadata that nobody reads.
+    """
+    earlier_limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = earlier_limit
+
+
+@contextmanager
+def damage_is_permanent(damaged: Callable[[], Permanent], too_many_pixels: Callable[[], Permanent]) -> Iterator[None]:
+    """Raise a decoder's errors as `damaged()`, because decoders raise whatever a damaged file makes them raise, such as
+    IndexError. Raise Pillow's refusal of the size as `too_many_pixels()`.
+
+    A lack of memory and errors of the system (which have an errno) pass unchanged: they are not faults of the picture.
+    """
+    try:
+        yield
+    except (StepError, MemoryError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise too_many_pixels() from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        if "out of memory" in str(error).lower():  # Pillow's decoders say it by an OSError
+            raise MemoryError(str(error)) from error
+        raise damaged() from error
