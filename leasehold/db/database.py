@@ -75,6 +75,9 @@ def _server_settings(name: str) -> dict[str, str]:
     return {
         "application_name": f"leasehold {name}",
         "idle_in_transaction_session_timeout": "30s",
+        # Else a session whose client has gone would stay, with its statement and its locks, as long as the statement
+        # waits for a lock: for example the presence lock of a worker that was killed.
+        "client_connection_check_interval": "2s",
         "tcp_keepalives_idle": "10",
         "tcp_keepalives_interval": "5",
         "tcp_keepalives_count": "2",
