@@ -5,6 +5,7 @@ the requests. A parameter `key` is the idempotency key of the request; None: the
 from __future__ import annotations
 
 import mimetypes
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -14,11 +15,15 @@ from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from leasehold.client import models
+from leasehold.client.errors import ClientError
 
 T = TypeVar("T")  # what the client makes of an answer
 Id: TypeAlias = UUID | str
 Priority: TypeAlias = Literal["high", "normal", "low"]
 Json: TypeAlias = Mapping[str, Any]
+#: An idempotency key, as the API takes it; and the value of any other header.
+_KEY = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")
+_HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,19 @@ class Call(Generic[T]):
     key: str | None = None
 
     def with_key(self) -> Call[T]:
-        """The call with an idempotency key, if the API accepts one: the caller's own key, or a new one."""
+        """The call with an idempotency key, if the API accepts one: the caller's own key, or a new one if that is None.
+
+        Raises ClientError for a key or a header that no request can have. The HTTP library would say so only when it
+        connects, as if the server did not answer.
+        """
+        for name, value in self.headers.items():
+            if not _HEADER_VALUE.fullmatch(value):
+                raise ClientError(f"{name} has printable ASCII characters, and none of them is a space at its ends.")
         if not self.keyed:
             return self
-        key = self.key or uuid4().hex
+        key = uuid4().hex if self.key is None else self.key
+        if not _KEY.fullmatch(key):
+            raise ClientError("A key has 1 to 255 printable ASCII characters, and no space at its ends.")
         return replace(self, key=key, headers={**self.headers, "Idempotency-Key": key})
 
     @property

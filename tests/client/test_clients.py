@@ -122,6 +122,18 @@ async def test_two_submissions_have_keys_of_their_own(
     assert await rows.fetchval("SELECT count(*) FROM run") == 3
 
 
+@pytest.mark.parametrize("key", ["", "k ", " k", "a\nb", "\u00e9", "x" * 256])
+async def test_a_key_that_no_request_can_have_is_refused_at_once_and_no_other_takes_its_place(
+    api: Either, front: Front, outside: str, key: str
+) -> None:
+    with pytest.raises(ClientError, match="1 to 255 printable ASCII"):
+        await api.do("submit", outside, key=key)
+    with pytest.raises(ClientError, match="X-Provider-Credential has printable ASCII") as refused:
+        await api.do("generate", "a cat", credential=f"secret{key}\n")
+    assert "secret" not in str(refused.value)
+    assert [path for _, path, _ in front.seen if path.startswith("/v1/images") or path == "/v1/runs"] == []
+
+
 async def test_when_the_time_is_up_the_error_carries_the_key_to_try_again_with(
     api: Either, front: Front, outside: str, rows: Connection
 ) -> None:
