@@ -87,7 +87,7 @@ def key_of(key: str | None) -> str:
     key = key or os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise ClientError("give an API key, or set LEASEHOLD_API_KEY to one (leasehold keys create)")
-    if not (key.isascii() and key.isprintable()):
+    if not (key.isascii() and key.isprintable()) or " " in key:
         raise ClientError("the API key has characters that no key has: copy the whole key")
     return key
 

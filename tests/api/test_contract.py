@@ -297,7 +297,8 @@ def test_the_document_names_every_code_that_a_key_of_a_request_or_a_wrong_value_
         for operation in item.values():
             texts = {status: answer["description"] for status, answer in operation["responses"].items()}
             parameters = operation.get("parameters", ())
-            if any(parameter["in"] == "query" for parameter in parameters):
+            has_json = "application/json" in operation.get("requestBody", {}).get("content", {})
+            if has_json or any(parameter["in"] == "query" for parameter in parameters):
                 assert "`invalid_request`" in texts["422"], operation["operationId"]
             if any(parameter["name"] == "Idempotency-Key" for parameter in parameters):
                 keyed += 1

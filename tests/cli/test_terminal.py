@@ -176,6 +176,7 @@ def test_what_is_no_id_is_never_a_part_of_the_path(url: str, given: str) -> None
         ("http://x:port", "lh_x_y", "is not a URL"),
         ("http://127.0.0.1:1", "lh_x…", "copy the whole key"),
         ("http://127.0.0.1:1", "lh_x\ny", "copy the whole key"),
+        ("http://127.0.0.1:1", "lh_x_y ", "copy the whole key"),
     ],
 )
 def test_a_wrong_address_or_key_is_refused_at_once_with_a_sentence(url: str, key: str, sentence: str) -> None:
