@@ -106,6 +106,7 @@ class Handling:
             task_id=str(attempt.task_id),
             tenant=attempt.tenant_id,
             number=attempt.number,
+            directory=str(attempt.directory),
             result_limits=ResultLimits.of_settings(attempt.opened.settings),
         )
         return await done_with_result(attempt, await attempt.opened.processes.run(call, attempt))

@@ -13,7 +13,6 @@ import logging
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from threading import Lock, Thread, current_thread, main_thread
@@ -85,12 +84,12 @@ class ProcessAttempt:
 
     opened = None  # what the app has opened in the worker cannot be sent to this process
 
-    def __init__(self, call: CallOfProcess, call_number: int, channel: socket.socket, directory: Path) -> None:
+    def __init__(self, call: CallOfProcess, call_number: int, channel: socket.socket) -> None:
         self.job_id = UUID(call.job_id)
         self.task_id = UUID(call.task_id)
         self.tenant_id = call.tenant
         self.number = call.number
-        self.directory = directory
+        self.directory = Path(call.directory)
         self.log = logging.getLogger(call.task)
         self._call_number = call_number
         self._channel = channel
@@ -133,9 +132,7 @@ def main() -> None:
             _calls_of_threads[main_thread()] = call_number
             call = CallOfProcess.model_validate_json(call_json)
             logging.getLogger().setLevel(call.log_level)
-            # The function may have left a directory that cannot be deleted. That must not lose its result.
-            with tempfile.TemporaryDirectory(prefix="leasehold-", ignore_cleanup_errors=True) as directory:
-                kind, body = _run_call(call, ProcessAttempt(call, call_number, channel, Path(directory)))
+            kind, body = _run_call(call, ProcessAttempt(call, call_number, channel))
             _send(channel, kind, call_number, body)
 
 

@@ -43,7 +43,7 @@ _Text: TypeAlias = Annotated[str, AfterValidator(storable_text)]
 
 class CallOfProcess(BaseModel):
     """The call that the process runs: a task of a module, by its name. The process sends no result that is larger than
-    `result_limits` allow.
+    `result_limits` allow. `directory`: the attempt's, which the worker deletes, also after the process was killed.
     """
 
     module: str
@@ -53,6 +53,7 @@ class CallOfProcess(BaseModel):
     task_id: str
     tenant: str
     number: int  # of the attempt
+    directory: str
     result_limits: ResultLimits
     log_level: int = 30  # the lowest level of `logging` that the process sends
 

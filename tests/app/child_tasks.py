@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -125,6 +126,14 @@ def replace_directory() -> str:
     current().directory.rmdir()
     current().directory.write_text("")
     return "done"
+
+
+@app.task(process=True, retry=ONCE)
+def die_with_files(note: str) -> None:
+    """As at its time limit, or when memory runs out. `note`: gets the path of the directory."""
+    (current().directory / "large").write_text("x")
+    Path(note).write_text(str(current().directory))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(process=True, retry=ONCE, timeout=timedelta(seconds=2))

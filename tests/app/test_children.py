@@ -75,6 +75,16 @@ async def test_a_directory_that_cannot_be_deleted_costs_no_result(served: None) 
     assert await (await child_tasks.replace_directory.asubmit()) == "done"
 
 
+async def test_the_files_of_a_killed_process_are_deleted_from_the_work_directory(served: None, tmp_path: Path) -> None:
+    """Each left its files in the system's folder for temporary files, for ever."""
+    note = tmp_path / "note"
+    with pytest.raises(TaskFailed, match="killed by SIGKILL"):
+        await (await child_tasks.die_with_files.asubmit(str(note)))
+    directory = Path(note.read_text())
+    assert directory.is_relative_to(tmp_path)
+    assert not await asyncio.to_thread(directory.exists)
+
+
 async def test_the_time_limit_kills_a_process_and_what_it_started(served: None, tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     for _ in range(5):  # on a busy machine its time may be over before its program runs
@@ -143,12 +153,13 @@ async def test_without_a_store_the_largest_inline_result_of_an_isolated_task_is_
             await (await child_tasks.shout_much.asubmit(size))
 
 
-async def test_a_process_sends_no_result_that_nothing_keeps() -> None:
+async def test_a_process_sends_no_result_that_nothing_keeps(tmp_path: Path) -> None:
     process = await Process.start()
     try:
         call = CallOfProcess(
             module=child_tasks.__name__, task="children.large", params={"size": 100}, job_id=str(new_id()),
-            task_id=str(new_id()), tenant="me", number=1, result_limits=ResultLimits(10, 50, has_store=True),
+            task_id=str(new_id()), tenant="me", number=1, directory=str(tmp_path),
+            result_limits=ResultLimits(10, 50, has_store=True),
         )  # fmt: skip
         async with asyncio.timeout(SECONDS):
             kind, body = await process.call(call, lambda _kind, _body: None)
@@ -244,7 +255,7 @@ async def test_what_a_thread_that_an_earlier_call_left_behind_says_is_kept_with_
     assert await log_reads.stream_page(connection, "me", second.id, 0, LogFilter(), 100) == []
 
 
-async def test_a_call_gets_no_frame_of_an_earlier_call() -> None:
+async def test_a_call_gets_no_frame_of_an_earlier_call(tmp_path: Path) -> None:
     process = await Process.start()
     frames: list[tuple[Kind, bytes]] = []
     calls: list[tuple[str, dict[str, str]]] = [("leave_a_thread", {"secret": "s"}), ("talk_beside_the_thread", {})]
@@ -253,8 +264,8 @@ async def test_a_call_gets_no_frame_of_an_earlier_call() -> None:
             for name, params in calls:
                 call = CallOfProcess(
                     module=child_tasks.__name__, task=f"children.{name}", params=params, job_id=str(new_id()),
-                    task_id=str(new_id()), tenant="me", number=1, result_limits=ResultLimits(10, 50, has_store=True),
-                    log_level=logging.INFO,
+                    task_id=str(new_id()), tenant="me", number=1, directory=str(tmp_path),
+                    result_limits=ResultLimits(10, 50, has_store=True), log_level=logging.INFO,
                 )  # fmt: skip
                 kind, _ = await process.call(call, lambda kind, body: frames.append((kind, body)))
                 assert kind is Kind.DONE
