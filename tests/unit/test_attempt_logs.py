@@ -244,6 +244,65 @@ def test_a_level_has_its_name_although_a_formatter_has_coloured_it(heard: None) 
     assert recorded(own)[0]["level"] == "info"
 
 
+def test_what_the_collector_finds_in_an_attempt_is_not_its(heard: None) -> None:
+    """A forgotten task may be another tenant's: the garbage collector runs in any attempt."""
+    own = recorder()
+
+    def attempt() -> None:
+        attempt_logs.record_in(own)
+        logging.getLogger("asyncio").error("Task exception was never retrieved: secret of another tenant")
+        logging.getLogger("asyncio.mine").error("of the attempt")
+
+    copy_context().run(attempt)
+    assert messages(own) == ["of the attempt"]
+
+
+def test_the_lines_of_one_worker_are_heard_after_another_of_the_process_has_ended(heard: None) -> None:
+    own = recorder()
+    with attempt_logs.installed():
+        pass
+
+    def attempt() -> None:
+        attempt_logs.record_in(own)
+        logging.getLogger("shop").info("still here")
+
+    copy_context().run(attempt)
+    assert messages(own) == ["still here"]
+
+
+def test_a_line_that_cannot_be_written_does_not_end_the_attempt(heard: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = recorder()
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+
+    def attempt() -> None:
+        attempt_logs.record_in(own)
+        logging.getLogger("shop").info("%d hats", "many")
+        logging.getLogger("shop").info("goes on")
+
+    copy_context().run(attempt)
+    assert messages(own) == ["goes on"]
+
+
+def test_a_thread_that_outlives_its_attempt_adds_nothing_to_it() -> None:
+    own = recorder()
+    woken: list[None] = []
+    own.close()
+    own.on_first = lambda: woken.append(None)
+    own.add("info", "shop", "late")
+    own.add_final("error", "late")
+    assert (recorded(own), woken) == ([], [])
+
+
+def test_names_are_cut_too() -> None:
+    own = recorder()
+    own.add("info", "l" * 500, "x", fields={"f" * 500: 1} | {f"{number}": number for number in range(50)})
+    (line,) = recorded(own)
+    cut = " [...]"
+    assert line["logger"] == "l" * attempt_logs.MAX_NAME + cut
+    assert next(iter(line["fields"])) == "f" * attempt_logs.MAX_NAME + cut
+    assert len(line["fields"]) == attempt_logs.MAX_FIELDS
+
+
 def test_a_process_without_logs_of_its_own_still_sees_its_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, []
