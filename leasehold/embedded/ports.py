@@ -51,7 +51,7 @@ class Ports:
         while True:
             while self._block_ports:
                 port = self._block_ports.pop(0)
-                if _is_free(port):
+                if is_free(port):
                     return port
             self._block_ports = list(self._reserve_block())
 
@@ -111,7 +111,8 @@ def require_free(port: int) -> None:
         raise EmbeddedError(f"port {port} {reason}: choose another one with --port, or 0 for any") from None
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether this user may listen on this port of 127.0.0.1, and no process does."""
     try:
         _bind(port)
     except OSError:

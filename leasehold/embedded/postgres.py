@@ -182,7 +182,7 @@ class Postgres:
                 raise server.failure("did not start")
             try:
                 connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._client_context())
-            except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError):
+            except (OSError, asyncpg.PostgresError):  # such as a refusal by a server that has taken the port
                 await asyncio.sleep(0.02)
                 continue
             try:

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from leasehold.embedded.ports import free_port
+from leasehold.embedded.ports import free_port, is_free
 from leasehold.embedded.process import EmbeddedError, RunAs, Server, unprivileged
 from leasehold.embedded.programs import runnable_copy_of
 from leasehold.embedded.tls import Tls
@@ -74,6 +74,8 @@ class S3:
         self._run_as.make_directory(buckets / self.bucket)
         self._remember_secret()
         program = await find_rclone(self._run_as)
+        if not is_free(self.port):  # a process that listens there would answer in the server's place
+            raise EmbeddedError(f"rclone serve s3 cannot start: port {self.port} is in use")
         address = f"127.0.0.1:{self.port}"
         options = ["--addr", address, "--allow-origin", self._allow_origin, *self._tls_options()]
         self._server = await Server.start(

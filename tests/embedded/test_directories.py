@@ -149,6 +149,16 @@ def test_what_a_living_owner_uses_is_not_touched(own_root: Path) -> None:
         assert directory.path.exists()
 
 
+def test_what_another_user_left_is_not_touched(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = own_root / f"{PREFIX}dead"
+    left.mkdir()
+    (left / LOCK_NAME).touch()
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert remove_abandoned(own_root) == []
+    assert left.exists()
+
+
 def test_a_link_to_elsewhere_is_not_followed(own_root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -79,6 +79,17 @@ async def test_a_second_server_on_the_data_of_a_running_one_is_refused(server: P
     assert await value_of(server.url, "SELECT 1") == 1
 
 
+async def test_a_server_whose_port_another_one_has_taken_does_not_start_and_says_why(
+    server: Postgres, run_directory: Path
+) -> None:
+    """The other server answers in its place, and knows no such password."""
+    late = Postgres(run_directory / "postgres-of-a-taken-port", durable=False, port=server.port)
+    with pytest.raises(EmbeddedError, match=r"did not start(?s:.)*Address already in use"):
+        await late.start()
+    await late.forget()
+    shutil.rmtree(late.directory)
+
+
 @pytest.mark.parametrize("mode", ["fast", "smart", "immediate"])
 async def test_a_stopped_server_comes_back_at_the_same_address(server: Postgres, mode: str) -> None:
     address = server.url

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import botocore.exceptions
 import pytest
 
-from leasehold.embedded.process import RunAs
+from leasehold.embedded.process import EmbeddedError, RunAs
 from leasehold.embedded.s3 import S3, find_rclone
 from tests.support.bucket import Bucket
 from tests.support.processes import command_lines
@@ -57,3 +58,15 @@ async def test_a_program_that_is_named_from_the_current_folder_is_the_same_from_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_RCLONE", "./rclone")
     assert await find_rclone(RunAs()) == program
+
+
+async def test_a_server_whose_port_another_one_has_taken_does_not_start(run_directory: Path) -> None:
+    """The other one accepts connections in its place: uploads would go there."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = S3(run_directory / "s3-of-a-taken-port", port=other.getsockname()[1])
+        with pytest.raises(EmbeddedError, match="in use"):
+            await server.start()
+    assert not server.running
+    await server.start()
+    await server.stop()
+    shutil.rmtree(server.directory)
