@@ -43,7 +43,7 @@ class RunDirectory:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._root))
         else:
             self.path = self._keep.absolute()
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o711, parents=True, exist_ok=True)  # others need not see its files
         if unprivileged().is_other_user:  # the servers' user may enter, but sees only its own files
             self.path.chmod(stat.S_IMODE(self.path.stat().st_mode) | 0o111)
         try:

@@ -39,6 +39,7 @@ def test_a_cleaner_of_temporary_files_takes_nothing_of_a_run_that_goes_on_for_we
 def test_a_given_directory_stays(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "data") as directory:
         (directory.path / "row").write_text("kept")
+        assert not directory.path.stat().st_mode & 0o066
     assert (tmp_path / "data" / "row").read_text() == "kept"
 
 
