@@ -237,7 +237,8 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
         HTTPStatus.NOT_FOUND: "`dead_letter_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`, `same_scope_running`, `same_key_running`, "
         "`pipeline_not_served`, `template_unreadable`, `order_being_withdrawn`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`, "
+        "`skips_other_steps`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip

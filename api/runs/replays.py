@@ -44,7 +44,8 @@ Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
         HTTPStatus.NOT_FOUND: "`run_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run can be retried; `same_scope_running`, "
         "`same_key_running`, `template_unreadable`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`, "
+        "`skips_other_steps`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {TOO_MANY_CHECKS}",
     }),
 )  # fmt: skip
@@ -64,6 +65,8 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, body: RetryR
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`not_repeatable`, `template_disabled`, `template_unreadable`, `same_scope_running`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`: the code has changed, and takes this payload no more; "
+        "`nothing_to_do`",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
@@ -84,10 +87,13 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         )
         if not template_version.template.repeatable:
             raise Conflict("not_repeatable", "The template does not allow its runs to be repeated.")
+        params = run["payload"]
+        if template_version.in_code:  # the code may have changed since the payload was checked
+            params = template_version.params_by_code(params)
         new_run = NewRun(
             template_version=template_version,
             tenant_id=caller.tenant_id,
-            params=run["payload"],
+            params=params,
             scope=run["scope"],
             scope_id=run["scope_id"],
             priority=run["priority"],

@@ -302,6 +302,10 @@ class Pipeline:
 
         return register
 
+    def skipped(self, params: Any) -> frozenset[str]:
+        """The names of the steps that a job with these parameters skips."""
+        return frozenset(step.name for step in self.steps if step.skip_if is not None and step.skip_if.holds(params))
+
     def has_code_of(self, step: Step, with_children: Collection[str]) -> bool:
         """Whether this worker can run the step: its handler is loaded here or, for an isolated step, in child
         processes. `with_children`: the pipelines for which this worker has child processes.

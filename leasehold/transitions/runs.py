@@ -17,7 +17,7 @@ import asyncpg
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
-from leasehold.domain.errors import Conflict
+from leasehold.domain.errors import Conflict, Invalid
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_digest import json_digest
 from leasehold.domain.pipeline import Pipeline
@@ -235,15 +235,21 @@ async def revive(
     `new.params`: the parameters of the run from now on. `replaces_params`: they replace the stored parameters; else
     they are the stored ones. `cause`: who retries the run, for its history.
 
-    Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
+    Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
+    the run would skip other steps with the new parameters: its tasks wait for each other by those that it skips.
     """
     failed_job = await connection.fetchrow(
-        "SELECT dedupe_key FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
+        "SELECT dedupe_key, params FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
         new.id,
         new.tenant_id,
     )
     if failed_job is None:
         return None
+    pipeline = new.template_version.pipeline
+    if pipeline.skipped(failed_job["params"]) != pipeline.skipped(new.params):
+        raise Invalid(
+            "skips_other_steps", "With this payload the run would skip other steps (`skip_if`): start a new run."
+        )
     new = replace(new, dedupe_key=failed_job["dedupe_key"])
     admission = await _admission_of(
         connection, new, (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]

@@ -280,6 +280,28 @@ async def test_a_rerun_is_a_fresh_run_of_the_same_payload(client: Client, worker
     assert again != run
 
 
+async def test_a_rerun_of_code_that_takes_the_payload_no_more_is_refused(
+    client: Client, worker: Worker, rows: Connection
+) -> None:
+    """It was accepted, and failed with `bad_params`."""
+    run = await client.start(payload={"number": 4})
+    await client.until(run, "succeeded")
+    await rows.execute('UPDATE job SET params = params || \'{"numbers": ["one"]}\'')  # as code of before took it
+    said = problem(await client.post(f"/v1/runs/{run}/rerun"), 422, "invalid_payload")
+    assert "/numbers/0" in said["detail"]
+    assert len((await client.http.get("/v1/runs")).json()["runs"]) == 1
+
+
+async def test_a_rerun_of_code_that_takes_more_than_before_has_the_defaults_of_today(
+    client: Client, worker: Worker, rows: Connection
+) -> None:
+    run = await client.start(payload={"number": 4})
+    await client.until(run, "succeeded")
+    await rows.execute("UPDATE job SET params = params - 'dry_run'")
+    again = (await client.post(f"/v1/runs/{run}/rerun")).json()["id"]
+    assert (await client.look(again))["payload"]["dry_run"] is False
+
+
 async def test_a_step_spreads_into_parts_and_goes_on_with_their_results(client: Client, worker: Worker) -> None:
     said = await client.until(await client.start("spread", payload={"number": 5}), "succeeded")
     assert said["result"]["gather"] == {"sum": 30}

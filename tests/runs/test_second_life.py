@@ -235,6 +235,24 @@ async def test_with_another_payload_it_takes_the_place_of_that_payload(client: C
     await client.start("outside", payload={"target": 1})
 
 
+async def test_with_another_payload_it_skips_the_same_steps_or_is_refused(client: Client) -> None:
+    """It went on with the steps of the payload before: the one that the new payload skips ran all the same."""
+    skip = {"pointer": "/quick", "equals": True}
+    steps: list[dict[str, Any]] = [
+        {"id": "a", "queue": "q"}, {"id": "b", "queue": "q", "skip_if": skip}, {"id": "c", "queue": "q"}
+    ]  # fmt: skip
+    await template(client, steps=steps)
+    for before in (True, False):
+        run = await failed(client, payload={"quick": before})
+        for body in ({"payload": {"quick": not before}}, {"payload": {"quick": not before}, "from_step": "a"}):
+            problem(await client.post(f"/v1/runs/{run}/retry", **body), 422, "skips_other_steps")
+        assert (await client.look(run))["payload"] == {"quick": before}
+        await retry(client, run, payload={"quick": before, "number": 2})
+        done = [await settle(client, "complete", run) for _ in range(2 if before else 3)]
+        assert done == (["a", "c"] if before else ["a", "b", "c"])
+        await client.until(run, "succeeded")
+
+
 async def test_it_waits_at_declared_limits_again_also_right_after_its_failure(client: Client, rows: Connection) -> None:
     await template(client)
     limit = {"tenant_id": "acme", "key": "template:outside", "at_most": 1}

@@ -4,7 +4,7 @@ for the job, and one for each task. It writes nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import ceil
@@ -182,16 +182,16 @@ def queue_of(step: Step, tenant_id: str, pin: str | None) -> str:
     return external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
 
 
-def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step], set[str]]:
+def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step], frozenset[str]]:
     """The steps that get a task immediately, and the names of those that the parameters skip."""
     steps = [step for step in pipeline.steps if not step.part]
-    skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(params)}
+    skipped = pipeline.skipped(params) & {step.name for step in steps}
     if len(skipped) == len(steps):
         raise Invalid("nothing_to_do", "The parameters skip every step.")
     return steps, skipped
 
 
-def _needs_of(steps: Sequence[Step], skipped: set[str]) -> dict[str, set[str]]:
+def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[str]]:
     """The steps for which each step waits, by name: those that it needs. In place of a skipped step, those for which
     that step would wait: otherwise the step after it would run beside the step before it.
     """
@@ -216,7 +216,7 @@ def _task_record(
     position: int,
     ids: Mapping[str, UUID],
     needs: Mapping[str, set[str]],
-    skipped: set[str],
+    skipped: Collection[str],
 ) -> dict[str, Any]:
     waiting_on, not_before = _waits_of(new, needs[step.name])
     return {
@@ -248,7 +248,7 @@ def _task_timeout(step: Step) -> int | None:
     return step.timeout_seconds
 
 
-def _first_task_state(step: Step, waiting_on: int, not_before: datetime | None, skipped: set[str]) -> TaskState:
+def _first_task_state(step: Step, waiting_on: int, not_before: datetime | None, skipped: Collection[str]) -> TaskState:
     if step.name in skipped:
         return TaskState.SKIPPED
     if waiting_on:
