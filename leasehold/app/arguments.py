@@ -17,8 +17,8 @@ from pydantic_core import PydanticSerializationError, SchemaError
 from leasehold.app.source_location import declaration_error
 from leasehold.domain.errors import InvalidArguments
 from leasehold.domain.json_pointer import first_mismatch_of
-from leasehold.domain.sentences import with_article
-from leasehold.domain.storable import NotStorable, encode_storable
+from leasehold.domain.params import json_of_params
+from leasehold.domain.storable import NotStorable
 
 #: The kinds of parameters that take positional arguments.
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -65,20 +65,13 @@ class Arguments:
         """The arguments of a call as JSON. Raises InvalidArguments with the path of the argument that does not fit."""
         values = self._bind(positional, named)
         try:
-            # Pydantic does not check an instance of the model again. So validate the JSON, too, because wrong values
-            # may have been assigned after the instance was made.
-            checked_model = self.model.model_validate(values)
-            encoded: dict[str, Any] = checked_model.model_dump(mode="json", by_alias=True, warnings=False)
-            self.model.model_validate_json(encode_storable(encoded))
+            return json_of_params(self.model, self.model.model_validate(values))
         except ValidationError as error:
             raise InvalidArguments(*first_mismatch_of(error)) from None
         except NotStorable as error:
             raise InvalidArguments(error.path, error.reason) from None
         except (PydanticSerializationError, ValueError) as error:  # pydantic raises a ValueError for a circular list
             raise InvalidArguments("", str(error)) from None
-        if not isinstance(encoded, dict):  # the model may have a serialiser of its own
-            raise InvalidArguments("", _not_object_sentence(self.model, encoded))
-        return encoded
 
     def _bind(self, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """The values of `model`'s fields, or the instance of `model` that the call has. Raises InvalidArguments."""
@@ -122,10 +115,6 @@ def hints_of(function: Callable[..., Any], local_names: Mapping[str, Any] | None
         ) from error
     except Exception as error:  # an annotation is an expression, and may raise anything
         raise declaration_error(function, f"an annotation is not a type: {error}") from error
-
-
-def _not_object_sentence(model: type[BaseModel], encoded: object) -> str:
-    return f"the JSON of {model.__name__} is {with_article(type(encoded).__name__)}, not an object"
 
 
 def _is_object(model: type[BaseModel]) -> bool:

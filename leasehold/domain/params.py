@@ -1,4 +1,4 @@
-"""Reads the parameters of a run from their JSON."""
+"""Converts the parameters of a run to JSON, and reads them from it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel
+
+from leasehold.domain.sentences import with_article
+from leasehold.domain.storable import NotStorable, encode_storable
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -19,3 +22,18 @@ def params_of_json(model: type[Model], params: Mapping[str, Any]) -> Model:
     Raises pydantic's ValidationError.
     """
     return model.model_validate_json(orjson.dumps(params))
+
+
+def json_of_params(model: type[BaseModel], params: BaseModel) -> dict[str, Any]:
+    """The parameters as JSON that a worker can read: `params_of_json(model, ...)` takes it. A model may write other
+    JSON than it reads, and pydantic does not check an instance again whose fields were assigned later.
+
+    Raises ValidationError if the model does not take its JSON back, and NotStorable if JSON or PostgreSQL lacks a
+    value. Raises PydanticSerializationError and ValueError if there is no JSON.
+    """
+    encoded: Any = params.model_dump(mode="json", by_alias=True, warnings=False)
+    model.model_validate_json(encode_storable(encoded))
+    if not isinstance(encoded, dict):  # the model may have a serialiser of its own
+        kind = with_article(type(encoded).__name__)
+        raise NotStorable("", f"the JSON of {model.__name__} is {kind}, not an object")
+    return encoded

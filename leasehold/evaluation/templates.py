@@ -15,13 +15,16 @@ import asyncpg
 import structlog
 from jsonschema_rs import Draft202012Validator
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.json_pointer import first_mismatch_of
-from leasehold.domain.params import params_of_json
+from leasehold.domain.params import json_of_params, params_of_json
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
+from leasehold.domain.sentences import full_stop
+from leasehold.domain.storable import NotStorable
 from leasehold.domain.template import Template, encoded_payload, template_of_pipeline
 from leasehold.evaluation.child import first_mismatch
 from leasehold.evaluation.evaluator import EvaluationLimits, Evaluator, PayloadMismatch, mismatch_sentence
@@ -56,10 +59,15 @@ class TemplateVersion:
         """
         if (problem := first_mismatch(self._validator, dict(payload))) is not None:
             raise Invalid("invalid_payload", mismatch_sentence(*problem))
+        model = self.pipeline.params
         try:
-            return params_of_json(self.pipeline.params, payload).model_dump(mode="json", by_alias=True)
+            return json_of_params(model, params_of_json(model, payload))
         except ValidationError as error:
             raise Invalid("invalid_payload", mismatch_sentence(*first_mismatch_of(error))) from None
+        except NotStorable as error:
+            raise Invalid("invalid_payload", mismatch_sentence(error.path, error.reason)) from None
+        except (PydanticSerializationError, ValueError) as error:
+            raise Invalid("invalid_payload", full_stop(f"The payload has no JSON by its model: {error}")) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_serializer, model_serializer
 
 from leasehold.domain.errors import Invalid
 from leasehold.domain.pipeline import Pipeline, Step
@@ -93,3 +93,46 @@ def test_a_pattern_of_python_is_checked_by_the_model_and_stops_no_run() -> None:
 def test_what_does_not_fit_a_pattern_of_python_is_refused_with_its_place(wrong: dict[str, Any], place: str) -> None:
     with pytest.raises(Invalid, match=f"does not fit at {place}"):
         template_of(Coupon).params_by_code({"code": "spring"} | wrong)
+
+
+class Renamed(BaseModel):
+    number: int = Field(validation_alias="n", serialization_alias="m")
+
+
+class Spelled(BaseModel):
+    n: int
+
+    @model_serializer
+    def spelled(self) -> str:
+        return "one"
+
+
+class Unbounded(BaseModel):
+    n: int
+    at_most: float = float("inf")
+
+
+class Refusing(BaseModel):
+    n: int
+
+    @field_serializer("n")
+    def refused(self, n: int) -> str:
+        raise ValueError(f"no word for {n}")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Renamed, "at /n: Field required"),
+        (Spelled, "Input should be an object"),
+        (Unbounded, "at /at_most: JSON has neither NaN nor infinity"),
+        (Refusing, "no word for 1"),
+    ],
+)
+def test_a_payload_that_no_worker_could_read_as_its_model_writes_it_is_refused(
+    model: type[BaseModel], words: str
+) -> None:
+    """Its run was accepted, and failed with `bad_params` when a worker had it."""
+    with pytest.raises(Invalid, match=words) as refused:
+        template_of(model).params_by_code({"n": 1})
+    assert refused.value.code == "invalid_payload"
