@@ -95,6 +95,11 @@ def fail(work: Work, error: str, code: str = "", after: float | None = None) -> 
 
 
 @_act
+def diverge(work: Work) -> Done:
+    return Done(value={"losses": [1.0, float("nan")]})
+
+
+@_act
 def hang(work: Work, note: str = "started") -> Done:
     (work.directory / note).touch()
     while True:

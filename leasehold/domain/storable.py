@@ -38,6 +38,30 @@ def encode_storable(value: Any) -> bytes:
     return encoded
 
 
+def path_to_non_finite(value: Any) -> str | None:
+    """The JSON pointer to a NaN or an infinity in `value`, which is any value that orjson can write. None: it has none,
+    or orjson cannot write the value.
+    """
+    try:
+        has_null = b"null" in orjson.dumps(value, default=str)  # orjson writes null for such a number
+    except TypeError:
+        return None
+    if not has_null:
+        return None
+    return next((pointer_to(path) for path in _find_non_finite((), value)), None)
+
+
+def _find_non_finite(path: tuple[object, ...], value: Any) -> Iterator[tuple[object, ...]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _find_non_finite((*path, name), inner)
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from _find_non_finite((*path, number), inner)
+    elif isinstance(value, float) and not isfinite(value):
+        yield path
+
+
 def _first_problem(value: Any) -> NotStorable | None:
     return next(_find_problems((), value), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
@@ -84,7 +84,9 @@ async def whole(attempt: Attempt) -> Any:
     if not first:
         return Done()
     await attempt.write("kept.txt", b"kept", "text/plain")
-    return Snooze(timedelta(milliseconds=1), {"seen": 1}) if attempt.params.does == "snooze" else FanOut("part", [1, 2])
+    if attempt.params.does == "snooze":
+        return Snooze(timedelta(milliseconds=1), {"seen": 1})
+    return FanOut("part", [1, 2 if attempt.params.does == "fan_out" else float("nan")])
 
 
 @writing.handles("part")
@@ -122,6 +124,41 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 }
 
 
+async def _with_nul(_attempt: Attempt) -> Any:
+    return Done(value={"text": "a NUL: \x00"})
+
+
+async def _too_large(_attempt: Attempt) -> Any:
+    return Done(value={"number": 2**64})
+
+
+async def _nonsense(_attempt: Attempt) -> Any:
+    return 42
+
+
+async def _diverged(_attempt: Attempt) -> Any:
+    return Done(value={"losses": [1.0, (2.0, float("nan"))], "nothing": None})
+
+
+async def _diverged_in_a_note(attempt: Attempt) -> Any:
+    await attempt.remember({"loss": float("inf")})
+
+
+async def _diverged_in_a_snooze(_attempt: Attempt) -> Any:
+    return Snooze(timedelta(milliseconds=1), {"loss": float("-inf")})
+
+
+#: How the handler gives what cannot be stored, by what it does.
+BAD: dict[str, Callable[[Attempt], Awaitable[Any]]] = {
+    "unstorable": _with_nul,
+    "unstorable number": _too_large,
+    "nonsense": _nonsense,
+    "not finite": _diverged,
+    "not finite in a note": _diverged_in_a_note,
+    "not finite in a snooze": _diverged_in_a_snooze,
+}
+
+
 async def _cancelled() -> None:
     other = asyncio.ensure_future(asyncio.sleep(60))
     other.cancel()
@@ -148,12 +185,8 @@ async def first(attempt: Attempt) -> Any:
             return Done(value={"directory": str(attempt.directory)})
         case "snooze" | "remember":
             return await _twice(attempt)
-        case "unstorable":
-            return Done(value={"text": "a NUL: \x00"})
-        case "unstorable number":
-            return Done(value={"number": 2**64})
-        case "nonsense":
-            return 42
+        case does if does in BAD:
+            return await BAD[does](attempt)
     await attempt.write("greeting.txt", b"hello", "text/plain")
     return Done(value={"attempt": attempt.number})
 

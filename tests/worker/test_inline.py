@@ -147,6 +147,9 @@ async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_t
         ("await what was cancelled", "handler_error", 2),
         ("unstorable", "bad_output", 1),
         ("unstorable number", "bad_output", 1),
+        ("not finite", "bad_output", 1),
+        ("not finite in a note", "bad_output", 1),
+        ("not finite in a snooze", "bad_output", 1),
         ("nonsense", "bad_answer", 1),
     ],
 )
@@ -156,6 +159,18 @@ async def test_a_step_that_cannot_succeed_fails_its_job_with_a_code(
     job = await ended(rows, does)
     assert (job["status"], job["error"]["code"], job["error"]["step"]) == ("failed", code, "first")
     assert await rows.connection.fetchval("SELECT count(*) FROM failure") == attempts
+
+
+async def test_the_error_says_where_a_value_is_not_finite(worker: Worker, rows: Rows) -> None:
+    assert "at /losses/1/1" in (await ended(rows, "not finite"))["error"]["message"]
+
+
+async def test_an_item_of_a_fan_out_that_is_not_finite_fails_the_job_at_once(worker: Worker, rows: Rows) -> None:
+    new = jobs.NewJob(writing, "t", params={"does": "fan out what is not finite"})
+    await jobs.submit(rows.connection, [new])
+    job = await end_of(rows, new.id)
+    assert (job["status"], job["error"]["code"]) == ("failed", "bad_output")
+    assert "at /1:" in job["error"]["message"]
 
 
 async def test_a_result_beyond_a_limit_of_postgresql_fails_its_job_at_once(

@@ -28,6 +28,7 @@ from leasehold.domain.object_keys import output_key
 from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.sentences import with_article
+from leasehold.domain.storable import path_to_non_finite
 from leasehold.domain.verdicts import Done, FanOut, Snooze
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -244,6 +245,7 @@ class InlineAttempt:
         return await read_primary(self._pool, self._held, read)
 
     async def remember(self, note: Mapping[str, Any], connection: Connection | None = None) -> None:
+        _finite(note, "the note")
         if connection is not None:
             await notes.remember(connection, self.lease, note)
             return
@@ -391,9 +393,10 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
             reason = "an inline step cannot return files: store them with `write` or `write_file`"
             raise Permanent("bad_answer", f"the handler of {attempt.step} returned files; {reason}")
         case Done(value=value):
-            return Completion(attempt.lease, outputs, value)
+            return Completion(attempt.lease, outputs, _finite(value, "the value of the step"))
         case Snooze():
-            return Snoozing(attempt.lease, _seconds_until(returned.until), returned.note, outputs)
+            note = _finite(returned.note, "the note of the snooze")
+            return Snoozing(attempt.lease, _seconds_until(returned.until), note, outputs)
         case Suspending():  # a workflow that waits: `drive` returned it to its handler
             return returned
         case FanOut():
@@ -403,12 +406,20 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
     raise Permanent("bad_answer", f"the handler of {attempt.step} returned {kind}, not {allowed}")
 
 
+def _finite(value: _Answer, what: str) -> _Answer:
+    """The value. Raises Permanent `bad_output` for NaN and infinity: JSON lacks them, and readers would get null."""
+    if value is not None and (path := path_to_non_finite(value)) is not None:
+        raise Permanent("bad_output", f"{what} has NaN or infinity at {path or 'its root'}: JSON has neither")
+    return value
+
+
 def _parts(pipeline: Pipeline, fan_out: FanOut) -> list[Part]:
     step = pipeline.by_name.get(fan_out.step)
     if step is None or not step.part:
         raise Permanent("bad_answer", f"pipeline {pipeline.name} declares no part {fan_out.step!r}")
     if not 1 <= len(fan_out.items) <= MAX_ITEMS:
         raise Permanent("bad_answer", f"a step fans out into 1 to {MAX_ITEMS} parts, not {len(fan_out.items)}")
+    _finite(list(fan_out.items), "the items of the fan-out")
     handler = f"{pipeline.name}.{step.name}"
     return [Part(step.name, step.queue, step.max_attempts, handler, item) for item in fan_out.items]
 

@@ -23,6 +23,7 @@ from leasehold.domain.errors import Cancelled, Permanent, Retryable, is_disk_ful
 from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.sentences import with_article
+from leasehold.domain.storable import path_to_non_finite
 from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work, percent_of
 from leasehold.runtime.foreign_errors import text_of
@@ -194,6 +195,9 @@ def _finished_frame(done: object, directory: Path) -> frames.Answer:
             for name, file in done.files.items()
         }
         value = None if done.value is None else dict(done.value)
+        if (non_finite := path_to_non_finite(value)) is not None:  # a reader would get null
+            sentence = f"the value of the step has NaN or infinity at {non_finite}: JSON has neither"
+            return _failed_frame("permanent", "bad_output", sentence)
         return frames.Finished(files=files, value=value)
     except ValidationError as error:
         return _failed_frame("permanent", "bad_output", text_of(error))

@@ -28,6 +28,10 @@ async def test_a_path_that_leaves_the_directory_is_refused(one: Pool, path: str)
     await _refused(one, "claims", directory, name="out", path=path)
 
 
+async def test_a_value_that_is_not_finite_is_refused(one: Pool) -> None:
+    assert "at /losses/1:" in await _refused(one, "diverge", one.directory())
+
+
 async def test_a_missing_file_is_refused(one: Pool) -> None:
     assert "No such file" in await _refused(one, "claims", one.directory(), name="out", path="missing")
 
