@@ -41,7 +41,7 @@ class Handling:
         self._function = function
         self._arguments = arguments
         self._results = results
-        self._never_retried = terms.retry.never
+        self._final_errors = FinalErrors(terms.retry.never)
         self._batch = terms.batch
 
     def in_thread(self, attempt: Any) -> Done:
@@ -57,11 +57,8 @@ class Handling:
         positional, named = self._arguments.decoded(attempt.params)
         token = enter(Current(self._name, attempt))
         try:
-            result = await self._function(*positional, **named)
-        except OVERTAKEN:
-            raise
-        except self._never_retried as error:
-            raise permanent_error_of(error) from error
+            with self._final_errors:
+                result = await self._function(*positional, **named)
         finally:
             leave(token)
         return await done_with_result(attempt, self._results.encoded(result))
@@ -78,16 +75,12 @@ class Handling:
         async def call_all(items: list[Any]) -> Any:
             return await attempt.call(partial(self._function, items))
 
-        try:
+        with self._final_errors:
             if attempt.number > 1:
                 result = await result_alone(item, call_all)
             else:
                 batches: Batches = attempt.opened.batches
                 result = await batches.result_of(self._name, attempt.tenant_id, self._batch, item, call_all)
-        except OVERTAKEN:
-            raise
-        except self._never_retried as error:
-            raise permanent_error_of(error) from error
         return await done_with_result(attempt, self._results.encoded(result))
 
     @staticmethod
@@ -129,11 +122,8 @@ class Handling:
         positional, named = self._arguments.decoded(params)
         token = enter(Current(self._name, attempt))
         try:
-            result = self._function(*positional, **named)
-        except OVERTAKEN:
-            raise
-        except self._never_retried as error:
-            raise permanent_error_of(error) from error
+            with self._final_errors:
+                result = self._function(*positional, **named)
         finally:
             leave(token)
         return self._results.encoded(result)
@@ -147,8 +137,24 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
     return Done(value=encoding.stored_value())
 
 
-def permanent_error_of(error: Exception) -> Permanent:
-    """The error that ends a run: its function raised an exception that its Retry names in `never`."""
+class FinalErrors:
+    """A context manager. `never`: exceptions after which a run is not retried. One of these leaves the block as
+    Permanent. Exception: an error that shows that another attempt may have the task leaves the block as it is.
+    """
+
+    __slots__ = ("_never",)
+
+    def __init__(self, never: tuple[type[Exception], ...]) -> None:
+        self._never = never
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, self._never) and not isinstance(error, OVERTAKEN):
+            raise _permanent_error_of(error) from error
+
+
+def _permanent_error_of(error: Exception) -> Permanent:
     if isinstance(error, StepError):  # its code tells programs why
         return Permanent(error.code, error.message)
     return Permanent("handler_error", text_of(error))

@@ -17,12 +17,12 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from pydantic import BaseModel
 
 from leasehold.app.app import App
-from leasehold.app.handling import permanent_error_of
+from leasehold.app.handling import FinalErrors
 from leasehold.app.run import Run
 from leasehold.app.task import Task
 from leasehold.app.terms import STEP
 from leasehold.db.database import Connection, connected
-from leasehold.domain.errors import OVERTAKEN, DeclarationError
+from leasehold.domain.errors import DeclarationError
 from leasehold.domain.params import params_of_json
 from leasehold.runtime import failpoints
 from leasehold.schedules.declared import reconcile
@@ -277,10 +277,8 @@ def _raise_next(errors: list[BaseException], never: _NeverRetried) -> None:
     """Raise the next error as the task's handler does when the function raises it."""
     if not errors:
         return
-    error = errors.pop(0)
-    if isinstance(error, never) and not isinstance(error, OVERTAKEN):
-        raise permanent_error_of(error) from error
-    raise error
+    with FinalErrors(never):
+        raise errors.pop(0)
 
 
 def modules_of(app: App) -> list[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
+
+import orjson
+from jsonschema_rs import Draft202012Validator
 
 from leasehold.broker.outbox import RELAY_AT, Announcement
 from leasehold.db.database import Connection
@@ -16,6 +20,8 @@ from leasehold.evaluation.model_schemas import compile_model_schema
 
 #: Seconds after which a client may try again when a run has too many signals.
 _RETRY_SECONDS = 5.0
+#: The most compiled schemas of waits in the cache.
+_MAX_VALIDATORS = 256
 
 # This statement only locks. SEND runs after it in the same transaction. A suspension (settlements/suspending.py: a
 # workflow begins to wait) holds the job's lock while it writes to the table `journal` for which signals and steps the
@@ -96,6 +102,14 @@ async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: 
     return schema
 
 
+@lru_cache(_MAX_VALIDATORS)
+def _validator(schema: bytes) -> Draft202012Validator:
+    """The validator for the schema of a wait. It is cached, because it takes long to compile, and `send` holds the
+    job's lock.
+    """
+    return compile_model_schema(orjson.loads(schema))
+
+
 async def send(
     connection: Connection, run_id: UUID, tenant_id: str, name: str, payload: Any, *, at_most: int
 ) -> Sequence[Announcement]:
@@ -113,7 +127,7 @@ async def send(
         raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
     # Read the schema after the lock: so the query sees a wait that a suspension has written meanwhile.
     schema = await schema_of(connection, run_id, tenant_id, name)
-    if schema is not None and (problem := first_mismatch(compile_model_schema(schema), payload)) is not None:
+    if schema is not None and (problem := first_mismatch(_validator(orjson.dumps(schema)), payload)) is not None:
         raise Invalid("invalid_payload", mismatch_sentence(*problem))
     rows = await connection.fetch(SEND, run_id, tenant_id, name, payload, at_most)
     if not rows:
