@@ -90,6 +90,8 @@ async def checked(order: Order) -> None:
     assert_type(await add(1), int)
     assert_type(nightly.submit().wait(30), Run[None])
     assert_type(await tagged.submit(name="one"), str)
+    assert_type(await tagged.options(key="one").submit(name="one"), str)
+    assert_type(await nothing.asubmit_in(object(), key="one"), Run[list[int]])
     assert_type(await index.submit(order, key="one"), int)
     assert_type(await index([order]), list[int])
     assert_type(count(["a"]), list[int])
@@ -106,9 +108,13 @@ async def checked(order: Order) -> None:
     index.submit([order])  # type: ignore[call-overload]  # it takes one item, not a list
     send_receipt.submit(1)  # type: ignore[call-overload]  # 1 is not an Order
     send_receipt.submit(order, keys="one")  # type: ignore[call-overload]  # there is no option `keys`
-    tagged.submit(name=1)  # type: ignore[call-overload]  # 1 is not a str
+    tagged.submit(name=1)  # type: ignore[arg-type]  # 1 is not a str
+    tagged.submit(key="one")  # type: ignore[call-arg]  # it needs a name
+    await tagged.asubmit(key="one")  # type: ignore[call-arg]  # as above
+    tagged.submit_in(object(), key="one")  # type: ignore[call-arg]  # as above
+    await tagged.asubmit_in(object(), key="one")  # type: ignore[call-arg]  # as above
     add.submit(1, b="x")  # type: ignore[call-overload]  # "x" is not an int
     add.options(key="one").submit("x")  # type: ignore[arg-type]  # "x" is not an int
     ship.submit()  # type: ignore[call-overload]  # it needs an order
     ship.submit(1)  # type: ignore[call-overload]  # 1 is not an Order
-    close.submit(month="May")  # type: ignore[call-overload]  # "May" is not an int
+    close.submit(month="May")  # type: ignore[arg-type]  # "May" is not an int

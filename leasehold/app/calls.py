@@ -77,6 +77,9 @@ class Callee(Protocol):
     terms: TaskTerms
     pipeline: Pipeline
 
+    def find(self, run_id: UUID) -> Any:
+        """The handle of the task's run with this id."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):

@@ -153,27 +153,24 @@ class Task(Generic[P, R]):
         return Call(self, self.arguments.encoded(args, named), Options(**options))
 
     def _submit(self, calls: Sequence[Call[R]]) -> list[Run[R]]:
-        return self._handles_of(self._connections.call(self._write(calls)))
+        return _handles_of(calls, self._connections.call(self._write(calls)))
 
     async def _asubmit(self, calls: Sequence[Call[R]]) -> list[Run[R]]:
-        return self._handles_of(await self._connections.acall(self._write(calls)))
+        return _handles_of(calls, await self._connections.acall(self._write(calls)))
 
     async def _write(self, calls: Sequence[Call[R]]) -> list[UUID]:
         """Commit the runs. Returns their ids."""
         return await (await self._connections.link()).submit(calls) if calls else []
 
-    def _handles_of(self, ids: Sequence[UUID]) -> list[Run[R]]:
-        return [self.find(run_id) for run_id in ids]
-
     def _submit_in(self, connection: Any, calls: Sequence[Call[R]]) -> list[Run[R]]:
         from leasehold.app.inside import write_in  # noqa: PLC0415 - declaring a task loads no driver
 
-        return self._handles_of(write_in(connection, calls, self._connections))
+        return _handles_of(calls, write_in(connection, calls, self._connections))
 
     async def _asubmit_in(self, connection: Any, calls: Sequence[Call[R]]) -> list[Run[R]]:
         from leasehold.app.inside import awrite_in  # noqa: PLC0415 - as above
 
-        return self._handles_of(await awrite_in(connection, calls, self._connections))
+        return _handles_of(calls, await awrite_in(connection, calls, self._connections))
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without a server: its arguments and result go through JSON as in a worker.
@@ -308,7 +305,9 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
 
 
 class KeywordTask(Task[P, R], Generic[P, R, C]):
-    """A task without parameters, or with named ones only."""
+    """A task without parameters, or with named ones only. With a parameter that must be given, a type checker takes
+    options by `options(...)` only: it cannot know that a call with options gives that parameter, too.
+    """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         result: C = self.function(*args, **kwargs)
@@ -317,7 +316,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     @overload
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     @overload
-    def submit(self, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    def submit(self: KeywordTask[[], R, C], **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit(self, *args: Any, **kwargs: Any) -> Run[R]:
         """As PositionalTask.submit."""
         return self._submit([self._call_with_options(args, kwargs)])[0]
@@ -325,7 +324,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     @overload
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     @overload
-    async def asubmit(self, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    async def asubmit(self: KeywordTask[[], R, C], **options: Unpack[SubmitOptions]) -> Run[R]: ...
     async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:
         """As `submit`, in an event loop."""
         return (await self._asubmit([self._call_with_options(args, kwargs)]))[0]
@@ -333,7 +332,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     @overload
     def submit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     @overload
-    def submit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    def submit_in(self: KeywordTask[[], R, C], connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
         """As PositionalTask.submit_in."""
         return self._submit_in(connection, [self._call_with_options(args, kwargs)])[0]
@@ -341,7 +340,9 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     @overload
     async def asubmit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     @overload
-    async def asubmit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    async def asubmit_in(
+        self: KeywordTask[[], R, C], connection: Any, /, **options: Unpack[SubmitOptions]
+    ) -> Run[R]: ...
     async def asubmit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
         """As PositionalTask.asubmit_in."""
         return (await self._asubmit_in(connection, [self._call_with_options(args, kwargs)]))[0]
@@ -353,6 +354,11 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
     async def asubmit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
         """As `submit_many`, in an event loop."""
         return await self._asubmit(list(calls))
+
+
+def _handles_of(calls: Sequence[Call[R]], ids: Sequence[UUID]) -> list[Run[R]]:
+    """The handles of the runs. Each has the result of its own task: `submit_many` takes calls of other tasks, too."""
+    return [call.task.find(run_id) for call, run_id in zip(calls, ids, strict=True)]
 
 
 def check_function(function: Callable[..., Any]) -> None:

@@ -457,6 +457,31 @@ async def test_many_are_written_together_in_order_or_not_at_all(connection: Conn
     assert await connection.fetchval("SELECT count(*) FROM job") == 41
 
 
+async def test_many_of_several_tasks_with_keys_and_debounces_are_each_a_run_of_their_own_task(
+    connection: Connection,
+) -> None:
+    calls: list[Any] = [
+        later_if_again.options(key="same").call(1),
+        send_receipt.options(key="same").call(Order(id=1)),
+        send_receipt.call(Order(id=2)),
+        later_if_again.options(key="same").call(2),
+        send_receipt.options(key="same").call(Order(id=1)),
+        later_if_again.options(key="other").call(3),
+    ]
+    runs = await send_receipt.asubmit_many(calls)
+    assert [run.id for run in runs] == [calls[place].run_id for place in (0, 1, 2, 0, 1, 5)]
+    assert [run.task for run in runs] == [call.task.name for call in calls]
+    rows = await connection.fetch("SELECT id, pipeline, params FROM job")
+    assert {row["id"]: (row["pipeline"], row["params"]) for row in rows} == {
+        calls[0].run_id: (later_if_again.name, {"n": 2}),
+        calls[1].run_id: (send_receipt.name, calls[1].params),
+        calls[2].run_id: (send_receipt.name, calls[2].params),
+        calls[5].run_id: (later_if_again.name, {"n": 3}),
+    }
+    again = await send_receipt.asubmit_many([calls[1], calls[3]])
+    assert [run.id for run in again] == [runs[1].id, runs[0].id]
+
+
 @pytest.mark.parametrize("tries", [1, 2])
 async def test_many_whose_answer_was_lost_are_each_one_run(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, tries: int
