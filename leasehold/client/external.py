@@ -31,7 +31,7 @@ from leasehold.client.requests import DIRECT, KeyAuth
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.foreign_errors import text_of
-from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.gather import being_cancelled, cancel_and_wait
 
 #: 412: the store's answer to an upload if the key has an object already. A signed upload may only make a new object.
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
@@ -289,16 +289,23 @@ class ExternalWorker:
         try:
             result = await handle(task)
             _encode_json(result)
-        except Cancelled:
-            await self._settle(task, "acknowledge-cancel")
+        except Cancelled as error:
+            if task.cancelled:
+                await self._settle(task, "acknowledge-cancel")
+                return
+            message = "the handler raised Cancelled, but nobody has cancelled the run"
+            await self._fail(task, Permanent("handler_cancelled", message), error)
         except LeaseLost:
             raise
-        except asyncio.CancelledError:
-            await self._release(task)
-            raise
+        except asyncio.CancelledError as error:
+            if being_cancelled():
+                await self._release(task)
+                raise
+            # The handler has awaited what was cancelled. The worker must go on with the next task.
+            message = "the handler let a CancelledError out, but nobody has cancelled the worker"
+            await self._fail(task, Retryable(message, code="handler_error"), error)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
-            task.log(text_of(error), level="error", trace="".join(traceback.format_exception(error)))
-            await self._settle(task, "fail", **_failure_of(error))
+            await self._fail(task, error, error)
         else:
             files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
             try:
@@ -308,6 +315,11 @@ class ExternalWorker:
                     raise
                 # The API refuses this result, so the attempt has failed. The worker must go on with the next task.
                 await self._settle(task, "fail", **_failure_of(Retryable(str(error), code=error.code)))
+
+    async def _fail(self, task: Task, error: Exception, cause: BaseException) -> None:
+        """Report that the attempt failed with `error`. `cause`: what the handler raised."""
+        task.log(text_of(error), level="error", trace="".join(traceback.format_exception(cause)))
+        await self._settle(task, "fail", **_failure_of(error))
 
     async def _release(self, task: Task) -> None:
         """Release the task, because this worker stops. Another worker may claim it immediately, and the attempt does

@@ -17,7 +17,7 @@ from leasehold.api.process.metrics import CONNECTIONS
 from leasehold.client import external
 from leasehold.client.external import ExternalWorker, Refused, Task
 from leasehold.db.database import Connection
-from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.errors import Cancelled, Permanent, Retryable
 from leasehold.security.credentials import create_key
 from leasehold.telemetry.attempt_logs import MAX_FIELDS
 from leasehold.transitions import external as transitions
@@ -651,6 +651,36 @@ async def test_whatever_a_handler_gives_its_worker_settles_the_task_and_works_on
     )
     assert kind in ("failed", "retried")
     assert code in (stored, None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "retryable"),
+    [(Cancelled(), "handler_cancelled", False), (asyncio.CancelledError(), "handler_error", True)],
+)
+async def test_a_handler_outside_that_stops_without_being_asked_has_failed_and_its_worker_works_on(
+    client: Client,
+    running: Running,
+    rows: Connection,
+    template: str,
+    stop: BaseException,
+    code: str,
+    *,
+    retryable: bool,
+) -> None:
+    """Its worker ended, or left the task to its lease."""
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def stops(_task: Task) -> None:
+        raise stop
+
+    run = await client.start(template)
+    async with ExternalWorker(running.url, key.text, queues=["reports"], lease_seconds=3600.0) as outside:
+        assert await outside.work_once(stops, wait=5)
+        row = await rows.fetchrow("SELECT code, cause FROM failure")
+        assert tuple(row or ()) == (code, "error")
+        assert await outside.work_once(stops, wait=5 if retryable else 0) is retryable
+    said = await client.until(run, "failed")
+    assert said["error"]["code"] == code
 
 
 async def test_an_external_worker_settles_through_an_outage_and_a_refused_heartbeat(
