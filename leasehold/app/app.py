@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from leasehold.app.arguments import takes_positional
 from leasehold.app.batch_task import BatchTask
@@ -27,7 +27,7 @@ from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow
 from leasehold.domain.errors import DeclarationError, Invalid, InvalidArguments
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import NAME, Pipeline
-from leasehold.domain.registry import DeclaredSchedule, Pipelines
+from leasehold.domain.registry import CatchUp, DeclaredSchedule, Overlap, Pipelines
 
 if TYPE_CHECKING:
     from leasehold.settings import Settings
@@ -184,8 +184,8 @@ class App:
         expression: str,
         *,
         zone: str = "UTC",
-        overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] = "skip",
-        catch_up: Literal["skip", "one", "all"] = "skip",
+        overlap: Overlap = "skip",
+        catch_up: CatchUp = "skip",
         catch_up_within: timedelta = timedelta(days=1),
         **options: Unpack[TaskOptions],
     ) -> TaskDecorator:

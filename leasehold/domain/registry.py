@@ -29,15 +29,16 @@ ENTRY_POINTS = "leasehold.pipelines"
 _SHIPPED_PREFIX = "leasehold.pipelines."
 
 
+#: What a tick of a schedule does while the run before it is unfinished, and which missed ticks start runs later.
 Overlap: TypeAlias = Literal["skip", "buffer_one", "cancel_other", "allow_all"]
 CatchUp: TypeAlias = Literal["skip", "one", "all"]
-_OVERLAPS: tuple[str, ...] = get_args(Overlap)
-_CATCH_UPS: tuple[str, ...] = get_args(CatchUp)
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSchedule:
-    """A schedule that an app's code declares; the fields are those of `POST /v1/schedules`."""
+    """A schedule that an app's code declares; the fields are those of `POST /v1/schedules`. Raises DeclarationError: a
+    row that PostgreSQL refuses would keep the workers from all schedules of the installation.
+    """
 
     template: str
     cron: str
@@ -48,15 +49,14 @@ class DeclaredSchedule:
     catch_up_seconds: int = 86_400
 
     def __post_init__(self) -> None:
-        """Raises DeclarationError. Nothing else checks the values of a program without a type checker before its worker
-        writes the schedule.
-        """
-        if self.overlap not in _OVERLAPS:
-            raise DeclarationError(f"overlap is one of {', '.join(_OVERLAPS)}, not {self.overlap!r}")
-        if self.catch_up not in _CATCH_UPS:
-            raise DeclarationError(f"catch_up is one of {', '.join(_CATCH_UPS)}, not {self.catch_up!r}")
+        for name, value, known in (
+            ("overlap", self.overlap, get_args(Overlap)),
+            ("catch_up", self.catch_up, get_args(CatchUp)),
+        ):
+            if value not in known:
+                raise DeclarationError(f"{name} is one of {', '.join(known)}, not {value!r}")
         if not 0 <= self.catch_up_seconds <= MAX_DELAY.total_seconds():
-            raise DeclarationError(f"catch_up_within is 0 to {MAX_DELAY.days} days")
+            raise DeclarationError(f"catch_up_within is 0 to {MAX_DELAY.days} days, not {self.catch_up_seconds} s")
 
 
 class Pipelines:
