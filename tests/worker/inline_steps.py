@@ -86,7 +86,8 @@ async def whole(attempt: Attempt) -> Any:
     await attempt.write("kept.txt", b"kept", "text/plain")
     if attempt.params.does == "snooze":
         return Snooze(timedelta(milliseconds=1), {"seen": 1})
-    return FanOut("part", [1, 2 if attempt.params.does == "fan_out" else float("nan")])
+    second = {"fan_out": 2, "fan out nothing": None}.get(attempt.params.does, float("nan"))
+    return FanOut("part", [1, second])
 
 
 @writing.handles("part")

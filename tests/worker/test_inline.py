@@ -165,6 +165,15 @@ async def test_the_error_says_where_a_value_is_not_finite(worker: Worker, rows: 
     assert "at /losses/1/1" in (await ended(rows, "not finite"))["error"]["message"]
 
 
+async def test_an_item_of_a_fan_out_may_be_null(worker: Worker, rows: Rows) -> None:
+    new = jobs.NewJob(writing, "t", params={"does": "fan out nothing"})
+    await jobs.submit(rows.connection, [new])
+    job = await end_of(rows, new.id)
+    assert job["status"] == "succeeded", job["error"]
+    assert await value_of(rows, job, "part.0") == {"item": 1}
+    assert await value_of(rows, job, "part.1") == {"item": None}
+
+
 async def test_an_item_of_a_fan_out_that_is_not_finite_fails_the_job_at_once(worker: Worker, rows: Rows) -> None:
     new = jobs.NewJob(writing, "t", params={"does": "fan out what is not finite"})
     await jobs.submit(rows.connection, [new])

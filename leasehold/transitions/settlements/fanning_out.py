@@ -39,7 +39,9 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     FROM parts p JOIN parent ON parent.id = p.parent
     RETURNING id, job_id, queue, priority
 ), items AS (
-    INSERT INTO item (task_id, parent_id, number, value) SELECT id, parent, number, value FROM parts
+    -- jsonb_to_recordset makes NULL of the JSON null.
+    INSERT INTO item (task_id, parent_id, number, value)
+    SELECT id, parent, number, coalesce(value, 'null') FROM parts
 ), advanced_jobs AS (
     UPDATE job j
     SET leased = j.leased - per_job.step_count, steps_left = j.steps_left + per_job.part_count,
