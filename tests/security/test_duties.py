@@ -573,6 +573,24 @@ async def test_a_unit_whose_own_code_fails_as_a_connection_might_keeps_no_other(
     assert await set_aside(rows, "own") == {"bad": 1}
 
 
+async def test_a_unit_whose_connection_was_lost_is_not_at_fault_although_the_database_answers_again(
+    rows: Connection, housekeeping: Housekeeping
+) -> None:
+    tried: list[str] = []
+
+    async def delete(unit: str) -> None:
+        tried.append(unit)
+        raise ConnectionResetError
+
+    async def forget(_connection: Connection, _units: object) -> None:
+        """There are no rows."""
+
+    with pytest.raises(ConnectionResetError):
+        await housekeeping._forget("own", ["a", "b"], str, delete, forget)
+    assert tried == ["a"]
+    assert await set_aside(rows, "own") == {}
+
+
 async def test_a_unit_that_waited_for_a_silent_database_is_not_at_fault(
     rows: Connection, settings: Settings, housekeeping: Housekeeping
 ) -> None:

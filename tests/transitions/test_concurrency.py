@@ -120,7 +120,11 @@ async def test_a_job_is_let_in_when_its_time_has_come(rows: Rows) -> None:
     assert await rows.connection.fetchval("SELECT count(*) FROM gate_job WHERE job_id = $1", early) == 1
 
 
-async def test_jobs_of_a_tenant_come_by_priority_then_by_the_time_of_their_start(rows: Rows) -> None:
+@pytest.mark.parametrize("batch", [500, 1])
+async def test_jobs_of_a_tenant_come_by_priority_then_by_the_time_of_their_start(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr(admission, "_MAX_BATCH", batch)
     limit = ConcurrencyLimit("t", "k", at_most=0)
     late, early, low = await wait_at(rows, limit, count=3)
     for job_id, priority, minutes in ((late, 1, 1), (early, 1, 2), (low, 2, 3)):
@@ -139,6 +143,21 @@ async def test_jobs_of_a_tenant_come_by_priority_then_by_the_time_of_their_start
         await rows.connection.execute("UPDATE gate SET at_most = $1", number)
         await concurrency.admit(rows.connection, [("t", "k")])
         assert await held(rows) == {*order[number:]}
+
+
+@pytest.mark.parametrize("batch", [500, 1])
+async def test_of_two_tenants_whose_turn_it_is_the_one_whose_start_came_first_is_served(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr(admission, "_MAX_BATCH", batch)
+    limit = ConcurrencyLimit(EVERYBODY, "k", at_most=1)
+    (first,) = await wait_at(rows, limit)
+    (second,) = await wait_at(rows, limit, tenant="u")
+    await rows.connection.execute(
+        "UPDATE gate_job SET ready_at = ready_at - interval '1 min' WHERE job_id = $1", second
+    )
+    await concurrency.admit(rows.connection, [(EVERYBODY, "k")])
+    assert await held(rows) == {first}
 
 
 async def test_a_job_that_is_retried_waits_before_those_that_came_since(rows: Rows) -> None:

@@ -228,6 +228,27 @@ async def test_events_without_a_day_are_deleted_a_few_jobs_at_a_time(
     assert [row["job_id"] for row in await rows.connection.fetch("SELECT job_id FROM kept_event")] == [kept]
 
 
+async def test_an_old_event_of_an_existing_job_that_comes_after_the_others_have_moved_is_kept(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events without a day are deleted next."""
+    (job_id,) = await submitted(rows, 1)
+    move = history._move_events
+
+    async def move_before_it_comes(connection: Connection, start: datetime, end: datetime) -> None:
+        await move(connection, start, end)
+        await age(rows, job_id)
+
+    monkeypatch.setattr(history, "_move_events", move_before_it_comes)
+    await sweep(rows)
+    seen = await told(rows, job_id)
+    assert [event["kind"] for event in seen] == ["submitted"]
+    monkeypatch.setattr(history, "_move_events", move)
+    await sweep(rows)
+    assert await told(rows, job_id) == seen
+    assert await rows.connection.fetchval("SELECT count(*) FROM event") == 0
+
+
 @pytest.mark.parametrize("has_day", [True, False])
 async def test_an_event_of_weeks_ago_that_is_written_while_old_events_are_deleted_is_kept(
     rows: Rows, monkeypatch: pytest.MonkeyPatch, has_day: bool
