@@ -18,7 +18,10 @@ from leasehold.client import external
 from leasehold.client.external import ExternalWorker, Refused, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Cancelled, Permanent, Retryable
+from leasehold.db.database import Connection, connect
+from leasehold.domain.errors import Permanent, Retryable
 from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
 from leasehold.telemetry.attempt_logs import MAX_FIELDS
 from leasehold.transitions import external as transitions
 from leasehold.transitions import sweeps
@@ -28,6 +31,7 @@ from tests.api.media_api import problem
 from tests.client.front import fronting
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import SCOPES, Client, step_of
+from tests.support.lock_waits import until_waiting
 
 STEPS = [
     {"id": "outside", "queue": "reports", "retry": {"max_attempts": 2, "backoff_seconds": [0]}},
@@ -489,6 +493,27 @@ async def test_a_result_after_the_steps_limit_is_refused_whatever_the_lease(
     assert (step["state"], step["error"]["code"]) == ("retry", "step_timeout")
     problem(await settle(client, task, "complete"), 409, "lease_lost")
     await assert_history(Rows(rows), UUID(run))
+
+
+@pytest.mark.parametrize("verb", ["heartbeat", "logs"])
+async def test_a_report_looks_at_the_steps_limit_once_it_has_the_lock_of_the_job(
+    client: Client, runs_settings: Settings, rows: Connection, template: str, verb: str
+) -> None:
+    """Whoever ends the step at the same moment holds this lock: a report that does not wait for it says "in time"."""
+    run = await client.start(template)
+    task = await claim(client)
+    other = await connect(runs_settings, "test")
+    async with other.transaction():
+        await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", UUID(run))
+        body = {"first": 1, "lines": [{"message": "x"}]} if verb == "logs" else {}
+        report = asyncio.create_task(settle(client, task, verb, **body))
+        await until_waiting(other)
+        await other.execute(
+            "UPDATE task SET started_at = started_at - interval '1 day' WHERE id = $1", UUID(task["task_id"])
+        )
+    problem(await report, 409, "lease_lost")
+    assert await rows.fetchval("SELECT status FROM task WHERE id = $1", UUID(task["task_id"])) == "retry"
+    await other.close()
 
 
 async def test_a_steps_limit_is_kept_when_no_heartbeat_comes(
