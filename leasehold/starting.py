@@ -1,4 +1,4 @@
-"""Reads and checks the settings when a process starts. Every program and every command gets its settings from here.
+"""Reads and checks the settings when a process starts. Programs, commands and apps get their settings from here.
 
 A wrong variable ends the start with one sentence, without a traceback. The sentence names the variable, and shows
 neither a secret nor a URL, which may contain one.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -30,8 +32,15 @@ def read_settings(env_file: str | None = ".env") -> Settings:
 
 def parse_settings(env_file: str | None = ".env") -> Settings:
     """As `read_settings`, without the check of URLs: for a command that puts other servers in their place."""
-    try:
+    with wrong_variables_named():
         return Settings(_env_file=env_file)
+
+
+@contextmanager
+def wrong_variables_named() -> Iterator[None]:
+    """For the block that makes the settings: an error about a variable becomes BadSetting."""
+    try:
+        yield
     except ValidationError as error:
         raise _bad_setting(error) from None
     except SettingsError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import ssl
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -74,14 +73,6 @@ def check_urls(settings: Settings) -> None:
             _check_http_url(f"LEASEHOLD_{name.upper()}", url, may_have_query=name == "promote_token_url")
     if settings.s3_ca_file is not None:
         _load_authorities("LEASEHOLD_S3_CA_FILE", settings.s3_ca_file)
-
-
-def refuse_bad_urls(settings: Settings) -> None:
-    """As `check_urls`, but a wrong setting ends the process, with the message and without a traceback."""
-    try:
-        check_urls(settings)
-    except BadSetting as error:
-        sys.exit(f"leasehold: {error}")
 
 
 def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl:

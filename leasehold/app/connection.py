@@ -44,6 +44,7 @@ def settings_of_folder() -> Settings:
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
     from leasehold.settings import Settings, servers_of_database  # noqa: PLC0415 - as above
+    from leasehold.starting import wrong_variables_named  # noqa: PLC0415 - as above
 
     variables = dev_variables()
 
@@ -57,13 +58,14 @@ def settings_of_folder() -> Settings:
             return *super().settings_customise_sources(settings_cls, *sources, **named_sources), dev_source
 
     servers: dict[str, Any] = {}
-    if "database_url" not in Settings().model_fields_set:
-        servers = {
-            name: variables[variable]
-            for name in servers_of_database("")
-            if (variable := f"LEASEHOLD_{name.upper()}") in variables
-        }
-    return FolderSettings(**servers)
+    with wrong_variables_named():
+        if "database_url" not in Settings().model_fields_set:
+            servers = {
+                name: variables[variable]
+                for name in servers_of_database("")
+                if (variable := f"LEASEHOLD_{name.upper()}") in variables
+            }
+        return FolderSettings(**servers)
 
 
 @dataclass(slots=True)
@@ -162,7 +164,7 @@ class Connections:
         try:
             link: Any = await self._link_of(opened)  # a DatabaseLink: over HTTP there is no `submit_in`
             link.announce_soon(written)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - of any kind: see announce_soon
+        except Exception as error:  # noqa: BLE001 - of any kind: see announce_soon
             _log.warning("the relay announces a commit, because the app could not: %r", error)
 
     def _open_portal(self) -> _Opened:

@@ -33,7 +33,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.outages import DATABASE
 from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.workflows import signals
-from leasehold.urls import refuse_bad_urls
+from leasehold.urls import check_urls
 
 T = TypeVar("T")  # what the work of `_repeat_while_away` returns
 
@@ -105,8 +105,10 @@ class DatabaseLink:
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings, tenant: str) -> AsyncIterator[DatabaseLink]:
-        """Make a link, which connects when it is first used. So making it does not fail while a server is away."""
-        refuse_bad_urls(settings)
+        """Make a link, which connects when it is first used. So making it does not fail while a server is away. Raises
+        BadSetting for a URL that cannot be used.
+        """
+        check_urls(settings)
         log_to_the_program()
         async with AsyncExitStack() as stack:
             pool = await make_pool(settings, "app", pool_of_app(settings))

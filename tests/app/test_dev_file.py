@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -152,3 +155,46 @@ def test_a_worker_joins_the_dev_of_its_folder_unless_a_database_is_named(
     assert ("joins the `leasehold dev` of this folder" in capsys.readouterr().err) is joins
     join_dev()  # none runs here: nothing changes
     assert capsys.readouterr().err == ""
+
+
+SUBMITS = """
+from leasehold import App
+
+app = App("shop")
+
+
+@app.task
+def send(order: int) -> int:
+    return order
+
+
+for _ in range(2):  # the next try opens the connection again
+    try:
+        send.submit(1)
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LEASEHOLD_DATABASE_URL", "mysql://user:pa55word@host/db"),
+        ("LEASEHOLD_AMQP_URL", "amqp://user:pa55word@host:port/"),
+        ("LEASEHOLD_S3_ENDPOINT", "pa55word:9000"),
+        ("LEASEHOLD_API_PORT", "pa55word"),
+        ("LEASEHOLD_POOLS", "{pa55word"),
+    ],
+)
+async def test_a_program_with_a_wrong_variable_gets_an_error_that_names_it(
+    tmp_path: Path, variable: str, value: str
+) -> None:
+    """A wrong URL ended the thread that connects, and the program waited for it for ever."""
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    async with asyncio.timeout(60):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SUBMITS, cwd=tmp_path, env=environment | {variable: value}, stdout=PIPE, stderr=PIPE
+        )
+        out, errors = await process.communicate()
+    assert [line.partition(": ")[0] for line in out.decode().splitlines()] == [f"BadSetting {variable}"] * 2
+    assert (errors, b"pa55word" in out) == (b"", False)
