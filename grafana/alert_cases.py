@@ -49,6 +49,8 @@ HEALTHY: Mapping[str, str] = {
     'leasehold_queue_tasks{queue="default",state="due"}': "50+0x1440",
     'leasehold_queue_workers{queue="default"}': "2+0x1440",
     'leasehold_queue_paused{queue="default"}': "0+0x1440",
+    # While a deployment is under way, a new task may come before the workers that know it.
+    'leasehold_queue_tasks_without_code{queue="default"}': "_x60 5x5 _x1374",
     'leasehold_queue_oldest_due_seconds{queue="paused"}': "0+60x1440",
     'leasehold_queue_paused{queue="paused"}': "1+0x1440",
     'leasehold_queue_tasks{queue="paused",state="due"}': "5+0x1440",
@@ -99,6 +101,12 @@ CASES = (
         "LeaseholdQueueWithoutWorkers",
         "5m",
         {'leasehold_queue_workers{queue="default"}': "0+0x1440"},
+        {"queue": "default"},
+    ),
+    Case(
+        "LeaseholdTasksWithoutCode",
+        "30m",
+        {'leasehold_queue_tasks_without_code{queue="default"}': "3+0x1440"},
         {"queue": "default"},
     ),
     Case("LeaseholdSilent", "10m", {"leasehold_jobs_unfinished": "70 _x1439"}),

@@ -114,6 +114,10 @@ ALERTS = (
         "Tasks wait in queue {{ $labels.queue }}, and no worker serves it", "queue-without-workers",
     ),
     Alert(
+        "LeaseholdTasksWithoutCode", "max by (queue) (leasehold_queue_tasks_without_code) > 0", "10m", "ticket",
+        "Tasks of queue {{ $labels.queue }} wait for code that no worker of the queue has", "tasks-without-code",
+    ),
+    Alert(
         "LeaseholdSilent", "absent(leasehold_jobs_unfinished)", "2m", "page",
         "No process exports the metrics of the database: none runs, none reaches it, or none is scraped", "silent",
     ),

@@ -70,6 +70,7 @@ def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]
         "leases": (queries.LEASES, (CAP,)),
         "backlog": (queries.BACKLOG, (CAP,)),
         "held": (queries.HELD, (CAP,)),
+        "without_code": (queries.WITHOUT_CODE, (CAP,)),
         "workers": (queries.WORKERS, (silent_seconds,)),
         "quarantine": (queries.QUARANTINE, ()),
         "tables": (queries.TABLES, ()),
@@ -275,6 +276,11 @@ def _held_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     )
 
 
+def _without_code_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    meaning = f"Tasks that wait for a worker with their code: those of the queue lack it. Counted up to {CAP} in all"
+    yield _labelled("queue_tasks_without_code", meaning, ["queue"], [((row["queue"],), row["n"]) for row in rows])
+
+
 def _workers_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (fleet,) = rows
     yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - iterating over a Record gives its values
@@ -362,6 +368,7 @@ def _slow_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
     "backlog": _backlog_metrics,
     "held": _held_metrics,
+    "without_code": _without_code_metrics,
     "workers": _workers_metrics,
     "quarantine": _quarantine_metrics,
     "tables": _tables_metrics,

@@ -24,7 +24,7 @@ from leasehold.settings import Settings
 from leasehold.telemetry import database
 from leasehold.transitions import jobs, workers
 from leasehold.transitions.quarantine import set_aside
-from leasehold.transitions.settlements import Failure, fail
+from leasehold.transitions.settlements import Failure, Snoozing, fail, snooze
 from tests.factories import ONE, SELDOM, Rows
 from tests.telemetry.page import Page
 
@@ -132,6 +132,22 @@ async def test_jobs_that_wait_at_limits_are_told_by_the_kind_of_the_limit(rows: 
     assert 500 <= (oldest["other"] or 0) < 900
     words = {sample.labels["limit"] for sample in page.samples if sample.name == "leasehold_jobs_held"}
     assert words == set(exporting._KINDS_OF_LIMITS), "the rest of a key names a tenant's things"
+
+
+async def test_tasks_that_no_worker_has_the_code_of_are_told_until_they_are_claimed_or_end(rows: Rows) -> None:
+    """They are put off, so they are not due: no other metric would tell that nobody does them."""
+    await rows.submit(ONE, count=4)
+    for claimed in await rows.claim_all():
+        await snooze(rows.connection, [Snoozing(claimed.lease, 3600.0, missing_handler="one.only")])
+    page = await seen(rows)
+    assert (of_queue(page, "queue_tasks_without_code"), of_queue(page, "queue_tasks", state="due")) == (4, 0)
+    ids = [row["id"] for row in await rows.connection.fetch("SELECT id FROM task ORDER BY id")]
+    await rows.connection.execute("UPDATE task SET available_at = clock_timestamp() WHERE id = $1", ids[0])
+    (claimed,) = await rows.claim_all()
+    job_id = await rows.connection.fetchval("SELECT job_id FROM task WHERE id = $1", ids[1])
+    await jobs.request_cancel(rows.connection, [job_id], "t", reason="r", by="b")
+    assert of_queue(await seen(rows), "queue_tasks_without_code") == 2
+    assert (await rows.task(claimed.lease.task_id))["id"] == ids[0]
 
 
 async def test_a_schedule_that_is_refused_for_its_tenants_sake_is_not_late(rows: Rows) -> None:
