@@ -13,7 +13,7 @@ BOARD = Board(
             Panel("Registered workers", "Silent ones were not seen for three renewals.", {"{{state}}": exported("leasehold_workers", "state")}),
             Panel("Workers of a queue", "None, and its tasks wait.", {"{{queue}}": exported("leasehold_queue_workers", "queue")}, bad=1, low_is_bad=True),
             Panel("Paused queues", "1 while somebody has paused the queue: its tasks wait.", {"{{queue}}": exported("leasehold_queue_paused", "queue")}),
-            Panel("Tasks without code", "They wait for a worker with their code: those of the queue lack it. Normal only while a deployment is under way.", {"{{queue}}": exported("leasehold_queue_tasks_without_code", "queue") + " or vector(0)"}, warn=1),
+            Panel("Tasks without code", "They wait for a worker with their code: those of the queue lack it. Normal only while a deployment is under way.", {"{{queue}}": exported("leasehold_queue_tasks_without_code", "queue")}, warn=1),
             Panel("Busy slots", "Of those for all tenants. More are busy where tenants beyond these have one of the reserve.", {"busy": 'sum(leasehold_worker_slots{state="busy"})', "all": 'sum(leasehold_worker_slots{state="all"})', "and the reserve": 'sum(leasehold_worker_slots{state=~"all|reserve"})'}),
             Panel("Draining", "Workers that take nothing new because they stop.", {"{{instance}}": "leasehold_worker_draining"}),
             Panel("Memory", "Resident, of each process; its children are not in it.", {"{{instance}}": 'process_resident_memory_bytes{job=~"leasehold.*"}'}, "bytes"),

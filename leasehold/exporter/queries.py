@@ -110,13 +110,17 @@ WHERE waiting.ready_at <= now() GROUP BY 1
 """
 
 # The tasks that wait for a worker with their code, by queue. Workers without the code have put them off, so they are
-# not due, and QUEUES counts them as `later`. A row is void after the task's next claim (another epoch). $1 the cap.
+# not due, and QUEUES counts them as `later`. A row is void after the task's next claim (another epoch). A queue of
+# workers has a row also if it has no such tasks. $1 the cap.
 WITHOUT_CODE = """
 -- exporter_without_code
-SELECT t.queue, count(*)::int AS n
-FROM (SELECT task_id, epoch FROM unknown_task ORDER BY task_id LIMIT $1) AS put_off
-JOIN task t ON t.id = put_off.task_id AND t.epoch = put_off.epoch AND t.finished_at IS NULL
-GROUP BY t.queue ORDER BY n DESC, t.queue LIMIT 100
+SELECT queue, count(waiting.id)::int AS n
+FROM (SELECT DISTINCT unnest(w.queues) AS queue FROM worker w) AS served_queue
+FULL JOIN (
+    SELECT t.queue, t.id FROM (SELECT task_id, epoch FROM unknown_task ORDER BY task_id LIMIT $1) AS put_off
+    JOIN task t ON t.id = put_off.task_id AND t.epoch = put_off.epoch AND t.finished_at IS NULL
+) AS waiting USING (queue)
+GROUP BY queue ORDER BY n DESC, queue LIMIT 100
 """
 
 # $1 seconds without a heartbeat after which a worker is silent.
