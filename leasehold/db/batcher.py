@@ -29,7 +29,7 @@ class _NoConnection(ConnectionError):
     """A connection could not be opened. `__cause__`: the error."""
 
 
-class _TookTooLong(Exception):
+class _TimedOut(Exception):
     """A statement was cancelled, because it took too long. Mostly it has waited for a lock."""
 
     def __init__(self, seconds: float) -> None:
@@ -135,7 +135,7 @@ class Batcher(Generic[_Item, _Answer]):
     async def _run_batch(self, batch: list[tuple[_Item, asyncio.Future[_Answer]]], *, repeated: bool = False) -> None:
         try:
             _resolve(batch, await self._answer([item for item, _ in batch], repeated))
-        except _TookTooLong as error:
+        except _TimedOut as error:
             if len(batch) == 1:
                 self._set_aside(batch[0], _ASIDE_FACTOR * error.seconds)
                 return
@@ -183,7 +183,7 @@ class Batcher(Generic[_Item, _Answer]):
                     await end_timed_out(self._connection)
                 self._drop_connection()
                 if self._sets_aside and has_timed_out and began is not None:
-                    raise _TookTooLong(loop.time() - began) from error
+                    raise _TimedOut(loop.time() - began) from error
                 repeated = True
                 if loop.time() + self._pause > deadline:
                     raise
