@@ -17,7 +17,8 @@ Row = dict[str, Any]
 class Request:
     """One request of a client, with all its tries.
 
-    `kind`: the kind of job that the client asked for, such as "short" or "conversion", or an action, such as "cancel".
+    `kind`: the kind of job that the client asked for, such as "short" or "conversion", or an action, such as "cancel"
+    or "errand".
     `answer`: accepted, refused or unknown. The answer to a cancel is `accepted` if the job was cancelled immediately,
     and `stopping` if a step runs: the step must stop first, or may still succeed. `job`: the job that the request made
     or acted on. Empty: the client knows of none.

@@ -11,7 +11,7 @@ from chaos.history import History
 from leasehold.domain.states import JOB_TERMINAL
 
 #: Kinds of requests that make no job.
-JOBLESS = {"upload", "schedule", "limit", "webhook", "template", "replayed"}
+JOBLESS = {"upload", "schedule", "limit", "webhook", "template", "replayed", "errand"}
 
 
 def i1(history: History) -> Iterator[Observation]:

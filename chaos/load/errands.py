@@ -6,7 +6,7 @@ import time
 from itertools import cycle
 
 from chaos.evidence import Bound
-from chaos.load.client import Outcome
+from chaos.load.client import Body, Client, Outcome
 from chaos.load.diary import Diary, Sender
 from chaos.pipelines import gated, paced, short
 from chaos.settings import TENANTS
@@ -45,6 +45,19 @@ def _of_deletion(outcome: Outcome) -> str:
     return "accepted" if is_done_earlier else ""
 
 
+async def ask(
+    diary: Diary, client: Client, tenant: str, method: str, path: str, body: Body | None = None, *, key: str = ""
+) -> Outcome:
+    """Send a request that makes no job and that no state of the installation makes wrong, and record its answer: a
+    refusal makes the run red.
+    """
+    outcome = await client.request(method, path, body, key=key)
+    endpoint = f"{method} {path}"
+    answer = _of_deletion(outcome) if method == "DELETE" else ""
+    diary.record("errand", tenant, f"{endpoint} {diary.key()}", outcome, endpoint=endpoint, answer=answer)
+    return outcome
+
+
 def _pace() -> str:
     return f"template:{paced.name}"
 
@@ -61,8 +74,9 @@ def runner(diary: Diary) -> Sender:
 
 async def _limit(diary: Diary, tenant: str) -> None:
     client, key = diary.client(tenant), f"payload:{short.name}:/{diary.key()}"
-    await client.request("PUT", "/v1/limits", {"tenant_id": tenant, "key": key, "at_most": 1000})
-    await client.request("DELETE", f"/v1/limits/{tenant}/{key}")
+    body = {"tenant_id": tenant, "key": key, "at_most": 1000}
+    if (await ask(diary, client, tenant, "PUT", "/v1/limits", body)).good:
+        await ask(diary, client, tenant, "DELETE", f"/v1/limits/{tenant}/{key}")
 
 
 async def _webhook(diary: Diary, tenant: str) -> None:
@@ -77,9 +91,9 @@ async def _webhook(diary: Diary, tenant: str) -> None:
     if not ids:
         return
     path = f"/v1/webhooks/{ids[-1][0]}"
-    await client.request("PATCH", path, {"enabled": False})
-    await client.request("POST", f"{path}/rotate", key=diary.key())
-    await client.request("DELETE", path)
+    await ask(diary, client, tenant, "PATCH", path, {"enabled": False})
+    await ask(diary, client, tenant, "POST", f"{path}/rotate", key=diary.key())
+    await ask(diary, client, tenant, "DELETE", path)
 
 
 async def _template(diary: Diary, tenant: str) -> None:
@@ -92,10 +106,10 @@ async def _template(diary: Diary, tenant: str) -> None:
     answers = tuple((str(body["type"]),) for body in made.answered)
     diary.record("template", tenant, key, made, endpoint="POST /v1/templates", answers=answers)
     if made.good:
-        await client.request("PATCH", f"/v1/templates/{name}/1", {"enabled": False})
+        await ask(diary, client, tenant, "PATCH", f"/v1/templates/{name}/1", {"enabled": False})
 
 
 async def _queue(diary: Diary, tenant: str) -> None:
     client = diary.client(tenant)
-    await client.request("POST", "/v1/queues/chaos-idle/pause", {"reason": "chaos"})
-    await client.request("POST", "/v1/queues/chaos-idle/resume")
+    await ask(diary, client, tenant, "POST", "/v1/queues/chaos-idle/pause", {"reason": "chaos"})
+    await ask(diary, client, tenant, "POST", "/v1/queues/chaos-idle/resume")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import cycle
 
 from chaos.load.diary import Diary, Sender
+from chaos.load.errands import ask
 from chaos.load.runs import SCOPE
 from chaos.pipelines import short
 
@@ -30,8 +31,8 @@ def keeper(diary: Diary) -> Sender:
             return
         path = f"/v1/schedules/{ids[-1][0]}"
         if action == "delete":
-            await client.request("PATCH", path, {"enabled": False})
-            await client.request("DELETE", path)
+            await ask(diary, client, tenant, "PATCH", path, {"enabled": False})
+            await ask(diary, client, tenant, "DELETE", path)
             return
         backfills = action == "backfill"
         past = datetime.now(UTC).year - 1

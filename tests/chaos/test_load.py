@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import cast
@@ -10,12 +11,17 @@ from typing import cast
 import httpx2
 import pytest
 
-from chaos.load import PAUSES, Load, client, direct, errands, runs
+from chaos import collect
+from chaos.checks.accepted_jobs import i1
+from chaos.history import History
+from chaos.load import PAUSES, Load, client, direct, errands, runs, schedules
 from chaos.load.client import Client, Outcome
 from chaos.load.conversions import model
 from chaos.load.diary import Diary, Sender
 from chaos.load.runs import start, starter
 from chaos.pipelines import KINDS, LARGE_BYTES, declared, gated, paced, short, wrong
+from chaos.plan import Plan
+from chaos.run import Report
 from chaos.settings import SINGLE_PUT_BYTES
 from chaos.stack import Installation
 from leasehold.domain.pipeline import Pipeline
@@ -183,6 +189,30 @@ async def test_what_a_request_is_depends_on_the_seed_and_its_number_alone() -> N
 
     assert await first(1, 0, 1, 2) == await first(1, 2, 1, 0)
     assert await first(1, 0, 1, 2) != await first(2, 0, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["_limit", "_webhook", "_template", "_queue", "schedule"])
+async def test_an_errand_that_an_api_refuses_makes_the_run_red(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(Diary, "is_sent_twice", lambda _diary: False)
+    refusal = Reply(403, {"code": "insufficient_scope"})
+    makes_something = name in ("_webhook", "_template", "schedule")
+    api = Api(*([Reply(201, {"id": "made", "type": "t"})] if makes_something else []), refusal)
+    async with HttpServer(api.answer) as server:
+        diary = Diary(_installation(server.url), 1)
+        diary.installation.receiver = SimpleNamespace(port=1)  # type: ignore[assignment]  # where the webhook leads
+        diary.seed_random("test")
+        if name == "schedule":
+            keeper = schedules.keeper(diary)
+            await keeper("red")  # it is run now
+            api._answers.insert(0, Reply(201, {"id": "made"}))
+            diary.requests.clear()
+            await keeper("red")  # the second is deleted
+        else:
+            await getattr(errands, name)(diary, "red")
+        await diary.close()
+    made = Report(Plan(7, 12.0), "", rested=True, answers=Counter(f"{one.kind} {one.answer}" for one in diary.requests))
+    assert (made.refused, made.good) == (["errand"], False)
+    assert not [*i1(History(collect.terms(), requests=diary.requests))]  # an errand makes no job
 
 
 def test_limits_are_declared_for_kinds_that_there_are_and_large_objects_go_up_in_parts() -> None:
