@@ -19,7 +19,8 @@ _SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "jobs:read", "jobs:operate", "jobs:delete",
     "conversion:read", "conversion:write", "generation:read", "generation:write", "webhooks:write",
 )  # fmt: skip
-#: For each kind of thing, the query for all of them and the endpoints that name one.
+#: For each kind of thing, the query for all of them and the endpoints that name one: in the path, or as `task_id` of
+#: the body.
 ENDPOINTS = {
     "media": ("SELECT id, tenant_id FROM media", ("GET /media/{}", "GET /media/{}/events", "DELETE /media/{}")),
     "job": ("SELECT id, tenant_id FROM job", ("GET /v1/jobs/{}", "POST /v1/jobs/{}/cancel", "DELETE /v1/jobs/{}")),
@@ -30,6 +31,8 @@ ENDPOINTS = {
     "schedule": ("SELECT id, tenant_id FROM schedule", ("GET /v1/schedules/{}", "DELETE /v1/schedules/{}")),
     "webhook": ("SELECT id, tenant_id FROM webhook", ("DELETE /v1/webhooks/{}",)),
     "conversion": ("SELECT job_id AS id, tenant_id FROM conversion", ("GET /api/v1/jobs/{}",)),
+    "generation": ("SELECT task_id AS id, tenant_id FROM generation", ("POST /v1/images/cancel",)),
+    "template": ("SELECT type AS id, tenant_id FROM template", ("GET /v1/templates/{}", "GET /v1/templates/{}/1")),
 }
 
 
@@ -54,15 +57,17 @@ async def probe_tenants(installation: Installation) -> list[tuple[str, str, int]
                 other = TENANTS[(TENANTS.index(thing["tenant_id"]) + 1) % len(TENANTS)]
                 for endpoint in endpoints:
                     method, _, path = endpoint.format(thing["id"]).partition(" ")
-                    status = await _answer(http, method, f"{url}{path}", keys[other])
-                    probes.append((kind, f"{endpoint.format(thing['id'])} of {thing['tenant_id']} by {other}", status))
+                    body = None if "{}" in endpoint else {"task_id": thing["id"]}
+                    status = await _answer(http, method, f"{url}{path}", keys[other], body)
+                    request = f"{method} {path} of {thing['tenant_id']}'s {thing['id']} by {other}"
+                    probes.append((kind, request, status))
     return probes
 
 
-async def _answer(http: httpx2.AsyncClient, method: str, url: str, key: str) -> int:
+async def _answer(http: httpx2.AsyncClient, method: str, url: str, key: str, body: dict[str, str] | None = None) -> int:
     """The status of the answer. A 503 is repeated: the API may not know yet that the faults are over."""
     for _ in range(_TRIES):
-        answer = await http.request(method, url, headers={"Authorization": f"Bearer {key}"})
+        answer = await http.request(method, url, headers={"Authorization": f"Bearer {key}"}, json=body)
         if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
             break
         await asyncio.sleep(0.5)
