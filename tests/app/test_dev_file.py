@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 

@@ -16,10 +16,8 @@ from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_READ
 from leasehold.api.process.metrics import CONNECTIONS
 from leasehold.client import external
 from leasehold.client.external import ExternalWorker, Refused, Task
-from leasehold.db.database import Connection
-from leasehold.domain.errors import Cancelled, Permanent, Retryable
 from leasehold.db.database import Connection, connect
-from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.errors import Cancelled, Permanent, Retryable
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.telemetry.attempt_logs import MAX_FIELDS

@@ -225,6 +225,8 @@ async def test_a_drain_ends_although_the_workers_row_cannot_be_written(
     async with starting(settings, tmp_path, "pipelines") as worker, rows.connection.transaction():
         await rows.connection.execute("SELECT FROM worker WHERE id = $1 FOR UPDATE", worker.id)
         await asyncio.wait_for(worker.drain(), 60)
+
+
 async def test_a_worker_that_ends_at_once_gives_back_the_tasks_that_it_runs(
     settings: Settings, tmp_path: Path, rows: Rows
 ) -> None:
