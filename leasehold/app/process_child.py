@@ -36,7 +36,7 @@ from leasehold.domain.registry import import_from_current_folder
 from leasehold.domain.storable import storable_text
 from leasehold.domain.work import percent_of
 from leasehold.runtime.foreign_errors import text_of
-from leasehold.telemetry.child_logs import structlog_by_logging
+from leasehold.telemetry.child_logs import own_fields, structlog_by_logging
 from leasehold.worker.sandbox.fences import die_with
 
 #: Held while a frame is sent: threads of a function may send at the same time.
@@ -73,10 +73,20 @@ class _LogSender(logging.Handler):
         try:
             error = record.exc_info[1] if record.exc_info else None
             trace = "" if error is None else "".join(traceback.format_exception(error))
-            line = LineOfProcess(level=record.levelno, logger=record.name, message=record.getMessage(), trace=trace)
+            line = LineOfProcess(
+                level=record.levelno,
+                logger=record.name,
+                message=record.getMessage(),
+                trace=trace,
+                fields={name: _field_value(value) for name, value in own_fields(record).items()},
+            )
             _send(self._channel, Kind.LOG, _call_of_this_thread(), line.model_dump_json().encode())
         except Exception:  # noqa: BLE001 - a handler of `logging` raises nothing
             self.handleError(record)
+
+
+def _field_value(value: object) -> bool | int | float | str | None:
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 class ProcessAttempt:

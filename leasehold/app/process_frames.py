@@ -59,12 +59,15 @@ class CallOfProcess(BaseModel):
 
 
 class LineOfProcess(BaseModel):
-    """A line that the function has logged. `trace`: the traceback of the exception that was logged with it."""
+    """A line that the function has logged. `trace`: the traceback of the exception that was logged with it. `fields`:
+    what was logged as `extra`; values of other types become text.
+    """
 
     level: int
     logger: _Text
     message: _Text
     trace: _Text = ""
+    fields: dict[_Text, bool | int | float | _Text | None] = {}
 
 
 class FailedInProcess(BaseModel):

@@ -177,7 +177,7 @@ def _report(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
         attempt.emit(orjson.loads(body))
     elif kind is Kind.LOG:
         line = LineOfProcess.model_validate_json(body)
-        child_logs.log_line(line.logger, line.level, line.message, trace=line.trace, child=child)
+        child_logs.log_line(line.logger, line.level, line.message, trace=line.trace, child=child, fields=line.fields)
 
 
 def error_of(failed: FailedInProcess) -> StepError:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from leasehold.telemetry.child_logs import own_fields
 from leasehold.telemetry.emissions import Emissions
 from leasehold.telemetry.logs import is_fact
 from leasehold.telemetry.redaction import redact
@@ -41,12 +42,6 @@ _LOGGERS_OF_ALL_ATTEMPTS = frozenset({"asyncio"})
 _NOT_FIELDS = frozenset({
     "event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record", "_from_structlog"
 })  # fmt: skip
-#: The attributes of each record of `logging`. Other attributes are fields, which the caller gave as `extra`.
-_STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
-    "message",
-    "asctime",
-    "taskName",
-}
 
 
 def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
@@ -270,7 +265,7 @@ def _record(recorder: Recorder, record: logging.LogRecord) -> None:
         error = event.get("exc_info")
         fields = {name: value for name, value in event.items() if name not in _NOT_FIELDS and not is_fact(name, value)}
     else:
-        event = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+        event = own_fields(record)
         message, error = record.getMessage(), record.exc_info
         fields = {name: value for name, value in event.items() if name != "traceback"}
     trace = event.get("traceback")

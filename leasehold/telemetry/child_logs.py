@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 
+#: The attributes of each record of `logging`. Other attributes are fields, which the caller gave as `extra`.
+STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 _CHILD_LOG = logging.getLogger("leasehold.child")
 
 
@@ -30,7 +38,20 @@ def level() -> int:
     return _CHILD_LOG.getEffectiveLevel()
 
 
-def log_line(logger: str, line_level: int, message: str, *, trace: str, child: int) -> None:
+def own_fields(record: logging.LogRecord) -> dict[str, object]:
+    """What the caller of `logging` gave as `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in STANDARD_ATTRIBUTES}
+
+
+def log_line(
+    logger: str,
+    line_level: int,
+    message: str,
+    *,
+    trace: str,
+    child: int,
+    fields: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """Log the line in the context of the caller, which names the attempt. The record has the name of the child's
     logger, but this process makes no such logger, because a hostile child could send any number of names. `child`: the
     process id.
@@ -39,6 +60,9 @@ def log_line(logger: str, line_level: int, message: str, *, trace: str, child: i
         return
     record = logging.LogRecord(logger, line_level, "", 0, message, (), None)
     record.child = child
+    for name, value in fields.items():
+        if name not in STANDARD_ATTRIBUTES:
+            setattr(record, name, value)
     if trace:
         record.traceback = trace
     _CHILD_LOG.handle(record)

@@ -39,6 +39,19 @@ def talk(fails: bool) -> None:
 
 
 @app.task(process=True, retry=ONCE)
+def talk_with_fields() -> None:
+    fields = {
+        "price": 3,
+        "weight": float("nan"),
+        "is_new": True,
+        "buyer": {"a": 1},
+        "odd": "\udcff\x00",
+        "child": "mine",
+    }
+    logging.getLogger("shop").info("sold", extra=fields)
+
+
+@app.task(process=True, retry=ONCE)
 def talk_by_structlog() -> None:
     log = structlog.get_logger("shop")
     log.info("sold", hats=2)

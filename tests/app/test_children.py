@@ -225,6 +225,19 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
         assert [chunk["chunk"] for chunk in chunks] == ["a chunk"]
 
 
+async def test_the_fields_of_what_a_process_logs_are_kept_with_the_run(
+    served: None, connection: Connection, request: pytest.FixtureRequest
+) -> None:
+    log = logging.getLogger("leasehold.child")
+    request.addfinalizer(partial(log.setLevel, log.level))
+    log.setLevel(logging.INFO)
+    run = await child_tasks.talk_with_fields.asubmit()
+    await run
+    (line,) = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)
+    expected = {"price": 3, "weight": None, "is_new": True, "buyer": "{'a': 1}", "odd": "?", "child": "mine"}
+    assert line["fields"] == expected
+
+
 async def test_what_a_process_logs_by_structlog_is_kept_with_the_run(
     served: None, connection: Connection, request: pytest.FixtureRequest
 ) -> None:
