@@ -45,6 +45,13 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
             raise declaration_error(
                 self.function, "a batch runs in the worker: process=True and isolated=True run one item"
             )
+        assert self.terms.batch is not None
+        wait, timeout = self.terms.batch.wait.total_seconds(), self.terms.timeout.total_seconds()
+        if wait >= timeout:  # a run that finds no others would end before its call
+            raise declaration_error(
+                self.function,
+                f"the batch waits {wait:g} s for others, and its timeout is {timeout:g} s: make it longer",
+            )
         return self.handling.batched  # calls the function once for several attempts
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

@@ -220,6 +220,18 @@ def test_a_batch_in_a_child_is_refused_at_import() -> None:
             App("a").task(batch=Batch(size=2), **terms)(listed)
 
 
+def test_a_batch_that_waits_until_its_attempts_have_no_time_left_is_refused_at_import() -> None:
+    """Each run that found no others timed out before its call."""
+
+    def listed(numbers: list[int]) -> list[int]:
+        raise NotImplementedError
+
+    batch = Batch(size=2, wait=timedelta(seconds=5))
+    with pytest.raises(DeclarationError, match=r"test_batch\.py:\d+: .*waits 5 s for others, and its timeout is 5 s"):
+        App("a").task(batch=batch, timeout=timedelta(seconds=5))(listed)
+    App("a").task(batch=batch, timeout=timedelta(seconds=6))(listed)
+
+
 @pytest.mark.parametrize("terms", [{"size": 0}, {"size": 10**6}, {"size": 1, "wait": timedelta(hours=1)}])
 def test_a_batch_of_no_size_or_of_hours_is_refused(terms: dict[str, Any]) -> None:
     with pytest.raises(DeclarationError):
