@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import uuid4
 
 import orjson
 import typer
@@ -55,9 +56,9 @@ def export(
     tenant: _Tenant = None,
 ) -> None:
     """Write chains into a file that `leasehold audit verify FILE` checks. A failure leaves no file."""
-    part_file = file.with_name(f"{file.name}.part")
+    part_file = file.with_name(f"{file.name}.{uuid4().hex}.part")  # a name that no other file and no other export has
     try:
-        with api_client() as client, part_file.open("wb") as out:
+        with api_client() as client, part_file.open("xb") as out:
             for piece in client.download("/v1/audit/export", tenant=tenant):
                 out.write(piece)
         part_file.replace(file)

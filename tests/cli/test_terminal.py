@@ -202,6 +202,13 @@ def test_an_export_that_fails_leaves_the_file_of_an_earlier_one(tmp_path: Path) 
     assert (code, "cannot be written: No such file" in err) == (running.FAILED, True)
 
 
+def test_an_export_leaves_the_other_files_of_its_directory(tmp_path: Path) -> None:
+    beside = tmp_path / "audit.jsonl.part"
+    beside.write_text("of somebody else")
+    invoke("http://127.0.0.1:1", "audit", "export", str(tmp_path / "audit.jsonl"))
+    assert beside.read_text() == "of somebody else"
+
+
 @pytest.mark.parametrize("source", ["cli_shop.py:app", "./cli_shop.py:app", "cli_shop:app", "cli_shop.py"])
 def test_an_app_may_be_named_by_its_file(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cli_shop.py").write_text("from leasehold import App\napp = App('cli_shop')\n")

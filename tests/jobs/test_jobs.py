@@ -306,6 +306,18 @@ async def test_a_dead_letter_goes_with_its_job(maker: Maker, client: httpx2.Asyn
     assert answer.json() == {"replayed": [], "refused": []}
 
 
+async def test_a_failure_that_a_workflow_handles_is_no_dead_letter(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    job_id = await maker.make("run")
+    await maker.fail(job_id, "broken")
+    task_id = await rows.fetchval("UPDATE task SET contained = true WHERE status = 'failed' RETURNING id")
+    assert (await client.get("/v1/dead-letters")).json()["dead_letters"] == []
+    problem(await client.post(f"/v1/dead-letters/{task_id}/replay"), 404, "dead_letter_not_found")
+    await rows.execute("UPDATE task SET contained = false WHERE id = $1", task_id)
+    assert (await client.post(f"/v1/dead-letters/{task_id}/replay")).status_code == 202
+
+
 async def test_a_key_without_a_scope_of_jobs_sees_and_replays_dead_letters_of_runs_alone(
     maker: Maker, client_with: MakeClient, rows: Connection
 ) -> None:
