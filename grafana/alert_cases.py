@@ -13,6 +13,7 @@ from typing import Any
 from grafana.alerts import all_alerts, annotations_of
 
 _WAIT = 'leasehold_task_wait_seconds_{}{{kind="new",queue="default"{}}}'
+_WAIT_RESUMED = 'leasehold_task_wait_seconds_{}{{kind="new",queue="resumed"{}}}'
 _SERVES = 'leasehold_replica_serves{instance="api",part="requests"}'
 _LAG = 'leasehold_replica_lag_seconds{instance="api",part="requests"}'
 _HTTP = 'leasehold_http_request_duration_seconds_count{{code="{}",method="GET",route="/media/{{media_id}}"}}'
@@ -39,6 +40,10 @@ HEALTHY: Mapping[str, str] = {
     'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}': "0+1x1440",
     _WAIT.format("bucket", ',le="10.0"'): "0+1000x1440",
     _WAIT.format("count", ""): "0+1001x1440",
+    # Somebody has paused this queue, and resumes it after 100 minutes: all that waited starts late.
+    _WAIT_RESUMED.format("bucket", ',le="10.0"'): "0+0x1440",
+    _WAIT_RESUMED.format("count", ""): "0x100 9000+9000x30 279000x1310",
+    'leasehold_queue_paused{queue="resumed"}': "1x100 0x1340",
     _HTTP.format(200): "0+10000x1440",
     _HTTP.format(503): "0+1x1440",
     # Probes and scrapes, which are no requests of clients: a process that drains or waits for a migration is not ready.

@@ -50,6 +50,9 @@ class Alert:
 
 _JOBS = "leasehold_jobs_finished_total"
 _HTTP = "leasehold_http_request_duration_seconds_count"
+_STARTS = "leasehold_task_wait_seconds"
+# When somebody resumes a queue, its tasks start late on purpose.
+_UNLESS_LATELY_PAUSED = "unless on (queue) max by (queue) (max_over_time(leasehold_queue_paused[WINDOW])) == 1"
 _STORE = "leasehold_store_request_duration_seconds_count"
 _API = 'leasehold_build_info{role="api"}'
 # Without probes and scrapes: they come every few seconds, also to a process that drains and answers them with 503.
@@ -72,8 +75,8 @@ OBJECTIVES = (
         "late_starts",
         "LeaseholdStartsLate",
         0.01,
-        '1 - sum(rate(leasehold_task_wait_seconds_bucket{kind="new",le="10.0"}[WINDOW]))'
-        ' / sum(rate(leasehold_task_wait_seconds_count{kind="new"}[WINDOW]))',
+        f'1 - sum(rate({_STARTS}_bucket{{kind="new",le="10.0"}}[WINDOW]) {_UNLESS_LATELY_PAUSED})'
+        f' / sum(rate({_STARTS}_count{{kind="new"}}[WINDOW]) {_UNLESS_LATELY_PAUSED})',
         "More than 1 % of tasks start later than 10 s after they could",
         "starts-late",
     ),
