@@ -1,10 +1,11 @@
 """Writes the schedules that the code of an app (a client's Python program) declares, and pauses those that the code no
-longer declares. A worker calls `reconcile` after its start.
+longer declares. A worker calls `reconcile_apps` after its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -13,8 +14,14 @@ from leasehold.db.database import Connection, lock_name
 from leasehold.domain import cron
 from leasehold.domain.ids import new_id
 from leasehold.domain.registry import DeclaredSchedule
+from leasehold.telemetry.duties import counted
+from leasehold.transitions.quarantine import not_in, run_unit
 
 log = structlog.get_logger(__name__)
+
+#: The name of this duty in the table `quarantine`. Its units are the apps whose schedules could not be written, until
+#: they are tried again.
+DUTY = counted("declared_schedules")
 
 #: The reason for pausing a schedule that the code no longer declares. When the code declares it again, the schedule is
 #: enabled again. Exception: a schedule that was paused for another reason, for example by a person, stays paused.
@@ -48,6 +55,27 @@ UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, pau
 WHERE tenant_id = $1 AND declared_by = $2 AND NOT (template = ANY($3::text[])) AND enabled
 RETURNING template
 """
+
+
+_TRY_NOW = f"""
+-- schedule_apps
+SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
+"""
+
+
+async def reconcile_apps(
+    connection: Connection, tenant_id: str, declared_by_app: Mapping[str, Sequence[DeclaredSchedule]]
+) -> list[str]:
+    """`reconcile` each app, except those that are set aside. Returns the apps that are done. An app whose schedules
+    cannot be written keeps no other schedule of the installation from firing.
+    """
+    done = []
+    for row in await connection.fetch(_TRY_NOW, list(declared_by_app)):
+        app: str = row["app"]
+        write = partial(reconcile, connection, tenant_id, app, declared_by_app[app])
+        if await run_unit(connection, DUTY, app, write) is not None:
+            done.append(app)
+    return done
 
 
 async def reconcile(

@@ -12,8 +12,9 @@ import time_machine
 from leasehold import App, DeclarationError, current
 from leasehold.db.database import Connection, connect
 from leasehold.domain.ids import new_id
+from leasehold.domain.registry import DeclaredSchedule
 from leasehold.evaluation.templates import Templates
-from leasehold.schedules.declared import UNDECLARED, reconcile
+from leasehold.schedules.declared import UNDECLARED, reconcile, reconcile_apps
 from leasehold.schedules.firing import fire_due
 from leasehold.settings import Settings
 from leasehold.transitions import workers
@@ -199,3 +200,15 @@ def test_a_function_that_the_clock_cannot_call_is_refused_at_import() -> None:
 
 def without_parameters() -> None: ...
 def with_a_parameter(n: int) -> None: ...
+
+
+async def test_an_app_whose_schedules_cannot_be_written_keeps_no_other_from_it(connection: Connection) -> None:
+    broken = DeclaredSchedule("broken", "@daily", "UTC", {"text": "\x00"})  # PostgreSQL stores no such text
+    fine = DeclaredSchedule("fine", "@daily", "UTC", {})
+    unwritten = {"broken": [broken], "fine": [fine]}
+    assert await reconcile_apps(connection, "default", unwritten) == ["fine"]
+    assert await connection.fetchval("SELECT array_agg(template) FROM schedule") == ["fine"]
+    unwritten["broken"] = [fine]
+    assert await reconcile_apps(connection, "default", unwritten) == ["fine"]  # the other is not tried again at once
+    await connection.execute("UPDATE quarantine SET retry_at = now() WHERE duty = 'declared_schedules'")
+    assert await reconcile_apps(connection, "default", {"broken": unwritten["broken"]}) == ["broken"]

@@ -232,10 +232,10 @@ class Duties:
         Returns 0, which means another turn immediately, if more may be due.
         """
         async with self._frequent_connection() as connection:
-            while self._unwritten_schedules:
-                app = next(iter(self._unwritten_schedules))
-                await declared.reconcile(connection, self._settings.tenant, app, self._unwritten_schedules[app])
-                del self._unwritten_schedules[app]
+            if self._unwritten_schedules:
+                tenant_id = self._settings.tenant
+                for app in await declared.reconcile_apps(connection, tenant_id, self._unwritten_schedules):
+                    del self._unwritten_schedules[app]
             created_runs, has_more = await schedules.fire_due(
                 connection,
                 self._templates,
