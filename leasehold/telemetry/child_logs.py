@@ -59,9 +59,8 @@ def log_line(
     if not _CHILD_LOG.isEnabledFor(line_level):
         return
     record = logging.LogRecord(logger, line_level, "", 0, message, (), None)
-    record.child = child
-    for name, value in fields.items():
-        if name not in STANDARD_ATTRIBUTES:
+    for name, value in ({"child": child} | dict(fields)).items():
+        if not hasattr(record, name):  # a hostile child could replace the record's own attributes and methods
             setattr(record, name, value)
     if trace:
         record.traceback = trace

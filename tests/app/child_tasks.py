@@ -101,7 +101,8 @@ def talk_beside_the_thread() -> int:
 
 @app.task(isolated=True, retry=ONCE)
 def talk_in_the_sandbox() -> None:
-    logging.getLogger("shop").info("in the sandbox")
+    fields = {"price": 3, "buyer": {"a": 1}, "__class__": "odd", "long": "x" * 5000}
+    logging.getLogger("shop").info("in the sandbox", extra=fields | {f"{number}": number for number in range(50)})
     current().emit("a chunk")
 
 

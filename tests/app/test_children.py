@@ -215,6 +215,10 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
     await sandboxed
     lines = await log_reads.log_page(connection, "me", sandboxed.id, 0, LogFilter(), 100)
     assert [(line["logger"], line["message"]) for line in lines] == [("shop", "in the sandbox")]
+    fields = lines[0]["fields"]
+    assert (fields["price"], fields["buyer"], fields["long"]) == (3, "{'a': 1}", "x" * 2000)
+    assert "27" in fields  # the worker adds the id of the child's process
+    assert not {"__class__", "28"} & fields.keys()
     asked = await child_tasks.ask_in_the_sandbox.asubmit()
     sentence = "an isolated task does not know its {}: give it what it needs as an argument"
     assert await asked == ["None", *(sentence.format(member) for member in ("run_id", "tenant", "number"))]

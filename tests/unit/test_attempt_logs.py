@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from leasehold.settings import Settings
-from leasehold.telemetry import attempt_logs
+from leasehold.telemetry import attempt_logs, child_logs
 from leasehold.telemetry.attempt_logs import Recorder
 from leasehold.telemetry.emissions import Emissions
 from leasehold.telemetry.logs import configure_logs, set_facts_of_lines
@@ -291,6 +291,19 @@ def test_a_thread_that_outlives_its_attempt_adds_nothing_to_it() -> None:
     own.add("info", "shop", "late")
     own.add_final("error", "late")
     assert (recorded(own), woken) == ([], [])
+
+
+def test_the_fields_of_a_hostile_child_replace_nothing_of_the_line(heard: None) -> None:
+    own = recorder()
+    fields = {"getMessage": "x", "__class__": "x", "msg": "x", "levelno": 50, "price": 3}
+
+    def attempt() -> None:
+        attempt_logs.record_in(own)
+        child_logs.log_line("shop", logging.ERROR, "from a child", trace="", child=7, fields=fields)
+
+    copy_context().run(attempt)
+    (line,) = recorded(own)
+    assert (line["level"], line["message"], line["fields"]) == ("error", "from a child", {"child": 7, "price": 3})
 
 
 def test_names_are_cut_too() -> None:

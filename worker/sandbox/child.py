@@ -27,7 +27,7 @@ from leasehold.domain.storable import path_to_non_finite
 from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work, percent_of
 from leasehold.runtime.foreign_errors import text_of
-from leasehold.telemetry.child_logs import structlog_by_logging
+from leasehold.telemetry.child_logs import own_fields, structlog_by_logging
 from leasehold.worker.sandbox import fences, frames
 
 #: A child sends progress at most once in this many seconds.
@@ -116,10 +116,21 @@ class _LogSender(logging.Handler):
                 logger=bounded(record.name)[:200],
                 message=bounded(record.getMessage(), frames.MAX_MESSAGE),
                 traceback="" if error is None else bounded_traceback(error),
+                fields=_fields_of(record),
             )
             _send(line)
         except Exception:  # noqa: BLE001 - every handler of `logging` does so
             self.handleError(record)
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, bool | int | float | str | None]:
+    """What the handler gave as `extra`, within the protocol's bounds. Other values become text."""
+    return {
+        bounded(name, frames.MAX_NAME): value
+        if isinstance(value, bool | float | None) or (isinstance(value, int) and abs(value) < 2**53)
+        else bounded(str(value), frames.MAX_VALUE)
+        for name, value in list(own_fields(record).items())[: frames.MAX_FIELDS]
+    }
 
 
 def _log_to_worker(level: int) -> None:

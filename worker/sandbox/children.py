@@ -239,7 +239,9 @@ class _Lines:
     def __call__(self, line: frames.LogLine) -> None:
         if self._remaining:
             self._remaining -= 1
-            child_logs.log_line(line.logger, line.level, line.message, trace=line.traceback, child=self._child)
+            child_logs.log_line(
+                line.logger, line.level, line.message, trace=line.traceback, child=self._child, fields=line.fields
+            )
 
 
 def number_of_children(settings: Settings) -> int:

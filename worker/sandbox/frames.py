@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -23,6 +23,8 @@ MAX_TEXT = 2000  # characters
 CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024  # characters
 MAX_MESSAGE = 8192  # characters of a line that a handler logs
+#: The most fields of such a line, and characters of their names and values.
+MAX_FIELDS, MAX_NAME, MAX_VALUE = 32, 200, 2000
 #: Log lines per run. The child stops sending at this number, and the worker ignores any line beyond it.
 MAX_LOG_LINES = 10_000
 MAX_AFTER = 366 * 86400.0  # seconds until a retry
@@ -98,6 +100,10 @@ class Progress(_Frame):
     summary: Annotated[str, Field(max_length=500)] = ""
 
 
+_Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
+_Value: TypeAlias = Annotated[str, Field(max_length=MAX_VALUE)]
+
+
 class LogLine(_Frame):
     """Child to worker, any number of times before the answer: a line that the handler logs."""
 
@@ -106,6 +112,7 @@ class LogLine(_Frame):
     logger: Annotated[str, Field(max_length=200)]
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     traceback: Traceback = ""
+    fields: Annotated[dict[_Name, bool | int | float | _Value | None], Field(max_length=MAX_FIELDS)] = {}
 
 
 class Emitted(_Frame):
