@@ -93,8 +93,9 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         job=job,
         kind=access.kind,
         steps=steps[:_MAX_STEPS],
-        more_steps=len(steps) - _MAX_STEPS,
-        more_outputs=len(outputs) - _MAX_OUTPUTS,
+        more_steps=_more(steps, _MAX_STEPS, job_reads.MAX_STEPS),
+        more_outputs=_more(outputs, _MAX_OUTPUTS, job_reads.MAX_OUTPUTS),
+        read_at=f"GET /v1/{'runs' if access.row['is_run'] else 'jobs'}/{access.id}",
         ended=has_ended,
         why=explanation,
         waits=details.waits,
@@ -116,6 +117,13 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         is_writer=access.kind.scopes is not None and access.kind.scopes.write in caller.scopes,
         curl=_curl_command(services, request, access),
     )
+
+
+def _more(things: Sequence[object], shown: int, at_most: int) -> str | None:
+    """How many further things the job has, `+` if it may have more than the `at_most` that were read. None: no more."""
+    if len(things) <= shown:
+        return None
+    return f"{len(things) - shown}{'+' if len(things) >= at_most else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,27 @@ async def test_a_job_shows_its_steps_its_errors_and_what_it_was_given(person: Ma
     assert 'aria-label="a: ' in page
 
 
+async def test_a_job_says_how_many_further_steps_and_outputs_it_has(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    somebody, job_id = await person(), await maker.make("run")
+    own = int(await rows.fetchval("SELECT count(*) FROM task WHERE job_id = $1", job_id))
+    for first, last, more in ((1, 102 - own, "2"), (103 - own, 999 - own, "899"), (1000 - own, 1300, "900+")):
+        await rows.execute(
+            "WITH added AS (INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, max_attempts,"
+            " status, finished_at) SELECT gen_random_uuid(), $1, 'acme', 'step-' || n, 7, 'q', 1, 1, 'succeeded', now()"
+            " FROM generate_series($2::int, $3) AS n RETURNING id, step)"
+            " INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type)"
+            " SELECT id, 'x', $1, step, 'k', 1, 's', 't' FROM added",
+            job_id,
+            first,
+            last,
+        )
+        seen = await somebody.see(f"/jobs/{job_id}")
+        assert re.findall(r">(\S+) more steps: <code>GET /v1/runs/", seen) == [more]
+    assert re.findall(r">(\S+) more outputs: <code>GET /v1/runs/", seen) == ["960+"]
+
+
 async def test_parameters_that_are_secret_are_not_shown(person: MakePerson, maker: Maker) -> None:
     somebody = await person()
     page = await somebody.see(f"/jobs/{await maker.make('generation')}")
