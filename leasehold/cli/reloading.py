@@ -51,7 +51,7 @@ async def reload_on_change(installation: Installation, console: Console) -> None
             path.name for path in new_times.keys() | old_times.keys() if new_times.get(path) != old_times.get(path)
         )
         if not changed_names:
-            await keeper.look()
+            await keeper.check()
             continue
         old_times = new_times
         if (problem := await _problem(installation.environment)) is not None:
@@ -79,7 +79,7 @@ class _Keeper:
         self._pause = _FIRST_PAUSE_SECONDS
         self._start_at: float | None = None  # when to start what has ended; None: nothing has
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """See whether a process has ended. Say so, and start it once its pause is over."""
         if self._waits_for_change:
             return

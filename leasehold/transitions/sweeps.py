@@ -31,8 +31,8 @@ from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 #: their next try.
 LEASES, CANCELS, DEADLINES = counted("leases"), counted("cancels"), counted("deadlines")
 RETENTION = counted("retention")
-#: The error code of an attempt whose worker was lost.
-WORKER_LOST = "worker_lost"
+#: The error code of an attempt whose worker was lost. EXPIRE_LEASES has it as a text, for the reference of all codes.
+_WORKER_LOST = "worker_lost"
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
 # its snapshot would be older than the lock. A transaction that adds a step and commits in between would be missed: the
@@ -77,7 +77,7 @@ WITH lost_task AS MATERIALIZED (
     FROM decisions WHERE t.id = decisions.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
               t.contained, t.unblocks, decisions.ends, NOT decisions.lost_too_often AS again,
-              '{WORKER_LOST}' AS code, 'the worker was lost while it ran this step' AS message,
+              'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
@@ -120,7 +120,7 @@ async def expire_leases(
     rows = await run_units(connection, LEASES, take, end)
     for row in rows:
         if row["status"] == "failed":
-            DEAD.labels(row["pipeline"], row["step"], bounded_code(WORKER_LOST)).inc()
+            DEAD.labels(row["pipeline"], row["step"], bounded_code(_WORKER_LOST)).inc()
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     # A row without a status is only the hint of a woken workflow: no lease of it has ended.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)

@@ -113,27 +113,27 @@ async def test_a_process_that_ends_again_and_again_is_started_after_growing_paus
     started_after = []
     for _ in range(8):
         began, before = now, keeps.starts
-        await keeper.look()
+        await keeper.check()
         while keeps.starts == before:
             now += 0.5
-            await keeper.look()
+            await keeper.check()
         started_after.append(now - began)
     assert started_after == [1, 2, 4, 8, 16, 32, 60, 60]
     assert out.getvalue().startswith("worker has ended, and starts again in 1 s; the end of its log:\n  [x]\n")
     assert out.getvalue().count("has ended") == 8
     keeps.fails = True
-    await keeper.look()
+    await keeper.check()
     now += 60
-    await keeper.look()
+    await keeper.check()
     assert out.getvalue().endswith(
         "did not start; the end of its log: [y]\nThe next change of a file starts it again.\n"
     )
     now += 600
-    await keeper.look()
+    await keeper.check()
     assert (keeps.starts, out.getvalue().count("has ended")) == (9, 9)
     keeps.ended, keeps.fails = [], False
     quiet = reloading._Keeper(keeps, Console(file=out, width=200))
-    await quiet.look()
+    await quiet.check()
     now += 600
-    await quiet.look()
+    await quiet.check()
     assert keeps.starts == 9

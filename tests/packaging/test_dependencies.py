@@ -26,6 +26,7 @@ NOT_IMPORTED = {
 EXTRAS = {
     "leasehold/pipelines/media": ("media", "heic"),
     "leasehold/pipelines/conversion": ("conversion", "tflite"),
+    "leasehold/pictures": ("media", "conversion"),
     "leasehold/embedded": ("embedded",),
     "leasehold/cli/mcp_server.py": ("mcp",),
     "leasehold/testing": ("testing",),
