@@ -21,7 +21,7 @@ from tests.api.conftest import serving
 async def test_no_errand_is_refused(settings: Settings) -> None:
     known = settings.model_copy(
         update={
-            "pipelines": "chaos.pipelines:with_short_delays",
+            "pipelines": "chaos.pipelines:declared",
             "sealing_keys": SecretStr(Fernet.generate_key().decode()),
             "egress_allow": "127.0.0.0/8",
         }

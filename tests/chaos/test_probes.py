@@ -33,7 +33,7 @@ async def test_a_thing_of_each_kind_is_asked_for_and_not_found(
 ) -> None:
     known = settings.model_copy(
         update={
-            "pipelines": "chaos.pipelines:with_short_delays",
+            "pipelines": "chaos.pipelines:declared",
             "sealing_keys": SecretStr(Fernet.generate_key().decode()),
             "egress_allow": "127.0.0.0/8",
             "generation_provider": "jimeng",

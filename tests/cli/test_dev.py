@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +39,14 @@ async def take_long() -> None:
 """
 SUBMIT = "from shop import add; print(add.submit(1, 2).result())"
 SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def in_a_terminal() -> Iterator[None]:
+    """Whoever runs the tests may have begun them with `nohup`. A program would inherit that, and ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
