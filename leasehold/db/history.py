@@ -105,7 +105,7 @@ async def _partitions(connection: Connection) -> set[str]:
 
 async def _drop_day(connection: Connection, day: date) -> None:
     await _move_events(connection, _start_of_day(day), _start_of_day(day + timedelta(days=1)))
-    await _lock_and_change(connection, "SELECT drop_event_day($1)", day)
+    await _lock_and_change(connection, "drop_event_day", day)
 
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
@@ -130,11 +130,17 @@ async def _for_all_jobs(connection: Connection, statement: str, *times: datetime
         last_job = await connection.fetchval(statement, *times, last_job, _JOBS_AT_ONCE)
 
 
-async def _lock_and_change(connection: Connection, statement: str, day: date) -> None:
-    """Run a statement that locks the table `event`. Raises LockNotAvailableError after _LOCK_TIMEOUT."""
-    async with connection.transaction():
-        await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
-        await connection.execute(statement, day)
+async def _lock_and_change(connection: Connection, function: str, day: date) -> None:
+    """Call an SQL function that locks the table `event`. Raises LockNotAvailableError after _LOCK_TIMEOUT.
+
+    One statement sets the limit, calls the function and commits. In a transaction of several, a process that stands
+    still between two of them would keep the lock, and nobody could submit a job meanwhile.
+    """
+    await connection.execute(
+        f"SELECT {function}($1) FROM (SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true) AS value OFFSET 0)"
+        " AS limit_of_statement WHERE value <> ''",
+        day,
+    )
 
 
 def _partition_name(day: date) -> str:
@@ -156,6 +162,6 @@ async def _add_day(connection: Connection, day: date) -> None:
     if await connection.fetchval(default_has_events, start, end):
         return
     try:
-        await _lock_and_change(connection, "SELECT add_event_day($1)", day)
+        await _lock_and_change(connection, "add_event_day", day)
     except asyncpg.CheckViolationError:  # an event of that day arrived between the two statements
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -17,6 +18,9 @@ from tests.factories import THREE, Rows
 from tests.transitions.conftest import Open
 
 OLD = 20
+_EXCLUSIVE_LOCKS = (
+    "SELECT count(*) FROM pg_locks WHERE relation = 'event'::regclass AND mode = 'AccessExclusiveLock' AND granted"
+)
 #: Asked once: midnight may come between two lines of a test.
 TODAY = datetime.now(UTC).date()
 
@@ -185,6 +189,25 @@ async def test_while_somebody_reads_all_events_no_new_event_waits_for_a_day_to_b
     await sweep(rows)
     assert old not in await history._partitions(rows.connection)
     assert today in await history._partitions(rows.connection) or datetime.now(UTC).date() > TODAY
+
+
+async def test_a_worker_that_stands_still_between_two_statements_locks_no_events(
+    rows: Rows, another: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept the lock of a day that it made, and no job could be submitted until PostgreSQL had ended its session."""
+    other, locked = await another(), list[int]()
+    execute = type(rows.connection).execute
+
+    async def executed(connection: Connection, statement: str, *arguments: Any) -> str:
+        status: str = await execute(connection, statement, *arguments)
+        if connection is rows.connection:
+            locked.append(await other.connection.fetchval(_EXCLUSIVE_LOCKS))
+        return status
+
+    await make_day(rows)
+    monkeypatch.setattr(type(rows.connection), "execute", executed)
+    await sweep(rows)
+    assert (len(locked) > 1, set(locked)) == (True, {0})
 
 
 async def test_a_day_that_cannot_be_dropped_now_keeps_no_events_without_a_day(rows: Rows, another: Open) -> None:
