@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
 
+#: What `check_tags` says of a value, for clients that check their requests by the OpenAPI document.
+_WITHOUT_NUL: dict[str, JsonValue] = {"pattern": r"^[^\u0000]*$"}
 #: Members that requests did not have in the first release.
 _LATER_MEMBERS = ("tags", "callback_url", "dry_run", "delay_seconds")
 
@@ -24,7 +26,7 @@ def _check(tags: dict[str, str]) -> dict[str, str]:
 
 
 Tags: TypeAlias = Annotated[
-    dict[str, Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARACTERS)]],
+    dict[str, Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARACTERS, json_schema_extra=_WITHOUT_NUL)]],
     Field(
         max_length=MAX_TAGS,
         description="Your own words about the job; `GET /v1/jobs?q=tag.NAME:VALUE` finds it by them.",

@@ -58,6 +58,16 @@ def test_the_variants_are_those_that_the_pipeline_declares(document: dict[str, A
     assert set(wanted) == set(VARIANTS)
 
 
+def test_a_tag_that_cannot_be_stored_is_none_by_the_document(document: dict[str, Any]) -> None:
+    """A client that checks its requests by the document must not learn of it by a 422."""
+    schemas = document["components"]["schemas"]
+    values = [schema["properties"]["tags"] for schema in schemas.values() if "tags" in schema.get("properties", {})]
+    patterns = {one["additionalProperties"]["pattern"] for one in values if "maxProperties" in one}
+    assert len(patterns) == 1
+    (pattern,) = patterns
+    assert [bool(re.search(pattern, text)) for text in ("two\nlines", "with\0nul")] == [True, False]
+
+
 def test_what_only_machines_use_is_not_in_it(document: dict[str, Any]) -> None:
     assert not PUBLIC.union(*(kind.public for kind in SHIPPED)) & set(document["paths"])
 

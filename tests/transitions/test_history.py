@@ -196,7 +196,7 @@ async def test_a_worker_that_stands_still_between_two_statements_locks_no_events
 ) -> None:
     """It kept the lock of a day that it made, and no job could be submitted until PostgreSQL had ended its session."""
     other, locked = await another(), list[int]()
-    execute = type(rows.connection).execute
+    execute: Any = type(rows.connection).execute
 
     async def executed(connection: Connection, statement: str, *arguments: Any) -> str:
         status: str = await execute(connection, statement, *arguments)
