@@ -247,6 +247,7 @@ async def test_a_feed_whose_connection_breaks_after_an_hour_of_quiet_is_resumed(
 #: Asks with a signal, and with none: what the client makes of an abort, and whether a try has an end.
 ABORTS = f"""
 import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+setInterval(() => {{}}, 1000); // as a socket would: the timer of AbortSignal.timeout does not keep Node alive
 const given = [];
 const silent = (_, {{ signal }}) => {{
   given.push(signal);
