@@ -10,6 +10,8 @@ import orjson
 
 from leasehold.domain.json_pointer import pointer_to
 
+_NOT_FINITE = "JSON has neither NaN nor infinity"
+
 
 class NotStorable(ValueError):
     """`path`: the JSON pointer to the value that cannot be stored. `reason`: why not, as a sentence."""
@@ -48,18 +50,7 @@ def path_to_non_finite(value: Any) -> str | None:
         return None
     if not has_null:
         return None
-    return next((pointer_to(path) for path in _find_non_finite((), value)), None)
-
-
-def _find_non_finite(path: tuple[object, ...], value: Any) -> Iterator[tuple[object, ...]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _find_non_finite((*path, name), inner)
-    elif isinstance(value, (list, tuple)):
-        for number, inner in enumerate(value):
-            yield from _find_non_finite((*path, number), inner)
-    elif isinstance(value, float) and not isfinite(value):
-        yield path
+    return next((problem.path for problem in _find_problems((), value) if problem.reason == _NOT_FINITE), None)
 
 
 def _first_problem(value: Any) -> NotStorable | None:
@@ -93,12 +84,12 @@ def _find_problems(path: tuple[object, ...], value: Any) -> Iterator[NotStorable
         for name, inner in value.items():
             yield from _find_problems((*path, name), name)
             yield from _find_problems((*path, name), inner)
-    elif isinstance(value, list):
+    elif isinstance(value, (list, tuple)):
         for number, inner in enumerate(value):
             yield from _find_problems((*path, number), inner)
     elif isinstance(value, str) and "\x00" in value:
         yield NotStorable(pointer_to(path), "a text with a NUL character cannot be stored")
     elif isinstance(value, float) and not isfinite(value):
-        yield NotStorable(pointer_to(path), "JSON has neither NaN nor infinity")
+        yield NotStorable(pointer_to(path), _NOT_FINITE)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         yield NotStorable(pointer_to(path), "an integer has at most 64 bits")
