@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,6 +34,16 @@ async def served(using: Callable[..., App], serve: Serve) -> AsyncIterator[None]
     changes: dict[str, Any] = {"pipelines": SOURCE, "worker_children": 2}
     async with serve(child_tasks.app, **changes), asyncio.timeout(SECONDS):
         yield
+
+
+@pytest.fixture
+def informed() -> Iterator[None]:
+    """The worker takes the lines that its children log at `info`, too."""
+    log = logging.getLogger("leasehold.child")
+    level_before = log.level
+    log.setLevel(logging.INFO)
+    yield
+    log.setLevel(level_before)
 
 
 async def test_a_process_runs_one_call_after_another_and_is_not_the_worker(served: None) -> None:
@@ -197,11 +206,8 @@ def _two() -> None: ...
 
 
 async def test_what_children_log_and_emit_is_kept_with_the_run(
-    served: None, connection: Connection, request: pytest.FixtureRequest
+    served: None, connection: Connection, informed: None
 ) -> None:
-    log = logging.getLogger("leasehold.child")
-    request.addfinalizer(partial(log.setLevel, log.level))
-    log.setLevel(logging.INFO)
     run = await child_tasks.talk.asubmit(True)
     with pytest.raises(TaskFailed):
         await run
@@ -230,11 +236,8 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
 
 
 async def test_the_fields_of_what_a_process_logs_are_kept_with_the_run(
-    served: None, connection: Connection, request: pytest.FixtureRequest
+    served: None, connection: Connection, informed: None
 ) -> None:
-    log = logging.getLogger("leasehold.child")
-    request.addfinalizer(partial(log.setLevel, log.level))
-    log.setLevel(logging.INFO)
     run = await child_tasks.talk_with_fields.asubmit()
     await run
     (line,) = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)
@@ -243,11 +246,8 @@ async def test_the_fields_of_what_a_process_logs_are_kept_with_the_run(
 
 
 async def test_what_a_process_logs_by_structlog_is_kept_with_the_run(
-    served: None, connection: Connection, request: pytest.FixtureRequest
+    served: None, connection: Connection, informed: None
 ) -> None:
-    log = logging.getLogger("leasehold.child")
-    request.addfinalizer(partial(log.setLevel, log.level))
-    log.setLevel(logging.INFO)
     run = await child_tasks.talk_by_structlog.asubmit()
     await run
     sold, failed = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)
@@ -257,12 +257,9 @@ async def test_what_a_process_logs_by_structlog_is_kept_with_the_run(
 
 
 async def test_what_a_thread_that_an_earlier_call_left_behind_says_is_kept_with_no_other_run(
-    served: None, connection: Connection, request: pytest.FixtureRequest
+    served: None, connection: Connection, informed: None
 ) -> None:
     """The process serves all tenants: it could be another tenant's run."""
-    log = logging.getLogger("leasehold.child")
-    request.addfinalizer(partial(log.setLevel, log.level))
-    log.setLevel(logging.INFO)
     first = await child_tasks.leave_a_thread.asubmit("secret")
     second = await child_tasks.talk_beside_the_thread.asubmit() if await first else None
     assert second is not None

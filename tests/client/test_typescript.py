@@ -49,6 +49,14 @@ def node_version() -> int:
 needs_node = only_where(node_version() >= OLDEST, f"there is no Node.js {OLDEST} or newer")
 
 
+async def evaluated(script: str, *arguments: str) -> bytes:
+    """What the module prints that Node evaluates."""
+    process = await asyncio.create_subprocess_exec(
+        str(NODE), "--input-type=module", "--eval", script, *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    return (await process.communicate())[0]
+
+
 def test_the_document_is_that_of_the_api() -> None:
     wrong = "run scripts/reference, then `npm ci && npm run types` in clients/typescript"
     assert (FOLDER / "openapi.json").read_text() == subset(), wrong
@@ -168,10 +176,7 @@ async def test_an_answer_that_is_not_the_apis_is_an_error_of_the_client(
 ) -> None:
     """The worker survives such an error, and no other."""
     async with store_of(head, body, status=status) as url:
-        process = await asyncio.create_subprocess_exec(
-            str(NODE), "--input-type=module", "--eval", ASKS, url, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
+        out = await evaluated(ASKS, url)
     assert out.decode().strip() == error
 
 
@@ -237,10 +242,7 @@ process.exit();
 async def test_a_feed_whose_connection_breaks_after_an_hour_of_quiet_is_resumed() -> None:
     """The client counted its timeout from the connection's begin, and gave up at once."""
     async with asyncio.timeout(60):
-        process = await asyncio.create_subprocess_exec(
-            str(NODE), "--input-type=module", "--eval", BREAKS, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
+        out = await evaluated(BREAKS)
     assert out == b"1\n"
 
 
@@ -277,8 +279,5 @@ process.exit();
 async def test_an_abort_ends_a_request_and_each_try_ends_by_itself() -> None:
     """After an abort with a reason of one's own, or by `AbortSignal.timeout`, the client tried until its timeout."""
     async with asyncio.timeout(60):
-        process = await asyncio.create_subprocess_exec(
-            str(NODE), "--input-type=module", "--eval", ABORTS, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
+        out = await evaluated(ABORTS)
     assert out.decode().split("\n")[:-1] == ["enough 1", "TimeoutError 2", "over 3", "true"]

@@ -24,7 +24,7 @@ from leasehold.transitions import sweeps
 from tests.api.conftest import Running
 from tests.client.front import Front, fronting
 from tests.client.stores import endless_store
-from tests.client.test_typescript import NODE, needs_node
+from tests.client.test_typescript import NODE, evaluated, needs_node
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, client, running, runs_settings, step_of
 from tests.runs.test_external import claim, settle
@@ -235,10 +235,7 @@ process.exit();
 
 async def test_a_file_whose_bytes_do_not_end_is_given_up() -> None:
     async with endless_store() as url, asyncio.timeout(SECONDS):
-        process = await asyncio.create_subprocess_exec(
-            str(NODE), "--input-type=module", "--eval", READS_A_FILE, url, stdout=PIPE
-        )
-        out, _ = await process.communicate()
+        out = await evaluated(READS_A_FILE, url)
     assert out == b"file_corrupt\n"
 
 
@@ -278,6 +275,5 @@ process.exit();
 async def test_a_worker_that_stops_waits_five_seconds_for_an_api_that_does_not_answer() -> None:
     """Also for the lines of its log. It went on for as long as the client tries again, and stopped a minute later."""
     async with asyncio.timeout(SECONDS):
-        process = await asyncio.create_subprocess_exec(str(NODE), "--input-type=module", "--eval", STOPS, stdout=PIPE)
-        out, _ = await process.communicate()
+        out = await evaluated(STOPS)
     assert out == b"works true claim logs release\n"
