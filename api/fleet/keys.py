@@ -36,7 +36,12 @@ _DAY = 86_400
 _MAX_SECONDS = 36_500 * _DAY
 _MAX_LISTED = 500
 _MISSING = {HTTPStatus.NOT_FOUND: "`key_not_found`"}
-_REFUSED = {HTTPStatus.FORBIDDEN: "`insufficient_scope`, `scope_not_held`: the caller lacks a scope of the key"}
+#: Why a new key is refused.
+_REFUSED = {
+    HTTPStatus.FORBIDDEN: "`insufficient_scope`, `scope_not_held`: the caller lacks a scope of the key",
+    HTTPStatus.CONFLICT: "`too_many_keys`",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `tenant_reserved`: `*` is no tenant",
+}
 
 
 class _Request(BaseModel):
@@ -131,13 +136,7 @@ def _key_answer(row: dict[str, Any]) -> dict[str, Any]:
     operation_id="createKey",
     summary="Make a key; the answer alone has its secret",
     status_code=201,
-    responses=problems(
-        _REFUSED
-        | {
-            HTTPStatus.CONFLICT: "`too_many_keys`",
-            HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `tenant_reserved`: `*` is no tenant",
-        }
-    ),
+    responses=problems(_REFUSED),
 )
 async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Response:
     return json_response(await make_key(services_of(request), caller, body), HTTPStatus.CREATED)
@@ -172,14 +171,7 @@ async def make_key(
     summary="Make a key's successor; the answer alone has its secret",
     description="The same owner, scopes, quotas and end. The old key stops after the overlap.",
     status_code=201,
-    responses=problems(
-        _MISSING
-        | _REFUSED
-        | {
-            HTTPStatus.CONFLICT: "`too_many_keys`",
-            HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `tenant_reserved`: `*` is no tenant",
-        }
-    ),
+    responses=problems(_MISSING | _REFUSED),
 )
 async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rotation | None = None) -> Response:
     return json_response(
