@@ -98,9 +98,8 @@ class Progress(Answer):
 
 class Run(Answer):
     """A run. An item of a list has no `payload`, `progress`, `result` and `outputs`. `result`: {step: result}, of the
-    steps in `progress`.
-    `cancel`: the `reason` of a requested cancel, and who requested it (`by`). `scope` and `scope_id`: the group of runs
-    that the template's concurrency policy counts together.
+    steps in `progress`. `cancel`: the `reason` of a requested cancel, and who requested it (`by`). `scope` and
+    `scope_id`: the group of runs that the template's concurrency policy counts together.
     """
 
     id: UUID

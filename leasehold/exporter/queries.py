@@ -105,7 +105,7 @@ HELD = """
 SELECT waiting."limit", count(DISTINCT waiting.job_id)::int AS jobs,
        extract(epoch FROM now() - min(waiting.ready_at))::float8 AS oldest
 FROM (SELECT split_part(g.key, ':', 1) AS "limit", g.job_id, g.ready_at FROM gate_job g WHERE g.admitted_at IS NULL
-      ORDER BY g.tenant_id, g.key, g.owner, g.priority, g.job_id LIMIT $1) AS waiting
+      ORDER BY g.tenant_id, g.key, g.owner, g.priority, g.ready_at, g.job_id LIMIT $1) AS waiting
 WHERE waiting.ready_at <= now() GROUP BY 1
 """
 

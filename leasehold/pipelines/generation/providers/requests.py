@@ -159,8 +159,8 @@ def urls_in(output: Any) -> tuple[str, ...]:
     """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
 
     A text that is not a link, or that PostgreSQL cannot store, is skipped: the provider Ark writes a message in place
-    of a refused picture. This function
-    does not call itself, because the provider decides how deep its answer is nested.
+    of a refused picture. This function does not call itself, because the provider decides how deep its answer is
+    nested.
     """
     urls: list[str] = []
     unread_values = [output]
