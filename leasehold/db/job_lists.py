@@ -9,7 +9,7 @@ cursor to continue.
 
 A search in payloads or texts ends after MAX_SEARCHED jobs, and a page by queue after MAX_READ_BY_QUEUE rows. A search
 for a text walks only over jobs that can contain the text: jobs with an error, a key or a scope, and jobs of pipelines
-whose name contains the text.
+whose name contains the text. A UUID is a job's id. If no job has this id, it is a text: keys and scopes may be UUIDs.
 
 Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk.
 """
@@ -119,7 +119,7 @@ class Listing:
     """Builds the statements of one filter. `before`: the page has only jobs older than this one. `bound`: the jobs on
     which a bulk operation may act; None: no such bound. `max_read`: the most rows that a page reads.
     `pipelines_with_text`: for a search for a text, the pipelines whose names contain it; None: the walk goes over all
-    jobs.
+    jobs. `ids_are_texts`: a UUID in the filter is searched as a text.
     """
 
     def __init__(
@@ -131,8 +131,10 @@ class Listing:
         bound: Bound | None = None,
         max_read: int | None = None,
         pipelines_with_text: Sequence[str] | None = None,
+        ids_are_texts: bool = False,
     ) -> None:
         self._copy_with = partial(Listing, scope, job_filter, before, bound=bound, max_read=max_read)
+        self._ids_are_texts = ids_are_texts
         self._pipelines_with_text = pipelines_with_text
         if bound is not None and bound.state == "failed":
             job_filter = replace(job_filter, status=JobState.FAILED)
@@ -157,7 +159,25 @@ class Listing:
 
     def narrowed_to_pipelines(self, pipelines_with_text: Sequence[str]) -> Listing:
         """The same listing, but its walk goes only over jobs that can contain the text `searchable_text`."""
-        return self._copy_with(pipelines_with_text=pipelines_with_text)
+        return self._copy_with(pipelines_with_text=pipelines_with_text, ids_are_texts=self._ids_are_texts)
+
+    @property
+    def job_id(self) -> UUID | None:
+        """The job's id that the filter names, or None."""
+        return next((job_id for text in self._filter.texts if (job_id := self._id_of(text)) is not None), None)
+
+    def with_ids_as_texts(self) -> Listing:
+        """The same listing, but a UUID in the filter is searched as a text."""
+        return self._copy_with(ids_are_texts=True)
+
+    def _id_of(self, text: str) -> UUID | None:
+        """The job's id that the text is, or None."""
+        if self._ids_are_texts:
+            return None
+        try:
+            return UUID(text)
+        except ValueError:
+            return None
 
     @property
     def max_walked(self) -> int:
@@ -245,10 +265,9 @@ class Listing:
     def _driver_of_filter(self) -> str:
         """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head)."""
         job_filter = self._filter
-        job_ids = [_uuid(text) for text in job_filter.texts if _uuid(text) is not None]
-        if job_ids:
+        if self.job_id is not None:
             return (
-                f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(job_ids[0], 'uuid')}{self._in_tenant('j')}"
+                f"SELECT j.id FROM job j WHERE j.id = {self._parameters.add(self.job_id, 'uuid')}{self._in_tenant('j')}"
                 + self._between_ends("j.id")
             )
         if job_filter.worker is not None:
@@ -417,8 +436,7 @@ class Listing:
         for path, value in job_filter.payload:
             conditions.append(f"j.params #>> {add(list(path), 'text[]')} = {add(value, 'text')}")
         for text in job_filter.texts:
-            job_id = _uuid(text)
-            if job_id is not None:
+            if (job_id := self._id_of(text)) is not None:
                 conditions.append(f"j.id = {add(job_id, 'uuid')}")
             else:
                 conditions.append(
@@ -441,12 +459,10 @@ class Listing:
 _EARLIEST = datetime.fromisoformat("1970-01-01T01:00:00+00:00")
 
 
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
-
+_IS_JOB = """
+-- is_job
+SELECT EXISTS (SELECT 1 FROM job WHERE id = $1 AND ($2::text IS NULL OR tenant_id = $2))
+"""
 
 # The names of a tenant's pipelines, each by one probe of an index, and whether a name contains the text. The condition
 # of a search (`_conditions_on_other_rows`) joins a run's pipeline and template with a space, and they have the same
@@ -467,8 +483,10 @@ FROM names WHERE name IS NOT NULL LIMIT {_MAX_PIPELINES + 1}
 
 async def narrowed_to_text(connection: Connection, listing: Listing) -> Listing:
     """The listing. If its filter has a text, and the names of only few pipelines contain the text, the listing is
-    narrowed to the jobs that can contain it.
+    narrowed to the jobs that can contain it. A UUID that is no job's id is a text.
     """
+    if listing.job_id is not None and not await connection.fetchval(_IS_JOB, listing.job_id, listing.tenant_id):
+        listing = listing.with_ids_as_texts()
     if (text := listing.searchable_text) is None:
         return listing
     names = await connection.fetch(_NAMES, listing.tenant_id, text)

@@ -206,6 +206,25 @@ async def test_a_text_finds_a_job_wherever_it_has_it(maker: Maker, client: httpx
     assert len((await search(client, "outside"))[0]) == 6
 
 
+async def test_a_uuid_is_a_jobs_id_and_otherwise_a_text(
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient
+) -> None:
+    user, order = str(uuid4()), str(uuid4())
+    scoped = [str(await maker.make("run", scope_id=user)) for _ in range(2)]
+    keyed = str(await maker.make("run", dedupe={"key": order}))
+    await maker.make("run", scope_id=scoped[0])
+    assert await search(client, user) == (scoped[::-1], 1)
+    assert await search(client, user.upper()) == (scoped[::-1], 1)
+    assert await search(client, order) == ([keyed], 1)
+    assert await search(client, scoped[0]) == ([scoped[0]], 1), "a job has this id"
+    assert await search(client, f"{user} {order}") == ([], 1)
+    assert await search(client, str(uuid4())) == ([], 1)
+    answer = (await client.get("/v1/jobs", params={"q": user, "count": True})).json()
+    assert answer["count"] == {"n": 2, "exact": True}
+    stranger = await client_with(*TENANT_SCOPES, tenant="other")
+    assert await search(stranger, user) == await search(stranger, scoped[0]) == ([], 1)
+
+
 async def test_a_text_in_very_many_names_walks_over_all_jobs(
     maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +268,7 @@ def test_every_statement_names_the_tenant_wherever_it_finds_jobs() -> None:
         for wanted in filters()
         for before in (None, new_id())
         for plain in [Listing(scope, wanted, before)]
-        for listing in (plain, plain.narrowed_to_pipelines(["report", "media"]))
+        for listing in (plain, plain.narrowed_to_pipelines(["report", "media"]), plain.with_ids_as_texts())
         for statement in (listing.page(50), listing.count(), listing.estimate())
     ]
     assert len(statements) > 900
