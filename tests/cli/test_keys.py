@@ -131,7 +131,8 @@ async def test_a_command_works_on_the_dev_of_its_folder_where_nothing_names_a_da
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], shown: str
 ) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-    monkeypatch.setattr(os, "environ", own)
+    # Only `doctor` asks a broker and a store: it would wait for those of the default addresses.
+    monkeypatch.setattr(os, "environ", own | {"LEASEHOLD_BROKER": "postgres", "LEASEHOLD_OBJECT_STORE": "none"})
     monkeypatch.chdir(tmp_path)
     with dev_file(as_variables(servers_of_database(database_url))):
         result = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--json"])
