@@ -88,6 +88,17 @@ HEALTHY: Mapping[str, str] = {
     'up{job="leasehold-worker",instance="worker"}': "1+0x1440",
 }
 
+#: A request, a job and a start a minute, and nine bad ones of each from the hour on.
+_NINE_FROM_THE_HOUR_ON = "0x60 1+1x8 9x1371"
+_FEW_EVENTS: Mapping[str, str] = {
+    'leasehold_jobs_finished_total{pipeline="media",outcome="succeeded"}': "0+1x1440",
+    'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}': _NINE_FROM_THE_HOUR_ON,
+    _WAIT.format("bucket", ',le="10.0"'): "0+1x60 60+0x8 61+1x1371",
+    _WAIT.format("count", ""): "0+1x1440",
+    _HTTP.format(200): "0+1x1440",
+    _HTTP.format(503): _NINE_FROM_THE_HOUR_ON,
+    'leasehold_queue_tasks_without_code{queue="default"}': "_x1440",  # whose last sample promtool remembers for 5 minutes
+}
 _FAILED = 'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}'
 CASES = (
     Case("LeaseholdJobsFailingSlow", "3h", {_FAILED: "0+32x1440"}),  # 5 % of jobs fail, 5 times the budget
@@ -181,8 +192,11 @@ def tests(rule_file: str) -> Mapping[str, Any]:
         "evaluation_interval": "1m",
         "tests": [
             *(_test_of(case) for case in CASES),
-            _test_of_healthy_day("nothing fires on a healthy day", _series({})),
-            _test_of_healthy_day("nothing fires where no API and no store is used", _series_of_workers_alone()),
+            _test_of_no_alert("nothing fires on a healthy day", _series({}), ("10m", "2h", "24h")),
+            _test_of_no_alert(
+                "nothing fires where no API and no store is used", _series_of_workers_alone(), ("10m", "2h")
+            ),
+            _test_of_no_alert("a few bad events among few fire nothing", _series(_FEW_EVENTS), ("70m", "90m", "2h")),
         ],
     }
 
@@ -211,8 +225,7 @@ def _series_of_workers_alone() -> list[dict[str, str]]:
     return [series for series in _series({}) if not series["series"].startswith(of_others)]
 
 
-def _test_of_healthy_day(name: str, series: list[dict[str, str]]) -> dict[str, Any]:
-    moments: Sequence[str] = ("10m", "2h", "24h")
+def _test_of_no_alert(name: str, series: list[dict[str, str]], moments: Sequence[str]) -> dict[str, Any]:
     return {
         "name": name,
         "interval": "1m",

@@ -2,7 +2,8 @@
 
 The alerts of an objective compare burn rates over two windows (Site Reliability Workbook, chapter 5). A high rate over
 the long window means that the problem is serious. A high rate over the short window means that the problem has not
-ended. Severity `page`: an operator must act now. Severity `ticket`: an operator must act on the next working day. Every
+ended. A rate over few events says little, so an alert also needs LEAST_EVENTS bad events in the long window: in an
+installation that has a request a minute, one error would be a high rate. Severity `page`: an operator must act now. Severity `ticket`: an operator must act on the next working day. Every
 alert names its runbook in docs/operations/runbooks.
 """
 
@@ -15,18 +16,21 @@ from typing import Any
 #: Prometheus records the burn rates of every objective over these windows.
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 RUNBOOKS = "docs/operations/runbooks"
+#: The least number of bad events for an alert of an objective.
+LEAST_EVENTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A goal for the share of bad events. `ratio`: PromQL of the share, with WINDOW in place of the window. `budget`:
-    the share that is allowed. `pages`: whether an operator can do something at night about a high share.
+    """A goal for the share of bad events. `ratio`: PromQL of the share, with WINDOW in place of the window.
+    `bad_events`: PromQL of their number, likewise. `budget`: the share that is allowed. `pages`: whether an operator can do something at night about a high share.
     """
 
     name: str
     alert: str
     budget: float
     ratio: str
+    bad_events: str
     summary: str
     runbook: str
     pages: bool = True
@@ -64,6 +68,7 @@ OBJECTIVES = (
         0.01,
         f'(sum(rate({_JOBS}{{outcome=~"failed|expired"}}[WINDOW])) or vector(0))'
         f' / sum(rate({_JOBS}{{outcome!="rejected"}}[WINDOW]))',
+        f'sum(increase({_JOBS}{{outcome=~"failed|expired"}}[WINDOW]))',
         "More jobs fail than the objective of 99 % allows",
         "jobs-failing",
         # Jobs also fail because of a tenant's handler, external worker, limit, or address of a webhook, about which an
@@ -77,6 +82,8 @@ OBJECTIVES = (
         0.01,
         f'1 - sum(rate({_STARTS}_bucket{{kind="new",le="10.0"}}[WINDOW]) {_UNLESS_LATELY_PAUSED})'
         f' / sum(rate({_STARTS}_count{{kind="new"}}[WINDOW]) {_UNLESS_LATELY_PAUSED})',
+        f'sum(increase({_STARTS}_count{{kind="new"}}[WINDOW]) {_UNLESS_LATELY_PAUSED})'
+        f' - sum(increase({_STARTS}_bucket{{kind="new",le="10.0"}}[WINDOW]) {_UNLESS_LATELY_PAUSED})',
         "More than 1 % of tasks start later than 10 s after they could",
         "starts-late",
     ),
@@ -86,6 +93,7 @@ OBJECTIVES = (
         0.001,
         f'(sum(rate({_HTTP}{{code=~"5..",{_OF_CLIENTS}}}[WINDOW])) or vector(0))'
         f" / sum(rate({_HTTP}{{{_OF_CLIENTS}}}[WINDOW]))",
+        f'sum(increase({_HTTP}{{code=~"5..",{_OF_CLIENTS}}}[WINDOW]))',
         "More requests end in a 5xx than the objective of 99.9 % allows",
         "api-errors",
     ),
@@ -207,7 +215,8 @@ def burn_alerts(objective: Objective) -> list[Alert]:
             objective.alert + ("Fast" if severity == "page" else "Slow"),
             " or ".join(
                 f"({objective.record(long)} > {burn * objective.budget:g}"
-                f" and {objective.record(short)} > {burn * objective.budget:g})"
+                f" and {objective.record(short)} > {burn * objective.budget:g}"
+                f" and {objective.bad_events.replace('WINDOW', long)} >= {LEAST_EVENTS})"
                 for burn, long, short in burns
             ),
             "1m" if severity == "page" else "15m",
