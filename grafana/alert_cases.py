@@ -97,7 +97,8 @@ _FEW_EVENTS: Mapping[str, str] = {
     _WAIT.format("count", ""): "0+1x1440",
     _HTTP.format(200): "0+1x1440",
     _HTTP.format(503): _NINE_FROM_THE_HOUR_ON,
-    'leasehold_queue_tasks_without_code{queue="default"}': "_x1440",  # whose last sample promtool remembers for 5 minutes
+    # Without the deployment of the healthy day: promtool remembers its last sample for five minutes.
+    'leasehold_queue_tasks_without_code{queue="default"}': "_x1440",
 }
 _FAILED = 'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}'
 CASES = (

@@ -3,8 +3,9 @@
 The alerts of an objective compare burn rates over two windows (Site Reliability Workbook, chapter 5). A high rate over
 the long window means that the problem is serious. A high rate over the short window means that the problem has not
 ended. A rate over few events says little, so an alert also needs LEAST_EVENTS bad events in the long window: in an
-installation that has a request a minute, one error would be a high rate. Severity `page`: an operator must act now. Severity `ticket`: an operator must act on the next working day. Every
-alert names its runbook in docs/operations/runbooks.
+installation that has a request a minute, one error would be a high rate. Severity `page`: an operator must act now.
+Severity `ticket`: an operator must act on the next working day. Every alert names its runbook in
+docs/operations/runbooks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ LEAST_EVENTS = 10
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A goal for the share of bad events. `ratio`: PromQL of the share, with WINDOW in place of the window.
-    `bad_events`: PromQL of their number, likewise. `budget`: the share that is allowed. `pages`: whether an operator can do something at night about a high share.
+    `bad_events`: PromQL of their number, likewise. `budget`: the share that is allowed. `pages`: whether an operator
+    can do something at night about a high share.
     """
 
     name: str
