@@ -17,6 +17,7 @@ from mutants.measure import measure
 from mutants.mutant import Mutant
 from mutants.places import ROOT, mutants
 from mutants.run import run
+from mutants.siblings import Siblings
 
 _BUDGET_SECONDS = 30.0
 
@@ -63,20 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.measure is not None:
         measure(options.measure, state.coverage_file())
         return 0
-    chosen = [mutant for mutant in mutants() if mutant.path.startswith(options.only) or mutant.id == options.only]
+    every = mutants()
+    chosen = [mutant for mutant in every if mutant.path.startswith(options.only) or mutant.id == options.only]
     if options.sample is not None:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))  # noqa: S311 - no secret
     if options.list:
         for mutant in chosen:
             print(mutant.title)  # noqa: T201 - its output
         return 0
-    judged = state.State(state.commit(), mutants() if options.record else chosen)
+    judged = state.State(state.commit(), every)
     if not options.survivors:
         unjudged = [mutant for mutant in chosen if _is_unjudged(judged.judgements.get(mutant.id), options.again)]
-        choosing = Choosing(state.covering(), state.killers(), options.budget)
+        noticed = state.killers() | {one.id: one.by for one in judged.judgements.values() if one.verdict == "killed"}
+        siblings = Siblings((mutant, noticed[mutant.id]) for mutant in every if mutant.id in noticed)
+        choosing = Choosing(state.covering(), noticed, siblings, options.budget)
         asyncio.run(run(unjudged, choosing, judged.add, options.places))
     if options.record:
-        state.record(judged.judgements, mutants())
+        state.record(judged.judgements, every)
     return report(chosen, judged.judgements)
 
 

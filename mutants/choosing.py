@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from mutants.covering import Covering
 from mutants.mutant import Mutant
 from mutants.places import ROOT, all_files
+from mutants.siblings import Siblings
 from mutants.source import Source
 from mutants.uses import Uses
 from mutants.words import Words
@@ -68,14 +70,19 @@ class Chosen:
 
 
 class Choosing:
-    """`killers`: id of a mutant -> the test that noticed it last time, which runs first. `budget`: the seconds that all
-    tests of one mutant may take; 0: no bound.
+    """`killers`: id of a mutant -> the test that noticed it last time, which runs first. `siblings`: which tests
+    noticed other mutants of the same code. `budget`: the seconds that all tests of one mutant may take; 0: no bound.
     """
 
-    def __init__(self, covering: Covering, killers: dict[str, str], budget: float) -> None:
+    def __init__(self, covering: Covering, killers: Mapping[str, str], siblings: Siblings, budget: float) -> None:
         self._covering = covering
         self._killers = killers
+        self._siblings = siblings
         self._budget = budget
+
+    def learn(self, mutant: Mutant, test: str) -> None:
+        """The test has noticed the mutant: it comes early for the mutants that follow."""
+        self._siblings.add(mutant, test)
 
     @cached_property
     def _uses(self) -> Uses:
@@ -111,19 +118,22 @@ class Choosing:
         return self._covering.seconds[test] + _EACH_SECONDS
 
     def _in_order(self, mutant: Mutant, tests: set[str], near: str | tuple[str, ...]) -> list[str]:
-        """Order by six keys: the test that noticed the mutant last time first; then tests that run special lines of the
-        function; then those that share most words with the mutant; then those whose path begins with `near`; then, of a
-        test with parameters, the first set before further sets, which mostly notice the same mutants; then the fastest.
+        """Order by seven keys: the test that noticed the mutant last time first; then those that noticed most other
+        mutants of the function or constant, or else of the file; then tests that run special lines of the function;
+        then those that share most words with the mutant; then those whose path begins with `near`; then, of a test with
+        parameters, the first set before further sets, which mostly notice the same mutants; then the fastest.
         """
         seconds, killer, special = self._covering.seconds, self._killers.get(mutant.id), self._special_tests(mutant)
         seen_sets: Counter[str] = Counter()
-        text = f"{mutant.scope} {mutant.change.about}"
-        related = self._words.related(text, {test: self._cost(test) for test in tests}, _RELATED_TESTS)
-        places: dict[str, tuple[bool, bool, bool, bool, int, float]] = {}
+        costs = {test: self._cost(test) for test in tests}
+        of_siblings = {test: place for place, test in enumerate(self._siblings.likely(mutant, costs))}
+        related = self._words.related(f"{mutant.scope} {mutant.change.about}", costs, _RELATED_TESTS)
+        places: dict[str, tuple[bool, int, bool, bool, bool, int, float]] = {}
         for test in sorted(tests, key=lambda test: seconds[test]):
             function = test.partition("[")[0]
-            likely = (test != killer, test not in special, test not in related, not test.startswith(near))
-            places[test] = (*likely, seen_sets[function], seconds[test])
+            early = (test != killer, of_siblings.get(test, len(of_siblings)))
+            likely = (test not in special, test not in related, not test.startswith(near))
+            places[test] = (*early, *likely, seen_sets[function], seconds[test])
             seen_sets[function] += 1
         return sorted(tests, key=lambda test: places[test])
 

@@ -41,6 +41,8 @@ async def run(
                     mutant = queue.get_nowait()
                     judgement = await own_judge.judge(mutant, choosing.tests_for(mutant))
                     survived += judgement.verdict == "survived"
+                    if judgement.verdict == "killed":
+                        choosing.learn(mutant, judgement.by)
                     on_judged(judgement)
                     progress.update(bar, advance=1, state=f"{survived} survived; {mutant.path}")
 

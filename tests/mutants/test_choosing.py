@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mutants.mutant import Change, Mutant
+from mutants.siblings import Siblings
 from mutants.source import Source
 from mutants.uses import Uses
 from mutants.words import Words
@@ -66,3 +68,20 @@ def test_a_constant_that_a_function_puts_into_another_one_is_used_where_that_is(
     uses = Uses(tmp_path, ["statements.py"])
     assert ("statements.py", 9) in uses.lines_using("COLUMNS")
     assert [uses.makes_constants(name) for name in ("listed", "read", "unrelated")] == [True, False, False]
+
+
+def test_tests_that_noticed_most_mutants_of_the_code_a_second_are_likely_to_notice_its_next_one() -> None:
+    def mutant(path: str, scope: str) -> Mutant:
+        return Mutant("", path, scope, (1, 1), Change("", "", ()))
+
+    claim, poll, elsewhere = mutant("claims.py", "CLAIM"), mutant("claims.py", "POLL"), mutant("sweeps.py", "CLAIM")
+    siblings = Siblings([(claim, "often"), (claim, "often"), (claim, "slow"), (poll, "of the file"), (poll, "often")])
+    costs = {"often": 1.0, "slow": 1.0, "of the file": 0.1, "never": 0.1}
+    assert siblings.likely(claim, costs) == ["often", "slow", "of the file"]
+    assert siblings.likely(poll, costs) == ["of the file", "often", "slow"]
+    assert siblings.likely(elsewhere, costs) == []
+    for _ in range(3):
+        siblings.add(claim, "slow")
+    assert siblings.likely(claim, costs)[0] == "slow"
+    assert siblings.likely(claim, costs | {"slow": 10.0})[0] == "often"
+    assert siblings.likely(claim, {"never": 0.1}) == []
