@@ -121,7 +121,10 @@ async def _write_debounced(
     first_calls = [calls[indexes[0]] for indexes in indexes_by_key]
     last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]
     last_runs = [_new_run(last_call, tenant, keep_seconds, now) for last_call in last_calls]
-    waiting_ids = await runs.merge(connection, tenant, last_runs, [_debounce_terms(call) for call in last_calls])
+    submissions = [
+        _submission(first_call.run_id, last_call) for first_call, last_call in zip(first_calls, last_calls, strict=True)
+    ]
+    waiting_ids = await runs.merge(connection, tenant, last_runs, submissions)
     new_runs: list[NewRun] = []
     for indexes, first_call, last_run, waiting_id in zip(
         indexes_by_key, first_calls, last_runs, waiting_ids, strict=True
@@ -133,10 +136,11 @@ async def _write_debounced(
     return new_runs
 
 
-def _debounce_terms(call: Call[Any]) -> debounce.Debounced:
+def _submission(submission_id: UUID, call: Call[Any]) -> debounce.Debounced:
     assert call.debounce_key is not None
     assert call.task.terms.debounce is not None
-    return debounce.Debounced(call.task.name, call.debounce_key, call.params, call.task.terms.debounce.total_seconds())
+    delay = call.task.terms.debounce.total_seconds()
+    return debounce.Debounced(submission_id, call.task.name, call.debounce_key, call.params, delay)
 
 
 async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: str, tenant: str) -> Reservation | UUID:

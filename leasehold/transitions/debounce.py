@@ -3,6 +3,9 @@ later.
 
 A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
 the run with its key has started, that run loses the key, and the submission becomes a run of its own.
+
+A submission whose answer was lost is repeated with its id. It must not give its arguments again to a run that has newer
+ones, nor become a second run because the first has started. So `merge` remembers by its id which run took it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.db.database import Connection, unindexed
+from leasehold.db.idempotency import KEEP
 
 # $1 the tenant, $2 the submissions, as JSON records. Other transactions that submit one of these keys wait here until
 # this transaction ends.
@@ -24,14 +28,29 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 ) AS hashed
 """
 
-# $1 the tenant, $2 the submissions. `waiting_jobs` locks the unfinished jobs with these keys by ascending id, as all
-# statements do. If a worker has claimed the task meanwhile, the task's epoch is above 0, and `postponed_tasks` does not
-# change it: an UPDATE checks its conditions on the newest version of the row. `at_limits`: a job that waits at its
-# concurrency limits is not admitted before its new start.
+# SQL: the key in the table `idempotency` of the submission `a`. No client's key begins with a space.
+_REMEMBERED_AS = "' debounced ' || a.id::text"
+
+# $1 the tenant, $2 the submissions. Those that were written earlier, and the run of each: the one that took it, or one
+# of its own.
+_WRITTEN_EARLIER = f"""
+-- debounce_written_earlier
+SELECT a.nth, coalesce(j.id, convert_from(i.body, 'UTF8')::uuid) AS run_id
+FROM jsonb_to_recordset($2::jsonb) AS a(id uuid, pipeline text, nth int)
+LEFT JOIN job j ON j.id = a.id AND j.tenant_id = $1 AND j.pipeline = a.pipeline
+LEFT JOIN idempotency i ON i.tenant_id = $1 AND i.key = {_REMEMBERED_AS} AND i.expires_at > clock_timestamp()
+WHERE j.id IS NOT NULL OR i.key IS NOT NULL
+"""
+
+# $1 the tenant, $2 the submissions, $3 how long they are remembered. `waiting_jobs` locks the unfinished jobs with
+# these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch is
+# above 0, and `postponed_tasks` does not change it: an UPDATE checks its conditions on the newest version of the row.
+# `at_limits`: a job that waits at its concurrency limits is not admitted before its new start.
 MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
+    SELECT * FROM jsonb_to_recordset($2::jsonb)
+        AS a(id uuid, pipeline text, key text, params jsonb, delay float8, nth int)
 ), waiting_jobs AS MATERIALIZED (
     SELECT j.id, a.params, a.delay, a.nth
     FROM submissions a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
@@ -60,6 +79,12 @@ WITH submissions AS MATERIALIZED (
     FROM waiting_jobs w LEFT JOIN postponed_tasks p ON p.job_id = w.id
     WHERE j.id = w.id
     RETURNING j.id, w.nth, p.job_id IS NOT NULL AS is_postponed
+), remembered AS (
+    INSERT INTO idempotency (tenant_id, key, request_hash, status_code, body, locked_until, expires_at)
+    SELECT $1, {_REMEMBERED_AS}, '', 202, convert_to(jobs.id::text, 'UTF8'), clock_timestamp(),
+           clock_timestamp() + $3::interval
+    FROM jobs JOIN submissions a ON a.nth = jobs.nth WHERE jobs.is_postponed
+    ON CONFLICT (tenant_id, key) DO NOTHING
 )
 SELECT id, nth FROM jobs WHERE is_postponed
 """
@@ -67,8 +92,11 @@ SELECT id, nth FROM jobs WHERE is_postponed
 
 @dataclass(frozen=True, slots=True)
 class Debounced:
-    """A submission. Its run starts `delay` seconds after the last submission with the same key."""
+    """A submission, whose repetition has the same `id`. Its run starts `delay` seconds after the last submission with
+    the same key.
+    """
 
+    id: UUID
     pipeline: str
     key: str
     params: Mapping[str, Any]
@@ -77,19 +105,29 @@ class Debounced:
 
 async def lock_keys(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[dict[str, Any]]:
     """Lock the keys of the submissions until the caller's transaction ends. Returns the submissions as records."""
-    records = [{**asdict(submission), "nth": nth} for nth, submission in enumerate(submissions, 1)]
+    records = [
+        {**asdict(submission), "id": str(submission.id), "nth": nth} for nth, submission in enumerate(submissions, 1)
+    ]
     await connection.fetch(_LOCK_KEYS, tenant_id, records)
     return records
 
 
-async def merge(connection: Connection, tenant_id: str, submissions: Sequence[Debounced]) -> list[UUID | None]:
-    """waiting -> waiting, due later and with other arguments. No two of `submissions` may have the same key.
-
-    Returns for each submission the run that took its arguments; None: there is no such run. Call this in a transaction,
-    and write a run for each None in the same transaction. Until it ends, no other transaction can write a run with one
-    of these keys.
+async def written_earlier(
+    connection: Connection, tenant_id: str, records: Sequence[Mapping[str, Any]]
+) -> dict[int, UUID]:
+    """{`nth`: the run}, of the submissions that an earlier transaction has written. `records`: as `lock_keys` returns
+    them.
     """
-    records = await lock_keys(connection, tenant_id, submissions)
-    rows = await connection.fetch(MERGE, tenant_id, records)
-    run_of_nth: dict[int, UUID] = {row["nth"]: row["id"] for row in rows}
-    return [run_of_nth.get(nth) for nth in range(1, len(submissions) + 1)]
+    rows = await connection.fetch(_WRITTEN_EARLIER, tenant_id, records)
+    return {row["nth"]: row["run_id"] for row in rows}
+
+
+async def merge(connection: Connection, tenant_id: str, records: Sequence[Mapping[str, Any]]) -> dict[int, UUID]:
+    """waiting -> waiting, due later and with other arguments. `records`: as `lock_keys` returns them, without those
+    that were written earlier. No two of them may have the same key.
+
+    Returns {`nth`: the run that took the arguments}. Call this in a transaction, and write a run for each other
+    submission in the same transaction. Until it ends, no other transaction can write a run with one of these keys.
+    """
+    rows = await connection.fetch(MERGE, tenant_id, records, KEEP)
+    return {row["nth"]: row["id"] for row in rows}

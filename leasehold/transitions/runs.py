@@ -156,27 +156,42 @@ async def merge(
 ) -> list[UUID | None]:
     """As `debounce.merge`. A run that takes other arguments also waits at the concurrency limits of these arguments.
     `new`: for each submission the run that it would be.
+
+    Returns for each submission the run that took its arguments, now or earlier; None: there is no such run.
     """
+    records = await debounce.lock_keys(connection, tenant_id, submissions)
+    run_of_nth = await debounce.written_earlier(connection, tenant_id, records)
+    records = [record for record in records if record["nth"] not in run_of_nth]
+    if records:
+        new_of_nth = {record["nth"]: new[record["nth"] - 1] for record in records}
+        run_of_nth |= await _merge(connection, tenant_id, new_of_nth, records)
+    return [run_of_nth.get(nth) for nth in range(1, len(submissions) + 1)]
+
+
+async def _merge(
+    connection: Connection, tenant_id: str, new: Mapping[int, NewRun], records: Sequence[Mapping[str, Any]]
+) -> dict[int, UUID]:
+    """`new`: by `nth`. `records`: as `debounce.merge` takes them, which is also what this returns."""
     rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
-    limits_of_new = [_declared_limits(rules, run) for run in new]
-    if not any(limits_of_new):
-        return await debounce.merge(connection, tenant_id, submissions)
+    limits_of_new = {nth: _declared_limits(rules, run) for nth, run in new.items()}
+    if not any(limits_of_new.values()):
+        return await debounce.merge(connection, tenant_id, records)
     # First lock the keys, then the limits, and then the jobs. Also the limits at which the jobs wait until now: an
     # admission at these would not see that a job has begun to wait at others.
-    records = await debounce.lock_keys(connection, tenant_id, submissions)
     earlier_limits = [ConcurrencyLimit(*row) for row in await connection.fetch(_LIMITS_UNTIL_NOW, tenant_id, records)]
-    new_limits = [limit for own_limits in limits_of_new for limit in own_limits]
+    new_limits = [limit for own_limits in limits_of_new.values() for limit in own_limits]
     await concurrency.lock_limits(connection, [*earlier_limits, *new_limits])
-    merged_ids = await debounce.merge(connection, tenant_id, submissions)
-    held = {row["id"]: row for row in await connection.fetch(_HELD, [merged for merged in merged_ids if merged])}
+    run_of_nth = await debounce.merge(connection, tenant_id, records)
+    held = {row["id"]: row for row in await connection.fetch(_HELD, list(run_of_nth.values()))}
     again = []
-    for run, own_limits, merged in zip(new, limits_of_new, merged_ids, strict=True):
-        if merged is not None and merged in held and own_limits:
+    for nth, merged in run_of_nth.items():
+        if merged in held and (own_limits := limits_of_new[nth]):
+            run = new[nth]
             job = _job(replace(run, id=merged, scheduled_at=held[merged]["starts_at"]), own_limits, notify=False)
             again.append(replace(job, priority=held[merged]["priority"]))
     if again:
         await concurrency.queue_up_again(connection, again)
-    return merged_ids
+    return run_of_nth
 
 
 def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, exclusive: str | None = None) -> NewJob:

@@ -531,6 +531,42 @@ async def test_a_debounced_run_that_began_before_its_lost_answer_was_repeated_is
     assert await connection.fetchval("SELECT count(*) FROM job") == 1
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_debounced_submission_that_is_repeated_gives_its_arguments_once(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    """A waiting run has taken its arguments. Until the lost answer is repeated, the run begins, or takes newer ones."""
+    write, lost = DatabaseLink._write, [ConnectionResetError()]
+    run = await later_if_again.options(key="same").asubmit(1)
+
+    async def losing(link: DatabaseLink, calls: Any) -> Any:
+        written = await write(link, calls)
+        if calls[0].params == {"n": 2} and lost:
+            error = lost.pop()
+            if has_begun:
+                async with link._pool.acquire() as own:
+                    await own.execute("UPDATE task SET epoch = 1")  # as a claim does
+            else:
+                assert await later_if_again.options(key="same").asubmit(3) == run
+            raise error
+        return written
+
+    monkeypatch.setattr(DatabaseLink, "_write", losing)
+    mine = new_id()
+    assert await later_if_again.options(key="same", id=mine).asubmit(2) == run
+    assert await connection.fetchval("SELECT params ->> 'n' FROM job") == ("2" if has_begun else "3")
+    assert await later_if_again.options(key="same", id=mine).asubmit(2) == run, "by the program itself"
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+
+
+async def test_the_first_debounced_submission_takes_nothing_back_when_it_is_repeated(connection: Connection) -> None:
+    mine = new_id()
+    run = await later_if_again.options(key="same", id=mine).asubmit(1)
+    assert await later_if_again.options(key="same").asubmit(2) == run
+    assert await later_if_again.options(key="same", id=mine).asubmit(1) == run
+    assert await connection.fetchval("SELECT params ->> 'n' FROM job") == "2"
+
+
 async def test_ids_of_an_earlier_submission_come_back_with_new_ones(connection: Connection) -> None:
     mine = new_id()
     await send_receipt.asubmit(Order(id=1), id=mine)

@@ -14,6 +14,7 @@ from leasehold.app.writing import template_version_of
 from leasehold.db import job_reads, overview_reads
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
+from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, PipelineLimit, RunTerms, Step
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.transitions import concurrency, jobs, limits, quarantine, runs, settlements
@@ -355,7 +356,7 @@ async def test_a_run_that_a_debounce_changes_while_it_is_about_to_be_admitted_wa
     await concurrency.admit(rows.connection, taken.limits)
     other = (await another()).connection
     async with other.transaction():
-        again = Debounced("debounced", "key", {"customer": customer}, delay)
+        again = Debounced(new_id(), "debounced", "key", {"customer": customer}, delay)
         assert await runs.merge(other, "t", [debounced(customer)], [again]) == [waiting.id]
         admitting = asyncio.create_task(concurrency.admit(rows.connection, waiting.limits))
         await until_waiting(other)

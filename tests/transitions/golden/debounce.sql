@@ -1,6 +1,7 @@
 -- debounce
 WITH submissions AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset($2::jsonb) AS a(pipeline text, key text, params jsonb, delay float8, nth int)
+    SELECT * FROM jsonb_to_recordset($2::jsonb)
+        AS a(id uuid, pipeline text, key text, params jsonb, delay float8, nth int)
 ), waiting_jobs AS MATERIALIZED (
     SELECT j.id, a.params, a.delay, a.nth
     FROM submissions a JOIN job j ON j.tenant_id = $1 AND j.pipeline = a.pipeline AND j.dedupe_key = a.key
@@ -29,5 +30,11 @@ WITH submissions AS MATERIALIZED (
     FROM waiting_jobs w LEFT JOIN postponed_tasks p ON p.job_id = w.id
     WHERE j.id = w.id
     RETURNING j.id, w.nth, p.job_id IS NOT NULL AS is_postponed
+), remembered AS (
+    INSERT INTO idempotency (tenant_id, key, request_hash, status_code, body, locked_until, expires_at)
+    SELECT $1, ' debounced ' || a.id::text, '', 202, convert_to(jobs.id::text, 'UTF8'), clock_timestamp(),
+           clock_timestamp() + $3::interval
+    FROM jobs JOIN submissions a ON a.nth = jobs.nth WHERE jobs.is_postponed
+    ON CONFLICT (tenant_id, key) DO NOTHING
 )
 SELECT id, nth FROM jobs WHERE is_postponed
