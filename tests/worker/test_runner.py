@@ -88,7 +88,7 @@ async def test_an_attempt_whose_lease_is_lost_settles_nothing_even_if_it_was_can
 
     def lose() -> None:
         attempt.held.cancelled = attempt.held.lost = True
-        attempt.held.notify_lost()
+        attempt.held.notify_stop()
 
     assert await attempt.stopped(lose) is None
     assert not attempt.runner._running

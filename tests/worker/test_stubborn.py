@@ -13,7 +13,7 @@ import pytest
 from leasehold.domain.errors import LeaseLost
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
-from leasehold.transitions.settlements import Completion
+from leasehold.transitions.settlements import Completion, Failure
 from leasehold.worker import parts
 from leasehold.worker.attempts import runner as runner_module
 from leasehold.worker.leases.settlement_batcher import CancelAcknowledged, Release, Settlement
@@ -47,7 +47,11 @@ class Stubborn(Attempt):
 
     def lose(self) -> None:
         self.held.lost = True
-        self.held.notify_lost()
+        self.held.notify_stop()
+
+    def outlive_its_limit(self) -> None:
+        self.held.overdue = True
+        self.held.notify_stop()
 
     def cancel(self) -> None:
         self.held.cancelled = True
@@ -60,8 +64,9 @@ class Stubborn(Attempt):
         (lambda attempt: attempt.lose(), type(None)),
         (lambda attempt: attempt.cancel(), CancelAcknowledged),
         (lambda attempt: attempt.runner.release(), Release),
+        (lambda attempt: attempt.outlive_its_limit(), Failure),
     ],
-    ids=["lost", "cancelled", "released"],
+    ids=["lost", "cancelled", "released", "overdue"],
 )
 async def test_an_attempt_ends_although_its_handler_does_not(stop: Callable[[Stubborn], object], kind: type) -> None:
     attempt = Stubborn()
@@ -75,6 +80,17 @@ async def test_an_attempt_ends_although_its_handler_does_not(stop: Callable[[Stu
     assert has_ended
     assert given_up == 1
     assert not attempt.runner._running
+
+
+async def test_an_attempt_that_outlives_its_time_limit_fails_because_of_it() -> None:
+    """Not because of the lease, which would be charged as a loss of its worker."""
+    attempt = Stubborn()
+    failure = await attempt.stopped(attempt.outlive_its_limit)
+    attempt.go_on.set()
+    assert isinstance(failure, Failure)
+    assert (failure.code, failure.retryable) == ("step_timeout", True)
+    assert failure.message == "the step ran longer than 300 s, and did not stop after that"
+    assert attempt.told == [failure.message]
 
 
 async def test_whoever_cancels_an_attempt_from_outside_does_not_wait_for_its_handler() -> None:

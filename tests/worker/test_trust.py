@@ -144,17 +144,25 @@ async def test_a_lease_that_is_lost_is_renewed_no_more_and_lets_the_others_be_co
 async def test_a_lease_is_renewed_no_longer_than_its_attempt_may_take(
     heartbeat: Heartbeat, lease: Lease, clock: Clock, rows: Rows
 ) -> None:
+    """An attempt that takes longer is stopped, once, while its lease is trusted."""
+
     async def ends() -> Any:
         return (await rows.task(lease.task_id))["lease_until"]
 
     first, limit = await ends(), clock.now + 20.0
-    heartbeat.hold(lease, 20.0)
+    held = heartbeat.hold(lease, 20.0)
+    stops: list[bool] = []
+    held.subscribe(lambda: stops.append(held.trusted()), lambda: None)
     clock.now = limit - 0.001
     await heartbeat._renew()
     assert (last := await ends()) > first
+    assert not held.overdue
     clock.now = limit
-    await heartbeat._renew()
+    for _ in range(2):
+        await heartbeat._renew()
+        await asyncio.sleep(0)  # the main loop is told
     assert await ends() == last
+    assert (held.overdue, held.lost, stops) == (True, False, [True])
 
 
 async def test_ownership_is_confirmed_by_an_answer_for_two_seconds_from_its_question(
@@ -387,7 +395,13 @@ async def test_a_pause_lasts_until_something_wakes_it(heartbeat: Heartbeat) -> N
 
 @pytest.mark.parametrize(
     ("known", "told"),
-    [((), []), (("cancelled",), ["cancel"]), (("lost",), ["loss"]), (("lost", "cancelled"), ["loss"])],
+    [
+        ((), []),
+        (("cancelled",), ["cancel"]),
+        (("lost",), ["stop"]),
+        (("overdue",), ["stop"]),
+        (("lost", "cancelled"), ["stop"]),
+    ],
 )
 async def test_an_attempt_that_begins_late_is_told_at_once_what_its_lease_has_met(
     heartbeat: Heartbeat, lease: Lease, known: Sequence[str], told: list[str]
@@ -397,16 +411,16 @@ async def test_an_attempt_that_begins_late_is_told_at_once_what_its_lease_has_me
     for what in known:
         setattr(held, what, True)
     heard: list[str] = []
-    held.subscribe(lambda: heard.append("loss"), lambda: heard.append("cancel"))
+    held.subscribe(lambda: heard.append("stop"), lambda: heard.append("cancel"))
     assert heard == told
 
 
 async def test_a_lease_whose_attempt_has_not_begun_may_be_lost(heartbeat: Heartbeat, lease: Lease) -> None:
     held = heartbeat.hold(lease, 600)
-    held.notify_lost()
+    held.notify_stop()
     held.notify_cancelled()
     heard: list[str] = []
-    held.subscribe(lambda: heard.append("loss"), lambda: heard.append("cancel"))
-    held.notify_lost()
+    held.subscribe(lambda: heard.append("stop"), lambda: heard.append("cancel"))
+    held.notify_stop()
     held.notify_cancelled()
-    assert heard == ["loss", "cancel"]
+    assert heard == ["stop", "cancel"]

@@ -26,6 +26,7 @@ from leasehold.domain.errors import (
     RequestError,
     Retryable,
     StepError,
+    StepTimeout,
     Unforeseen,
 )
 from leasehold.domain.ids import instant_of
@@ -216,7 +217,7 @@ class Runner:
         )
         if claimed.cancelling:  # cancelled before this claim: only a workflow is claimed then, so that its code sees it
             held.cancelled = True
-        held.subscribe(on_lost=work.stop, on_cancel=partial(self._request_stop, claimed, work))
+        held.subscribe(work.stop, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.stop()
         self._running.add(work)
@@ -338,13 +339,16 @@ class Runner:
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
         """The settlement of work that stopped early, by the first reason that holds: the lease is lost (None); a client
-        cancelled the job; the handler raised Cancelled; the worker has to end; this attempt's own task is cancelled
-        (raises `stop`); the handler awaited something that was cancelled.
+        cancelled the job; the attempt is overdue; the handler raised Cancelled; the worker has to end; this attempt's
+        own task is cancelled (raises `stop`); the handler awaited something that was cancelled.
         """
         if held.lost:
             return None
         if held.cancelled:
             return CancelAcknowledged(claimed.lease)
+        if held.overdue:
+            message = f"the step ran longer than {_time_limit(claimed, step):g} s, and did not stop after that"
+            return await self._failure(claimed, step, StepTimeout("step_timeout", message))
         if isinstance(stop, Cancelled):
             message = "the handler raised Cancelled, but nobody has cancelled the job"
             return await self._failure(claimed, step, Permanent("handler_cancelled", message))

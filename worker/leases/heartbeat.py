@@ -3,7 +3,8 @@ the main loop cannot cost a lease.
 
 A lease is trusted until `start of the last good renewal + lease_seconds - trust_margin_seconds`. After that another
 worker may hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing
-a lease when its attempt outlives the time limit: else a worker whose main loop hangs would keep its tasks for ever.
+a lease when its attempt outlives the time limit, and stops the attempt: else a worker whose main loop hangs would keep
+its tasks for ever.
 
 The heartbeat's session holds the worker's presence, a lock by which other workers see that this one lives.
 """
@@ -135,7 +136,7 @@ class Heartbeat:
             log.warning("lease lost")
         if is_newest and older is not None and not older.lost:  # a newer claim proves that the older lease ended
             older.lost = True
-            older.notify_lost()
+            older.notify_stop()
         return held
 
     def drop(self, held: HeldLease) -> None:
@@ -288,7 +289,11 @@ class Heartbeat:
         assert self._connection is not None
         started = monotonic()
         with self._lock:
-            renewable = [held for held in self._held.values() if not held.lost and held.renew_until > started]
+            valid = [held for held in self._held.values() if not held.lost]
+        renewable = [held for held in valid if held.renew_until > started]
+        for held in valid:
+            if held.renew_until <= started and not held.overdue:
+                self._mark_overdue(held)
         draining = await workers.record_alive(self._connection, self._worker, self._starts.per_minute())
         if draining is None:
             # A failover has lost the row, or the sweeper deleted it because this worker was away for too long.
@@ -362,4 +367,11 @@ class Heartbeat:
             held.lost = True
         metrics.LOST.inc()
         held.context.copy().run(log.warning, "lease lost")
-        self._main_loop.call_soon_threadsafe(held.notify_lost)
+        self._main_loop.call_soon_threadsafe(held.notify_stop)
+
+    def _mark_overdue(self, held: HeldLease) -> None:
+        """The attempt has caught the CancelledError of its time limit, and goes on. It is stopped before its lease
+        passes: so it fails because of its time limit, and not because of a lost lease.
+        """
+        held.overdue = True
+        self._main_loop.call_soon_threadsafe(held.notify_stop)

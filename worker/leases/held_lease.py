@@ -12,8 +12,8 @@ from leasehold.domain.lease import Lease
 
 @dataclass(slots=True)
 class HeldLease:
-    """One lease. The heartbeat's thread writes `trusted_until`, `lost` and `cancelled`. The main loop reads them, and
-    runs the two callbacks. The heartbeat renews the lease until the monotonic time `renew_until`.
+    """One lease. The heartbeat's thread writes `trusted_until`, `lost`, `overdue` and `cancelled`. The main loop reads
+    them, and runs the two callbacks. The heartbeat renews the lease until the monotonic time `renew_until`.
     """
 
     lease: Lease
@@ -24,31 +24,33 @@ class HeldLease:
     #: The attempt's context variables. With them the heartbeat's log lines about this lease contain the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
+    #: The attempt has outlived its time limit by far: it must end while it still holds the lease.
+    overdue: bool = field(default=False, init=False)
     #: The worker has sent the settlement (how the attempt ended). If PostgreSQL has committed the settlement, another
     #: worker may have the task by now.
     settlement_sent: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     #: Whether PostgreSQL has just confirmed that this worker owns the lease.
     confirmed: Callable[[], bool] = field(default=lambda: True)
-    _on_lost: Callable[[], object] | None = field(default=None, init=False)
+    _stop: Callable[[], object] | None = field(default=None, init=False)
     _on_cancel: Callable[[], object] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.trusted_until = self.lease.trusted_until
 
-    def subscribe(self, on_lost: Callable[[], object], on_cancel: Callable[[], object]) -> None:
-        """Call this in the main loop. `on_lost` runs when the lease is lost, `on_cancel` when a client cancels the job.
-        If either has happened already, its callback runs immediately.
+    def subscribe(self, stop: Callable[[], object], on_cancel: Callable[[], object]) -> None:
+        """Call this in the main loop. `stop` runs when the lease is lost, or the attempt overdue; `on_cancel` when a
+        client cancels the job. If either has happened already, its callback runs immediately.
         """
-        self._on_lost, self._on_cancel = on_lost, on_cancel
-        if self.lost:
-            on_lost()
+        self._stop, self._on_cancel = stop, on_cancel
+        if self.lost or self.overdue:
+            stop()
         elif self.cancelled:
             on_cancel()
 
-    def notify_lost(self) -> None:
-        if self._on_lost is not None:
-            self._on_lost()
+    def notify_stop(self) -> None:
+        if self._stop is not None:
+            self._stop()
 
     def notify_cancelled(self) -> None:
         if self._on_cancel is not None:
