@@ -255,10 +255,10 @@ export class Leasehold {
    */
   async request(method, path, options = {}) {
     const key = options.keyed ? (options.key ?? crypto.randomUUID()) : undefined;
+    const send = this.#sender(method, path, { ...options, key });
     const tries = new Tries(this.#timeout, Boolean(options.keyed || options.safe), key, options.signal);
     for (;;) {
-      const signal = withTimeout(options.signal);
-      const answer = await tries.judge(() => this.#send(method, path, { ...options, key, signal }));
+      const answer = await tries.judge(() => send(withTimeout(options.signal)));
       const outcome = typeof answer === "number" ? answer : await tries.read(answer);
       if (typeof outcome !== "number") return outcome;
       await sleep(outcome);
@@ -266,15 +266,40 @@ export class Leasehold {
   }
 
   /**
+   * A function that sends the request. Throws TypeError at once for what cannot be sent, such as a key that no header can
+   * hold: fetch throws the same error for a lost connection, and then the request is tried again.
    * @param {string} method
    * @param {string} path
    * @param {RequestOptions} options
+   * @returns {(signal: AbortSignal | undefined) => Promise<Response>}
    */
-  async #send(method, path, options) {
-    const answer = await this.#sendOnce(method, path, options);
-    if (answer.status !== WRONG_CELL || !this.#followCell(answer.headers.get("Leasehold-Cell-Address"))) return answer;
-    await answer.body?.cancel();
-    return this.#sendOnce(method, path, options);
+  #sender(method, path, { query = {}, body, key, headers = {} }) {
+    const all = new Headers({ Authorization: `Bearer ${this.#key}`, ...headers });
+    if (key !== undefined) all.set("Idempotency-Key", key);
+    if (body !== undefined) all.set("Content-Type", "application/json");
+    const fixed = { method, headers: all, ...(body === undefined ? {} : { body: JSON.stringify(body) }) };
+    this.#addressOf(path, query);
+    /** @param {AbortSignal | undefined} signal */
+    const sendOnce = (signal) =>
+      this.#fetch(this.#addressOf(path, query), { ...fixed, ...(signal === undefined ? {} : { signal }) });
+    return async (signal) => {
+      const answer = await sendOnce(signal);
+      if (answer.status !== WRONG_CELL || !this.#followCell(answer.headers.get("Leasehold-Cell-Address"))) return answer;
+      await answer.body?.cancel();
+      return sendOnce(signal);
+    };
+  }
+
+  /**
+   * @param {string} path
+   * @param {NonNullable<RequestOptions["query"]>} query
+   */
+  #addressOf(path, query) {
+    const url = new URL(this.#url + path);
+    for (const [name, value] of Object.entries(query)) {
+      if (value !== undefined) url.searchParams.set(name, String(value));
+    }
+    return url;
   }
 
   /**
@@ -286,28 +311,6 @@ export class Leasehold {
     if (this.#url.startsWith("https:") && !address.startsWith("https:")) return false;
     this.#url = address.replace(/\/+$/, "");
     return true;
-  }
-
-  /**
-   * @param {string} method
-   * @param {string} path
-   * @param {RequestOptions} options
-   */
-  #sendOnce(method, path, { query = {}, body, key, headers = {}, signal }) {
-    const url = new URL(this.#url + path);
-    for (const [name, value] of Object.entries(query)) {
-      if (value !== undefined) url.searchParams.set(name, String(value));
-    }
-    /** @type {Record<string, string>} */
-    const all = { Authorization: `Bearer ${this.#key}`, ...headers };
-    if (key !== undefined) all["Idempotency-Key"] = key;
-    if (body !== undefined) all["Content-Type"] = "application/json";
-    return this.#fetch(url, {
-      method,
-      headers: all,
-      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
-      ...(signal === undefined ? {} : { signal }),
-    });
   }
 
   /**
@@ -332,7 +335,8 @@ export class Leasehold {
     for (;;) {
       const before = last;
       const headers = { Accept: "text/event-stream", "Last-Event-ID": last };
-      const answer = await tries().judge(() => this.#send("GET", path, { query, headers, ...(signal ? { signal } : {}) }));
+      const send = this.#sender("GET", path, { query, headers });
+      const answer = await tries().judge(() => send(signal));
       if (typeof answer === "number") {
         await sleep(answer);
         continue;
