@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import structlog
 
 #: Libraries that log each try to connect. A command prints its own result instead.
-_CHATTY = ("aio_pika", "aiormq", "aiobotocore", "botocore", "asyncio")
+_CHATTY = ("aio_pika", "aiormq", "aiobotocore", "botocore", "httpx2", "asyncio")
 
 
 @contextmanager

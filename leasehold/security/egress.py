@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import socket
 import ssl
@@ -150,6 +151,14 @@ class _Request:
         return _Request(method, str(next_url), headers, content)
 
 
+def _keep_urls_out_of_logs() -> None:
+    """httpx2 logs each request with its whole URL, whose path and query may be a secret: of a webhook, a callback, or a
+    provider's file. These lines would be in the program's log and in the log of the attempt's job.
+    """
+    if (logger := logging.getLogger("httpx2")).level < logging.WARNING:
+        logger.setLevel(logging.WARNING)
+
+
 class Egress:
     """An HTTP client for URLs from outside; use it with `async with`.
 
@@ -158,6 +167,7 @@ class Egress:
     """
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
+        _keep_urls_out_of_logs()
         self._allowed = allowed
         self._keepalive = keepalive
         #: Host -> the HTTP client that keeps connections to this host; "": the client that keeps none. A client finds a

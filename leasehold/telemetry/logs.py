@@ -84,7 +84,7 @@ def configure_logs(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    for library in ("aiormq", "aio_pika", "botocore", "aiobotocore", "urllib3", "asyncio"):
+    for library in ("aiormq", "aio_pika", "botocore", "aiobotocore", "urllib3", "httpx2", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import ipaddress
+import logging
 import socket
 import ssl
 import time
@@ -201,6 +202,17 @@ async def test_a_redirect_is_not_followed_unless_asked_and_then_checked(monkeypa
         with pytest.raises(EgressRefused) as refused:
             await egress.request("GET", f"http://hook.example:{port}/", redirects=2)
     assert refused.value.code == "address_private"
+
+
+async def test_no_log_has_a_url_whose_path_is_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+    """httpx2 logs each request. A worker's log, and that of the job, have all lines from INFO on."""
+    logging.getLogger("httpx2").setLevel(logging.NOTSET)
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    with caplog.at_level(logging.DEBUG):
+        async with answering(lambda _said: answer) as (port, heard), Egress(LOOPBACK) as egress:
+            await egress.request("POST", f"http://127.0.0.1:{port}/services/sesame?token=sesame")
+    assert "POST /services/sesame?token=sesame" in heard[0]
+    assert "sesame" not in caplog.text
 
 
 async def test_an_answer_without_end_is_cut_off() -> None:
