@@ -87,7 +87,7 @@ async def return_from_provider(request: Request) -> Response:
     caller = with_source(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, caller, "session.began", row["id"], issuer=identity.issuer, subject=identity.subject)
-    response = _begin_session(request, services, row, following)
+    response = _begin_session(request, services, row, following, began=None)
     response.delete_cookie(COOKIE, path=f"{path_of(request)}/oidc", httponly=True, samesite="lax")
     return response
 
@@ -113,10 +113,11 @@ async def _admit_person(request: Request, services: Services, identity: Identity
     return admitted_rows[0]
 
 
-def _begin_session(request: Request, services: Services, row: Row, following: str) -> Response:
+def _begin_session(request: Request, services: Services, row: Row, following: str, *, began: int | None) -> Response:
+    """`began`: as for `session.begin`."""
     response = redirect_to(request, following)
     # The person's `generation`: sessions that began in a lower generation have ended.
-    session.begin(services, request, response, session.owner_of(row["id"], row["generation"]))
+    session.begin(services, request, response, session.owner_of(row["id"], row["generation"]), began)
     return response
 
 
@@ -127,7 +128,7 @@ async def show_tenants(request: Request, caller: session.Anybody) -> Response:
 
 @router.post("/tenants/go")
 async def change_tenant(request: Request, caller: session.Anybody, form: Fields) -> Response:
-    """Begin a session in another tenant of the same person."""
+    """Begin a session in another tenant of the same person. It ends when the session that it comes from would have."""
     services = services_of(request)
     rows = await _rows_of_person(request, caller.person_id)
     row = next((row for row in rows if row["tenant_id"] == form.get("tenant")), None)
@@ -136,7 +137,7 @@ async def change_tenant(request: Request, caller: session.Anybody, form: Fields)
     new_caller = with_source(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, new_caller, "session.began", row["id"], issuer=row["issuer"], subject=row["subject"])
-    return _begin_session(request, services, row, "/")
+    return _begin_session(request, services, row, "/", began=session.viewer_of(request).session.began)
 
 
 async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]:

@@ -4,7 +4,7 @@ session.
 The cookie has the key's public prefix or the person's id, the time of the sign-in, the time of the last page, and a
 random number. It contains no secret. A session ends when its key ends, when an admin disables the person or ends the
 person's sessions, when the person has no role in the tenant any more, after `console_session_minutes` without a page,
-and after MAX_HOURS.
+and MAX_HOURS after the sign-in. A session in another tenant of the person keeps the time of the sign-in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
 COOKIE = "leasehold_session"
-#: The longest session.
+#: The longest time from a sign-in to the end of its sessions.
 MAX_HOURS = 12
 #: A page renews the cookie at most this often, in seconds.
 _RENEW_SECONDS = 60
@@ -119,10 +119,13 @@ def viewer_or_none(request: Request) -> Viewer | None:
 Anybody = Annotated[Caller, Depends(SignedIn())]
 
 
-def begin(services: Services, request: Request, response: Response, owner: str) -> None:
-    """Begin a session on the response. Raises Unavailable without sealing keys, which sign the cookie."""
+def begin(services: Services, request: Request, response: Response, owner: str, began: int | None = None) -> None:
+    """Begin a session on the response. `began`: the time of the sign-in, if the person signed in for another session;
+    None: now. Raises Unavailable without sealing keys, which sign the cookie.
+    """
     now = int(time())
-    _set_cookie(services, request, response, Session(owner, now, now, secrets.token_urlsafe(16)))
+    session = Session(owner, now if began is None else began, now, secrets.token_urlsafe(16))
+    _set_cookie(services, request, response, session)
 
 
 def renew(services: Services, request: Request, response: Response, session: Session) -> None:

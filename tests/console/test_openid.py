@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -21,6 +22,7 @@ from leasehold.domain.errors import BadGateway, Conflict, Unauthenticated
 from leasehold.limits import people
 from leasehold.security.egress import Answer
 from leasehold.security.openid import Flow, Identity, OpenId
+from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, make_key, serving
 from tests.api.media_api import problem
@@ -94,6 +96,26 @@ async def sign_in(provider: Provider, browser: httpx2.AsyncClient, name: str, fo
     return await browser.get(await back(provider, browser, name, following))
 
 
+def session_of(running: Running, browser: httpx2.AsyncClient) -> session.Session:
+    read = session.read(running.services.settings, browser.cookies[session.COOKIE])
+    assert read is not None
+    return read
+
+
+def age(running: Running, browser: httpx2.AsyncClient, seconds: int) -> None:
+    """Let the browser's session have begun this much earlier."""
+    now = session_of(running, browser)
+    earlier = replace(now, began=now.began - seconds)
+    signature = Sealing(running.services.settings).sign("console session", earlier.text.encode())
+    browser.cookies.delete(session.COOKIE)
+    browser.cookies.set(session.COOKIE, f"{earlier.text}.{signature}", domain="127.0.0.1", path="/console")
+
+
+async def go_to_tenant(browser: httpx2.AsyncClient, tenant: str) -> int:
+    token = (await browser.get("/console/tenants")).text.partition('name="token" value="')[2].partition('"')[0]
+    return (await browser.post("/console/tenants/go", data={"token": token, "tenant": tenant})).status_code
+
+
 async def person_of(rows: Connection, login: str, tenant: str = "acme") -> Any:
     return await rows.fetchrow("SELECT * FROM person WHERE login = $1 AND tenant_id = $2", login, tenant)
 
@@ -163,6 +185,22 @@ async def test_who_is_in_two_tenants_goes_over_and_stays_apart(
     assert (await browser.get("/console/queues")).status_code == 401
     assert (await sign_in(provider, browser, "tina")).status_code == 303
     assert (await browser.get("/console/tenants")).text.count('value="ops"') == 0
+
+
+async def test_who_goes_over_stays_no_longer_than_the_sign_in_lets_them(
+    provider: Provider, running: Running, browser: httpx2.AsyncClient
+) -> None:
+    """Whoever went over, also to the tenant where they were, began a session of twelve hours without the provider."""
+    provider.person("timo", "watchers", "sre")
+    await sign_in(provider, browser, "timo")
+    age(running, browser, 3600)
+    first = session_of(running, browser)
+    for tenant in ("acme", "ops"):
+        assert await go_to_tenant(browser, tenant) == 303
+        now = session_of(running, browser)
+        assert (now.began, now.nonce == first.nonce) == (first.began, False)
+    age(running, browser, session.MAX_HOURS * 3600)
+    assert (await browser.get("/console/tenants")).status_code == 401
 
 
 async def test_without_a_group_that_gives_a_role_nobody_comes_in(
