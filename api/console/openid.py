@@ -87,7 +87,7 @@ async def return_from_provider(request: Request) -> Response:
     caller = with_source(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, caller, "session.began", row["id"], issuer=identity.issuer, subject=identity.subject)
-    response = _begin_session(request, services, row, following, began=None)
+    response = _begin_session(request, services, row, following, int(row["seen_at"].timestamp()))
     response.delete_cookie(COOKIE, path=f"{path_of(request)}/oidc", httponly=True, samesite="lax")
     return response
 
@@ -113,8 +113,8 @@ async def _admit_person(request: Request, services: Services, identity: Identity
     return admitted_rows[0]
 
 
-def _begin_session(request: Request, services: Services, row: Row, following: str, *, began: int | None) -> Response:
-    """`began`: as for `session.begin`."""
+def _begin_session(request: Request, services: Services, row: Row, following: str, began: int) -> Response:
+    """`began`: the time of the sign-in, by the clock of the database, which also says when sessions have ended."""
     response = redirect_to(request, following)
     # The person's `generation`: sessions that began in a lower generation have ended.
     session.begin(services, request, response, session.owner_of(row["id"], row["generation"]), began)
@@ -137,17 +137,20 @@ async def change_tenant(request: Request, caller: session.Anybody, form: Fields)
     new_caller = with_source(request, services.keyring.caller_of_person(row))
     async with services.pool.acquire() as connection:
         await record(connection, new_caller, "session.began", row["id"], issuer=row["issuer"], subject=row["subject"])
-    return _begin_session(request, services, row, "/", began=session.viewer_of(request).session.began)
+    return _begin_session(request, services, row, "/", session.viewer_of(request).session.began)
 
 
 async def _rows_of_person(request: Request, person_id: UUID | None) -> list[Row]:
-    """The person's rows in all tenants that admit the person. Empty for a session that began with a key."""
+    """The person's rows in all tenants that this session may open: they admit the person, and nobody has ended the
+    person's sessions there since the sign-in. Empty for a session that began with a key.
+    """
     if person_id is None:
         return []
     async with services_of(request).pool.acquire() as connection:
         row = await people.find_for_session(connection, person_id)
         rows = [] if row is None else await people.rows_of_subject(connection, row["issuer"], row["subject"])
-    return [row for row in rows if row["disabled_at"] is None and row["scopes"]]
+    began = session.viewer_of(request).session.began
+    return [row for row in rows if row["disabled_at"] is None and row["scopes"] and not people.has_ended(row, began)]
 
 
 def _begun_sign_in(services: Services, cookie: str) -> tuple[Flow, str]:

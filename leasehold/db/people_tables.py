@@ -24,6 +24,8 @@ person = Table(
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("seen_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("disabled_at", TIMESTAMP(timezone=True)),
+    # The time at which `generation` last rose. A session of another tenant leads here only if its sign-in was later.
+    Column("sessions_ended_at", TIMESTAMP(timezone=True)),
     Index("person_subject", "issuer", "subject", "tenant_id", unique=True),
     Index("person_login", "tenant_id", "login", unique=True),
     Index("person_seen", "seen_at"),

@@ -34,9 +34,9 @@ Role: TypeAlias = Literal["viewer", "operator", "admin"]
 _SCOPES = (
     f"CASE WHEN p.set_role IS NULL OR p.scopes = '{{}}' THEN p.scopes ELSE ARRAY['{ROLE_PREFIX}' || p.set_role] END"
 )
-# `generation`: sessions of a lower generation have ended.
+# `generation`: sessions of a lower generation have ended. `sessions_ended_at`: when the generation last rose.
 _COLUMNS = f"""p.id, p.tenant_id, p.issuer, p.subject, p.login, p.name, {_SCOPES} AS scopes,
-       p.set_role, p.generation, p.created_at, p.seen_at, p.disabled_at"""
+       p.set_role, p.generation, p.created_at, p.seen_at, p.disabled_at, p.sessions_ended_at"""
 
 _OF_SESSION = f"""
 -- person_of_session
@@ -83,7 +83,7 @@ RETURNING {_COLUMNS}
 
 _LOSE_ACCESS = """
 -- person_leave
-UPDATE person SET scopes = '{}', generation = generation + 1
+UPDATE person SET scopes = '{}', generation = generation + 1, sessions_ended_at = clock_timestamp()
 WHERE issuer = $1 AND subject = $2 AND tenant_id <> ALL ($3::text[]) AND scopes <> '{}'
 """
 
@@ -91,13 +91,14 @@ WHERE issuer = $1 AND subject = $2 AND tenant_id <> ALL ($3::text[]) AND scopes 
 _CHANGE = """
 -- person_change
 UPDATE person SET set_role = $2, generation = generation + $3,
+       sessions_ended_at = CASE WHEN $3 > 0 THEN clock_timestamp() ELSE sessions_ended_at END,
        disabled_at = CASE WHEN $4 THEN coalesce(disabled_at, clock_timestamp()) END
 WHERE id = $1
 """
 
 _END_SESSIONS = """
 -- person_end_sessions
-UPDATE person SET generation = generation + 1 WHERE id = $1
+UPDATE person SET generation = generation + 1, sessions_ended_at = clock_timestamp() WHERE id = $1
 """
 
 # Rows that an admin has changed stay. If such a row were deleted, the next sign-in would write an enabled row with the
@@ -129,6 +130,14 @@ async def find_for_session(connection: Connection, person_id: UUID) -> Row | Non
 async def rows_of_subject(connection: Connection, issuer: str, subject: str) -> list[Row]:
     """The rows of a person, one for each tenant."""
     return await connection.fetch(_OF_SUBJECT, issuer, subject)
+
+
+def has_ended(row: Row, began: int) -> bool:
+    """Whether the person's sessions in the tenant of this row have ended since the sign-in `began`, in seconds since
+    1970. The sessions of a sign-in in the same second count as ended.
+    """
+    ended_at: datetime | None = row["sessions_ended_at"]
+    return ended_at is not None and ended_at.timestamp() >= began
 
 
 async def record_sign_in(

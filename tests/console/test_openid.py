@@ -203,6 +203,40 @@ async def test_who_goes_over_stays_no_longer_than_the_sign_in_lets_them(
     assert (await browser.get("/console/tenants")).status_code == 401
 
 
+@pytest.mark.parametrize("how", ["sessions ended", "disabled and enabled", "left and joined"])
+async def test_nobody_goes_over_to_a_tenant_where_their_sessions_have_ended_since_the_sign_in(
+    provider: Provider, running: Running, browser: httpx2.AsyncClient, rows: Connection, make_key: MakeKey, how: str
+) -> None:
+    """The session in the other tenant goes on: only the provider opens one in this tenant again."""
+    provider.person("theo", "watchers", "sre")
+    await sign_in(provider, browser, "theo")
+    assert await go_to_tenant(browser, "ops") == 303
+    age(running, browser, 60)
+    if how == "left and joined":
+        async with browser_of(running) as elsewhere:
+            for groups in (["sre"], ["watchers", "sre"]):
+                provider.person("theo", *groups)
+                await sign_in(provider, elsewhere, "theo")
+    else:
+        path = f"/v1/people/{(await person_of(rows, 'theo@example.org'))['id']}"
+        admin = await make_key(scopes=("role:admin",))
+        async with client_of(running.url, admin.text) as anna:
+            if how == "sessions ended":
+                assert (await anna.post(f"{path}/end-sessions")).status_code == 204
+            else:
+                for disabled in (True, False):
+                    assert (await anna.patch(path, json={"disabled": disabled})).status_code == 200
+    assert 'value="acme"' not in (await browser.get("/console/tenants")).text
+    assert await go_to_tenant(browser, "acme") == 404
+    # The sessions of a second are told apart by nothing: let the end be half a minute ago.
+    await rows.execute("UPDATE person SET sessions_ended_at = sessions_ended_at - interval '30 s'")
+    async with browser_of(running) as later:
+        await sign_in(provider, later, "theo")
+        assert [await go_to_tenant(later, tenant) for tenant in ("ops", "acme")] == [303, 303]
+    assert await go_to_tenant(browser, "acme") == 404
+    assert (await browser.get("/console/queues")).status_code == 200
+
+
 async def test_without_a_group_that_gives_a_role_nobody_comes_in(
     provider: Provider, running: Running, browser: httpx2.AsyncClient, rows: Connection
 ) -> None:
