@@ -249,7 +249,10 @@ async def _findings_about_oldest(services: Services, caller: Caller, late_ids: S
     oldest first.
     """
     async with services.pool.acquire() as connection:
-        rows = {row["id"]: row for row in await job_reads.find_listed(connection, caller.tenant_id, late_ids)}
+        found = await job_reads.find_listed(
+            connection, caller.tenant_id, late_ids, beyond_tenant=OPERATE in caller.scopes
+        )
+    rows = {row["id"]: row for row in found}
     jobs = [rows[job_id] for job_id in late_ids if job_id in rows and _may_read(services, caller, rows[job_id])]
     for job in jobs[:_MAX_EXPLAINED]:
         explanation = await explain(services, caller.tenant_id, job, _DEPTH)

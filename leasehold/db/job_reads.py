@@ -92,13 +92,17 @@ async def find_job(connection: Connection, tenant_id: str | None, job_id: UUID) 
 LISTED = f"""
 -- jobs_listed
 SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id
-WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES}
+WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES} AND ($3 OR {OF_OWN_TENANT})
 """
 
 
-async def find_listed(connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID]) -> Sequence[Row]:
-    """The columns of a list for these jobs, in any order. Deleted jobs are left out."""
-    return await connection.fetch(LISTED, list(job_ids), tenant_id)
+async def find_listed(
+    connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID], *, beyond_tenant: bool
+) -> Sequence[Row]:
+    """The columns of a list for these jobs, in any order. Deleted jobs are left out. `beyond_tenant`: also bulk
+    operations that act on jobs of other tenants.
+    """
+    return await connection.fetch(LISTED, list(job_ids), tenant_id, beyond_tenant)
 
 
 # A job that `find_job` does not find any more, and that retention has not deleted yet, counts as deleted.

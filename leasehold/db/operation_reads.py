@@ -27,7 +27,8 @@ WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {_IS_OPERATION} A
 EXISTING = f"""
 -- operation_existing
 SELECT j.id FROM job j
-WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {_IS_OPERATION} AND {LIVES}
+WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2 AND j.params ->> 'of_tenant' = $2)
+  AND {_IS_OPERATION} AND {LIVES}
 """
 
 # `of_tenant`: the tenant on whose jobs the operation acts; null: all tenants. An operator's operation may act on the
@@ -54,7 +55,7 @@ async def find(connection: Connection, tenant_id: str | None, operation_id: UUID
 
 
 async def existing(connection: Connection, tenant_id: str | None, operation_ids: Sequence[UUID]) -> set[UUID]:
-    """Those of the ids that are operations of the tenant, or of any tenant if `tenant_id` is None."""
+    """Those of the ids that are operations of the tenant on its own jobs. `tenant_id` None: all operations."""
     rows = await connection.fetch(EXISTING, list(operation_ids), tenant_id)
     return {row["id"] for row in rows}
 

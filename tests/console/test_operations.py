@@ -9,9 +9,12 @@ from uuid import UUID
 import pytest
 
 from leasehold.api.console import operations
+from leasehold.db import operation_reads
 from leasehold.db.database import Connection
-from tests.console.conftest import ROLES, MakePerson
+from tests.api.conftest import Running, client_of
+from tests.console.conftest import ROLES, MakePerson, Person
 from tests.jobs.conftest import Maker
+from tests.jobs.test_operations import submit
 
 _ONCE = re.compile(r'name="once" value="([^"]+)"')
 
@@ -74,3 +77,27 @@ async def test_a_wish_that_cannot_be_is_refused_with_its_reason(person: MakePers
     viewer = await person(ROLES["viewer"])
     await viewer.see("/operations/new?action=retry&q=status:failed", 403)
     await viewer.see("/operations")
+
+
+async def test_no_page_shows_an_operation_on_other_tenants_jobs_to_other_people_of_the_operators_tenant(
+    running: Running, person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    """Its error counts jobs of other tenants, and names the codes of their refusals."""
+    operator = await person(ROLES["admin"], name="operator")
+    plain = await person(ROLES["operator"], name="plain")
+    async with client_of(running.url, operator.key.text) as client:
+        far, late = [await submit(client, "retry", "kind:run tenant:other") for _ in range(2)]
+        near = await submit(client, "retry", "kind:run tenant:acme")
+    for operation in (far, near):
+        await maker.fail(UUID(operation), "canary_failed")
+    await rows.execute("UPDATE job SET created_at = created_at - interval '20 minutes' WHERE id = $1", UUID(late))
+
+    async def seen(somebody: Person) -> tuple[int, bool]:
+        page = await somebody.see(f"/jobs/fresh?shown={far},{near}")
+        return page.count("canary_failed"), f"/console/jobs/{late}" in await somebody.see("/")
+
+    assert await seen(operator) == (2, True)
+    assert await seen(plain) == (1, False)
+    # The page of a job links to the operations that acted on it.
+    for tenant, linked in ((None, {UUID(far), UUID(near)}), ("acme", {UUID(near)})):
+        assert await operation_reads.existing(rows, tenant, [UUID(far), UUID(near)]) == linked

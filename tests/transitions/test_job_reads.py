@@ -64,7 +64,9 @@ async def made_of(rows: Rows) -> Made:
 Read: TypeAlias = Callable[[Connection, str, Made], Awaitable[Any]]
 READS: dict[str, Read] = {
     "a job": lambda c, tenant, made: job_reads.find_job(c, tenant, made.done),
-    "jobs of a list": lambda c, tenant, made: job_reads.find_listed(c, tenant, [made.done, made.running]),
+    "jobs of a list": lambda c, tenant, made: job_reads.find_listed(
+        c, tenant, [made.done, made.running], beyond_tenant=False
+    ),
     "a tombstone": lambda c, tenant, made: job_reads.find_tombstone(c, tenant, made.deleted),
     "an expired job": lambda c, tenant, made: job_reads.find_tombstone(c, tenant, made.expired),
     "dead letters": lambda c, tenant, _: job_reads.dead_letters(c, tenant, EVERY_LETTER, limit=10),
@@ -92,7 +94,8 @@ async def test_a_read_answers_its_own_tenant_and_no_other(rows: Rows, read: str)
 async def test_an_operator_reads_the_jobs_of_all_tenants(rows: Rows) -> None:
     made = await made_of(rows)
     assert await job_reads.find_job(rows.connection, None, made.done)
-    assert len(await job_reads.find_listed(rows.connection, None, [made.done, made.running])) == 2
+    listed = await job_reads.find_listed(rows.connection, None, [made.done, made.running], beyond_tenant=True)
+    assert len(listed) == 2
     assert await job_reads.find_tombstone(rows.connection, None, made.deleted)
     assert await job_reads.find_tombstone(rows.connection, None, made.expired)
     assert await job_reads.job_of_dead_letter(rows.connection, None, made.letter) == made.failed
@@ -103,7 +106,7 @@ async def test_a_job_past_its_retention_is_found_as_a_tombstone_alone(rows: Rows
     made = await made_of(rows)
     gone = [made.deleted, made.expired]
     assert [await job_reads.find_job(rows.connection, "t", job_id) for job_id in gone] == [None, None]
-    assert await job_reads.find_listed(rows.connection, "t", gone) == []
+    assert await job_reads.find_listed(rows.connection, "t", gone, beyond_tenant=True) == []
     stones = [await job_reads.find_tombstone(rows.connection, "t", job_id) for job_id in gone]
     assert [stone["because"] for stone in stones if stone is not None] == ["deleted", "expired"]
     assert await job_reads.find_tombstone(rows.connection, "t", made.done) is None
