@@ -31,6 +31,8 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
     effects: CreatedRun | None = None
     limit_headers: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
+        if body.ref is not None:
+            await resolving.lock_order(connection, body.ref)
         if body.action == "give_up":
             await _write_settlement(services, connection, access, orders, body)
         else:
@@ -56,8 +58,8 @@ async def _write_settlement(
 ) -> Unresolved:
     """Lock the job, and write the settlement. Returns the step whose order is settled.
 
-    Raises Conflict if the job has no order to settle, or somebody has settled its order. Raises Invalid if the order
-    cannot be adopted.
+    Raises Conflict if the job has no order to settle, or somebody has settled its order, or another job has adopted the
+    order. Raises Invalid if the order cannot be adopted.
     """
     caller = access.acting_caller
     step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.codes)
@@ -66,6 +68,7 @@ async def _write_settlement(
         if await resolving.write(
             connection, access.id, caller.tenant_id, step, body.action, caller.client_id, system=system, ref=body.ref
         ):
+            await _refuse_order_of_other_tenant(connection, access, orders, system, body.ref)
             return step
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
     if settlement is None:
@@ -73,6 +76,19 @@ async def _write_settlement(
     decision = _DECISIONS[settlement["action"]].format(ref=settlement["ref"])
     actor, settled_at = settlement["actor"], to_the_second(settlement["at"])
     raise Conflict("already_settled", f"{actor} {decision} at {settled_at}.")
+
+
+async def _refuse_order_of_other_tenant(
+    connection: Connection, access: JobAccess, orders: UnknownOrders, system: str | None, ref: str | None
+) -> None:
+    """Raises Conflict if a job of another tenant has adopted the order, and both jobs ordered with the installation's
+    account. Two accounts at a system may have different orders with the same id.
+    """
+    if system is None or ref is None or not orders.is_of_installation(access.row["params"]):
+        return
+    adopters = await resolving.other_adopters(connection, access.acting_caller.tenant_id, system, ref)
+    if any(orders.is_of_installation(params) for params in adopters):
+        raise Conflict("order_adopted", "Another job has adopted this order.")
 
 
 def _system_of_adopted_order(services: Services, access: JobAccess, orders: UnknownOrders, step: Unresolved) -> str:

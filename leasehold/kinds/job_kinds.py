@@ -80,6 +80,8 @@ class UnknownOrders:
     the order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds;
     another step must need `step`, and so go on with the value. `adoptable(opened, parameters)` returns whether the
     other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
+    `is_of_installation(parameters)` returns whether the job ordered with the installation's own account, as jobs of
+    other tenants do: then only one job of all tenants can adopt an order.
     """
 
     step: str
@@ -87,6 +89,7 @@ class UnknownOrders:
     sent: Callable[[Mapping[str, Any], Mapping[str, Any], UUID], SentOrder]
     adopted: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
     adoptable: Callable[[Any, Mapping[str, Any]], bool]
+    is_of_installation: Callable[[Mapping[str, Any]], bool] = lambda _parameters: False
 
 
 @dataclass(frozen=True, slots=True)

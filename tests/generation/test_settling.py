@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -77,9 +78,9 @@ async def until(client: httpx2.AsyncClient, job_id: UUID, status: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def lost(rows: Rows, client: httpx2.AsyncClient, *prompts: str) -> list[UUID]:
+async def lost(rows: Rows, client: httpx2.AsyncClient, *prompts: str, tenant: str = "t") -> list[UUID]:
     """Jobs whose order arrived, and whose provider's answer did not."""
-    new = [ordered(PLAIN, f"{prompt} #lost") for prompt in prompts]
+    new = [replace(ordered(PLAIN, f"{prompt} #lost"), tenant_id=tenant) for prompt in prompts]
     await jobs.submit(rows.connection, new)
     for job in new:
         await until(client, job.id, "failed")
@@ -183,6 +184,25 @@ async def test_an_order_is_adopted_by_one_job_only(
     assert (await people[0].post(f"/v1/jobs/{first}/settle", json=body)).status_code == 202
     problem(await people[0].post(f"/v1/jobs/{second}/settle", json=body), 409, "order_adopted")
     assert [item["job_id"] for item in await unsettled(people[0])] == [str(second)]
+
+
+async def test_an_order_of_the_installations_account_is_adopted_in_one_tenant_only(
+    people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    """Orders with a client's own credential are of another account, which may give its orders the same ids."""
+    key = await create_key(rows.connection, tenant_id="u", client_id="eve", scopes=SCOPES)
+    async with client_of(str(people[0].base_url), key.text) as eve:
+        (first,) = await lost(rows, eve, "a cat", tenant="u")
+        body = {"action": "adopt", "ref": simulator.bought[0].id}
+        assert (await eve.post(f"/v1/jobs/{first}/settle", json=body)).status_code == 202
+    second, third = await lost(rows, people[0], "a dog", "a fox")
+    problem(await people[0].post(f"/v1/jobs/{second}/settle", json=body), 409, "order_adopted")
+    assert {item["job_id"] for item in await unsettled(people[0])} == {str(second), str(third)}
+    own = 'UPDATE job SET params = params || \'{"credential": "sealed"}\' WHERE id = $1'
+    await rows.connection.execute(own, second)
+    assert (await people[0].post(f"/v1/jobs/{second}/settle", json=body)).status_code == 202
+    # The account of the third is the installation's, as the first one's.
+    problem(await people[0].post(f"/v1/jobs/{third}/settle", json=body), 409, "order_adopted")
 
 
 async def test_many_are_settled_at_once_each_by_itself(

@@ -41,6 +41,7 @@ def operations() -> KindOperations:
         sent=sent_order,
         adopted=adopted_order,
         adoptable=is_adoptable,
+        is_of_installation=is_of_installation,
     )
     return KindOperations(orders, after_cancel=withdraw, before_retry=retry_terms, after_retry=after_retry)
 
@@ -70,6 +71,11 @@ def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None
+
+
+def is_of_installation(params: Mapping[str, Any]) -> bool:
+    """Whether the order was sent with the installation's own credential, and not with the client's."""
+    return params.get("credential") is None
 
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:

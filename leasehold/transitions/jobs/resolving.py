@@ -14,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
 #: What to do about an order that the step may have placed with a provider. adopt: the provider's order with the given
@@ -75,6 +75,14 @@ SELECT s.action, s.ref, s.actor, s.at FROM settlement s WHERE s.job_id = $1 AND 
 ORDER BY s.at DESC LIMIT 1
 """
 
+# The jobs of other tenants that have adopted the order $3 of the system $2. The table has a row for each decision of a
+# person: a few thousand, which this statement may read.
+_ADOPTERS = """
+-- settlement_adopters
+SELECT j.params FROM settlement s JOIN job j ON j.id = s.job_id
+WHERE s.ref = $3 AND s.system = $2 AND s.tenant_id <> $1
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
@@ -124,6 +132,16 @@ async def write(
         if error.constraint_name != "settlement_adopted":
             raise
         raise Conflict("order_adopted", "Another job has adopted this order.") from None
+
+
+async def lock_order(connection: Connection, ref: str) -> None:
+    """Let only one transaction at a time adopt an order with this id. Call this before the transaction locks a job."""
+    await lock_name(connection, f"adopted order {ref}")
+
+
+async def other_adopters(connection: Connection, tenant_id: str, system: str, ref: str) -> list[Mapping[str, Any]]:
+    """The parameters of the jobs of other tenants that have adopted this order."""
+    return [row["params"] for row in await connection.fetch(_ADOPTERS, tenant_id, system, ref)]
 
 
 async def latest(connection: Connection, job_id: UUID, tenant_id: str) -> Any:
