@@ -73,6 +73,24 @@ async def served(connection: Connection, places: Collection[Place], dead: Sequen
     }
 
 
+_OF_PIPELINES = """
+-- handlers_of_pipelines
+SELECT name.pipeline, min(h.name) AS handler
+FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)
+CROSS JOIN LATERAL (SELECT regexp_replace(h.name, '\\.[^.]*$', '') AS pipeline) AS name
+WHERE w.present AND NOT w.draining AND $1 = ANY(w.queues) AND name.pipeline = ANY($2::text[])
+GROUP BY name.pipeline
+"""
+
+
+async def handlers_of_pipelines(connection: Connection, queue: str, pipelines: Collection[str]) -> dict[str, str]:
+    """A handler (`pipeline.step`) of each pipeline whose code a present worker of the queue has. Draining workers are
+    left out.
+    """
+    rows = await connection.fetch(_OF_PIPELINES, queue, list(pipelines)) if pipelines else ()
+    return {row["pipeline"]: row["handler"] for row in rows}
+
+
 _NAMES = """
 -- handler_names
 SELECT DISTINCT h.name FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)

@@ -43,6 +43,15 @@ class Snooze:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftToOthers(Snooze):
+    """A snooze of a step of the platform, whose worker lacks the code `handler` (`pipeline.step`) that the step needs
+    to go on. A worker that has this code makes the step due before `until`.
+    """
+
+    handler: str = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class FanOut:
     """The step is not finished: `step` (declared with `part=True`) runs once for each of `items`, all in parallel.
 

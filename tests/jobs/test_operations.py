@@ -18,13 +18,18 @@ from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, Refusa
 from leasehold.broker import outbox
 from leasehold.db.database import Connection, connect
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.ids import new_id
 from leasehold.domain.json_digest import json_digest
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
 from leasehold.limits.admission import Admission, Paid
+from leasehold.pipelines.operations import steps
 from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import open_operation_context
 from leasehold.pipelines.operations.pipeline import Action, Operation
 from leasehold.settings import Settings
-from leasehold.transitions import concurrency
+from leasehold.transitions import concurrency, workers
+from leasehold.worker.maintenance import duties
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
 from tests.api.media_api import problem
@@ -37,10 +42,10 @@ SECONDS = 60.0
 
 
 @asynccontextmanager
-async def operating(settings: Settings, **changes: Any) -> AsyncIterator[Worker]:
+async def operating(settings: Settings, code: Pipelines | None = None, /, **changes: Any) -> AsyncIterator[Worker]:
     """A worker that does operations and nothing else: what they retry stays pending."""
     served = {"worker_queues": "operations", "poll_seconds": 0.1, "sweep_seconds": 0.2, "renew_seconds": 0.5}
-    async with Worker(settings.model_copy(update=served | changes)) as worker:
+    async with Worker(settings.model_copy(update=served | changes), code) as worker:
         yield worker
 
 
@@ -773,7 +778,104 @@ async def test_a_retry_that_breaks_at_its_end_leaves_nothing_of_it_in_the_outcom
     assert await statuses(rows, [fine, broken]) == ["pending", "failed"]
 
 
-async def act(running: Running, rows: Connection, action: Action, job_ids: list[UUID]) -> Outcome:
+async def failed_runs_of_code(maker: Maker, *names: str) -> list[UUID]:
+    """A failed run of each name, of code that the API and the workers of this test lack."""
+    broken = []
+    for name in names:
+        body = {"type": name, "steps": [{"id": "a", "queue": "q"}]}
+        assert (await maker.client.post("/v1/templates", json=body)).status_code in (201, 409)
+        broken += await failed(maker, template=name)
+    await maker.rows.execute("DELETE FROM template WHERE type = ANY($1::text[])", names)
+    return broken
+
+
+async def a_worker_with(rows: Connection, handler: str) -> None:
+    """The row of a worker that never claims."""
+    await workers.register(rows, new_id(), host="h", pid=1, version="1", queues=["operations"], handlers=[handler])
+    await rows.execute("UPDATE worker SET present = true")
+
+
+def code_of(name: str) -> Pipelines:
+    pipeline = Pipeline(name, module=__name__, steps=[Step("a", queue="q")])
+
+    @pipeline.handles("a")
+    async def a(_attempt: object) -> None:
+        pass
+
+    return Pipelines(pipeline)
+
+
+@pytest.mark.parametrize(
+    "change", [None, "present = false", "draining = true", "handlers = '{two.a}'", "queues = '{default}'"]
+)
+async def test_a_run_is_left_to_a_worker_that_has_its_code_and_refused_if_no_worker_has_it(
+    maker: Maker, running: Running, rows: Connection, change: str | None
+) -> None:
+    one, outside = *await failed_runs_of_code(maker, "one"), *await failed(maker)
+    await a_worker_with(rows, "one.a")
+    if change is not None:
+        await rows.execute(f"UPDATE worker SET {change}")
+    outcome = await act(running, rows, "retry", [one, outside])
+    assert outcome.acted == [outside]
+    assert outcome.left == ({one: "one.a"} if change is None else {})
+    codes = {refusal.job_id: refusal.code for refusal in outcome.refusals}
+    assert codes == ({} if change is None else {one: "template_not_found"})
+
+
+@pytest.mark.parametrize("permitted", [("of_a_package",), ()])
+async def test_a_job_of_a_kind_that_the_worker_lacks_is_left_only_if_the_operation_may_change_it(
+    maker: Maker, running: Running, rows: Connection, permitted: tuple[str, ...]
+) -> None:
+    (broken,) = await failed(maker, "webhook")
+    await rows.execute("UPDATE job SET pipeline = 'of_a_package' WHERE id = $1", broken)
+    await a_worker_with(rows, "of_a_package.deliver")
+    outcome = await act(running, rows, "retry", [broken], permitted)
+    assert outcome.left == dict.fromkeys([broken] if permitted else [], "of_a_package.deliver")
+    assert [refusal.code for refusal in outcome.refusals] == ([] if permitted else ["pipeline_not_served"])
+
+
+async def test_two_workers_retry_together_the_runs_of_which_each_has_half_the_code(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note has no room for all that a worker leaves."""
+    monkeypatch.setattr(steps, "_MAX_LEFT", 2)
+    monkeypatch.setattr(duties, "_KNOWN_SECONDS", 0.1)  # how often a worker wakes what it has the code for
+    broken = await failed_runs_of_code(maker, *["one", "two"] * 4)
+    settings = running.services.settings
+    async with operating(settings, code_of("one")), operating(settings, code_of("two")):
+        operation = await submit(client, "retry", "kind:run", canary=1)
+        async with asyncio.timeout(SECONDS):
+            while "pending" not in (now := await statuses(rows, broken)):
+                await asyncio.sleep(0.02)
+        await maker.succeed(broken[now.index("pending")])
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"], body["refused"]) == ("succeeded", 8, 0)
+    assert sorted(await statuses(rows, broken)) == [*["pending"] * 7, "succeeded"]
+
+
+async def test_runs_that_were_left_are_refused_once_no_worker_has_their_code(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_LEFT_SECONDS", 0.1)
+    one, _two = await failed_runs_of_code(maker, "one", "two")
+    await a_worker_with(rows, "one.a")
+    operation = await submit(client, "retry", "kind:run")
+    async with operating(running.services.settings):
+        async with asyncio.timeout(SECONDS):
+            while not await rows.fetchval("SELECT count(*) FROM unknown_task WHERE handler = 'one.a'"):
+                await asyncio.sleep(0.02)
+        body = await read(client, operation)
+        assert (body["status"], body["refused_by_code"]) == ("running", {"template_not_found": 1})
+        await rows.execute("UPDATE worker SET draining = true WHERE host = 'h'")
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"], body["refused_by_code"]) == ("succeeded", 0, {"template_not_found": 2})
+    refusals = (await client.get(f"/v1/operations/{operation}/refusals")).json()["refusals"]
+    assert str(one) in {refusal["job_id"] for refusal in refusals}
+
+
+async def act(
+    running: Running, rows: Connection, action: Action, job_ids: list[UUID], pipelines: tuple[str, ...] = ()
+) -> Outcome:
     """One batch, in a transaction, without a worker."""
     settings = running.services.settings
     operation = Operation(
@@ -781,7 +883,7 @@ async def act(running: Running, rows: Connection, action: Action, job_ids: list[
         filter="created:>0s",
         at=await rows.fetchval("SELECT clock_timestamp()"),
         of_tenant="acme",
-        pipelines=(),
+        pipelines=pipelines,
         runs=True,
         client_id="tests",
     )

@@ -29,7 +29,7 @@ from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.sentences import with_article
 from leasehold.domain.storable import path_to_non_finite
-from leasehold.domain.verdicts import Done, FanOut, Snooze
+from leasehold.domain.verdicts import Done, FanOut, LeftToOthers, Snooze
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import attempt_logs
@@ -396,7 +396,8 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
             return Completion(attempt.lease, outputs, _finite(value, "the value of the step"))
         case Snooze():
             note = _finite(returned.note, "the note of the snooze")
-            return Snoozing(attempt.lease, _seconds_until(returned.until), note, outputs)
+            missing_handler = returned.handler if isinstance(returned, LeftToOthers) else None
+            return Snoozing(attempt.lease, _seconds_until(returned.until), note, outputs, missing_handler)
         case Suspending():  # a workflow that waits: `drive` returned it to its handler
             return returned
         case FanOut():

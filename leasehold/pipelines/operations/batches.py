@@ -18,13 +18,14 @@ from leasehold.actions.context import Target
 from leasehold.actions.ending import Effects
 from leasehold.actions.retrying import limits_of_retry, may_revive_together, revive, revive_together, template_of
 from leasehold.broker.outbox import Announcement
+from leasehold.db import handler_reads
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.admission import Paid, Payer
 from leasehold.pipelines.operations.context import OperationContext
-from leasehold.pipelines.operations.pipeline import Operation
+from leasehold.pipelines.operations.pipeline import QUEUE, Operation
 from leasehold.runtime.transient import may_try_again
 from leasehold.transitions import concurrency, operations
 from leasehold.transitions.concurrency import ConcurrencyLimitName
@@ -56,6 +57,7 @@ class Acting:
 @dataclass(slots=True)
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
+    `left`: the targets whose code this process lacks, and another worker has; with a `pipeline.step` of that code.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
     `ended`. The jobs in `departed` have left their places at the concurrency limits `limits`, so the caller then admits
@@ -65,6 +67,7 @@ class Outcome:
     acted: list[UUID] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     busy: list[UUID] = field(default_factory=list)
+    left: dict[UUID, str] = field(default_factory=dict)
     ended: list[JobEnded] = field(default_factory=list)
     limits: set[ConcurrencyLimitName] = field(default_factory=set)
     departed: list[UUID] = field(default_factory=list)
@@ -149,8 +152,8 @@ async def _retry_charged(
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
-        targets = [_target_of(context, row) for row in rows]
         retries = _Retries(context, connection, acting, charge, outcome)
+        targets = await retries.leave_to_others([_target_of(context, row) for row in rows])
         retried = await retries.retry_together(targets, tenant_id)
         remaining = [target for target in targets if target.id not in retried]
         await retries.lock_limits(remaining, tenant_id)
@@ -168,10 +171,41 @@ class _Retries:
     ) -> None:
         self._context = context
         self._connection = connection
+        self._pipelines = acting.operation.pipelines
         self._cause = {"by": acting.by, "operation": str(acting.id)}
         self._charge = charge
         self._outcome = outcome
         self._templates: dict[tuple[str, int], TemplateVersion | None] = {}  # by name and version, each read once
+
+    async def leave_to_others(self, targets: Sequence[Target]) -> Sequence[Target]:
+        """Leave the jobs whose code this process lacks to another worker, if one has the code and does operations.
+        Returns the jobs that are not left: those whose code no worker has are refused later.
+        """
+        without_code = [target for target in targets if await self._is_without_code(target)]
+        pipelines = {target.row["pipeline"] for target in without_code}
+        handlers = await handler_reads.handlers_of_pipelines(self._connection, QUEUE, pipelines)
+        self._outcome.left = {
+            target.id: handlers[target.row["pipeline"]] for target in without_code if target.row["pipeline"] in handlers
+        }
+        return [target for target in targets if target.id not in self._outcome.left]
+
+    async def _is_without_code(self, target: Target) -> bool:
+        """Whether this process has neither the job's pipeline nor, for a run, a template that its tenant wrote. False
+        for a job of a kind that this process lacks, if the operation does not name the kind's pipelines: then this
+        process has found the job although the operation may not change it.
+        """
+        pipeline = target.row["pipeline"]
+        if self._context.actions.kinds.pipeline(pipeline) is not None:
+            return False
+        if not target.row["is_run"]:
+            return pipeline in self._pipelines
+        try:
+            await self._template_of(target)
+        except NotFound:
+            return True
+        except (*_REFUSED, *_BROKEN_HERE):  # `retry` raises the error again, and it becomes the job's refusal
+            pass
+        return False
 
     async def retry_together(self, targets: Sequence[Target], tenant_id: str) -> set[UUID]:
         """Retry the jobs that can be retried together, and return their ids. The caller retries the others one by one.

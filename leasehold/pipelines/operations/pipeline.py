@@ -52,6 +52,9 @@ class Operation(BaseModel):
     reason: str = ""
 
 
+#: The queue of operations.
+QUEUE = "operations"
+
 bulk_operation = Pipeline(
     "bulk_operation",
     module="leasehold.pipelines.operations.steps",
@@ -59,7 +62,7 @@ bulk_operation = Pipeline(
     steps=[
         Step(
             "act",
-            queue="operations",
+            queue=QUEUE,
             max_attempts=100,
             retry_ladder=_RETRY_LADDER,
             timeout=timedelta(seconds=60),

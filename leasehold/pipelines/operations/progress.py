@@ -33,6 +33,16 @@ class Busy(BaseModel):
     tries: int = 0
 
 
+class Left(BaseModel):
+    """Jobs of one tenant that the operation has left to a worker with their code. `handler`: a `pipeline.step` of that
+    code.
+    """
+
+    handler: str
+    tenant_id: str
+    job_ids: list[UUID]
+
+
 class Canary(BaseModel):
     """The jobs that go first. `until`: the Unix time by which they must have succeeded. None: they are not complete
     yet, or have stopped the operation, and a person has retried it. `passed` None: unknown yet.
@@ -48,8 +58,8 @@ class Progress(BaseModel):
 
     `acted`, `refused`: how many jobs were changed, and how many could not be. `before`: the walk goes on with ids below
     this id; None: the walk has not begun or, if `walked`, is finished. `busy`: jobs that the operation must try again.
-    `codes`: the number of refusals by code. `next_at`: the Unix time at which the rate allows the next job.
-    `longest_ms`: the longest time for which a batch held its locks.
+    `left`: jobs that a worker with their code must try. `codes`: the number of refusals by code. `next_at`: the Unix
+    time at which the rate allows the next job. `longest_ms`: the longest time for which a batch held its locks.
     """
 
     total: Count | None = None
@@ -59,6 +69,7 @@ class Progress(BaseModel):
     before: UUID | None = None
     walked: bool = False
     busy: list[Busy] = Field(default_factory=list)
+    left: list[Left] = Field(default_factory=list)
     canary: Canary = Field(default_factory=Canary)
     next_at: float = 0.0
     longest_ms: int = 0

@@ -18,7 +18,7 @@ from typing import Protocol
 from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
-from leasehold.db import job_lists
+from leasehold.db import handler_reads, job_lists
 from leasehold.db.clock import DatabaseClock
 from leasehold.db.database import Connection
 from leasehold.db.job_lists import Bound, Listing, Scope
@@ -26,14 +26,14 @@ from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Invalid, Permanent, TooMany
 from leasehold.domain.job_filter import parse
 from leasehold.domain.sentences import counted
-from leasehold.domain.verdicts import Done, Snooze
+from leasehold.domain.verdicts import Done, LeftToOthers, Snooze
 from leasehold.exporter.jobs import count_ended_jobs
 from leasehold.pipelines.operations.batch_size import MAX_BATCH, BatchSize
 from leasehold.pipelines.operations.batches import Acting, Outcome, act_on
 from leasehold.pipelines.operations.context import OperationContext, open_operation_context
 from leasehold.pipelines.operations.pace import largest_batch, next_time, pause_before, rate_of
-from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
-from leasehold.pipelines.operations.progress import Busy, Count, Progress, progress_of
+from leasehold.pipelines.operations.pipeline import QUEUE, Operation, bound_of, bulk_operation
+from leasehold.pipelines.operations.progress import Busy, Count, Left, Progress, progress_of
 from leasehold.runtime import failpoints
 from leasehold.transitions import concurrency, operations
 from leasehold.transitions.operations import Refusal
@@ -46,6 +46,9 @@ _TARGETS_AHEAD, _MAX_READ = 500, 15_000
 _LONGEST_SLEEP = 1.0
 #: How often, and after how many seconds, the operation tries again a job that another transaction holds.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
+#: The note names about this many jobs that the operation has left to a worker with their code. Then the operation waits
+#: for such a worker: for this time, after which any worker looks again whether a worker has the code.
+_MAX_LEFT, _LEFT_SECONDS = 1_000, 30.0
 #: The pause between two checks of the canary jobs.
 _CANARY_SECONDS = 1.0
 #: The errors with which a canary stops the operation.
@@ -77,7 +80,8 @@ async def act(attempt: AnnouncingAttempt) -> Done | Snooze:
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """Jobs of one tenant to act on. `before`: the id below which the walk goes on after this batch. `walked`: the walk
-    ends with this batch. `is_repeated`: the batch has busy jobs of earlier batches, so the walk does not move.
+    ends with this batch. `is_repeated`: the batch has jobs of earlier batches, so the walk does not move. `pause`: the
+    least seconds before the batch.
     """
 
     job_ids: Sequence[UUID]
@@ -85,6 +89,7 @@ class _Batch:
     before: UUID | None
     walked: bool
     is_repeated: bool = False
+    pause: float = 0.0
 
 
 class _OperationAttempt:
@@ -100,18 +105,21 @@ class _OperationAttempt:
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: `before` and `walked` of the progress once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
+        #: The pipelines whose jobs this attempt takes of those that are left: it has their code, or no worker has it.
+        self._pipelines_to_take: frozenset[str] = frozenset()
         self._size = BatchSize()
         self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
 
     async def run(self) -> Done | Snooze:
         await self._count_targets()
+        await self._choose_pipelines_to_take()
         while True:
             self._attempt.checkpoint()
             if not await self._may_go_on():
                 return self._snooze(_CANARY_SECONDS)
             batch = await self._next_batch()
             if batch is None:
-                return Done(value=self._summary())
+                return self._leave() if self._progress.left else Done(value=self._summary())
             pause = self._pause_before(batch)
             if pause > _LONGEST_SLEEP or monotonic() > self._ends_at:
                 return self._snooze(max(pause, 0.0))
@@ -133,6 +141,21 @@ class _OperationAttempt:
     def _snooze(self, seconds: float) -> Snooze:
         return Snooze(timedelta(seconds=seconds), self._progress.note())
 
+    async def _choose_pipelines_to_take(self) -> None:
+        """Choose among the pipelines of the jobs that earlier attempts have left. If no worker has the code of such a
+        job, this attempt acts on the job, too: it then refuses the job.
+        """
+        pipelines = {_pipeline_of(left.handler) for left in self._progress.left}
+        lacking = [pipeline for pipeline in pipelines if self._context.actions.kinds.pipeline(pipeline) is None]
+        if lacking:
+            async with self._attempt.connection() as connection:
+                pipelines -= (await handler_reads.handlers_of_pipelines(connection, QUEUE, lacking)).keys()
+        self._pipelines_to_take = frozenset(pipelines)
+
+    def _leave(self) -> LeftToOthers:
+        handler = self._progress.left[0].handler
+        return LeftToOthers(timedelta(seconds=_LEFT_SECONDS), self._progress.note(), handler=handler)
+
     def _summary(self) -> dict[str, object]:
         progress = self._progress
         counts = {"acted": progress.acted, "refused": progress.refused, "codes": progress.codes}
@@ -152,9 +175,14 @@ class _OperationAttempt:
     # --- the next batch
 
     async def _next_batch(self) -> _Batch | None:
-        """The next batch. None: every target has been changed or refused. Busy jobs are tried again when there are
-        enough of them for a batch, or no other targets are left.
+        """The next batch. None: every target has been changed or refused, or is left to another worker, or too many are
+        left. Busy jobs are tried again when there are enough of them for a batch, or no other targets remain.
         """
+        for left in self._progress.left:
+            if _pipeline_of(left.handler) in self._pipelines_to_take:
+                return self._repeated_batch(left.job_ids, left.tenant_id)
+        if sum(len(left.job_ids) for left in self._progress.left) >= _MAX_LEFT:
+            return None
         await self._read_targets()
         if self._progress.busy and (not self._targets or len(self._progress.busy) >= MAX_BATCH):
             return self._busy_batch()
@@ -175,9 +203,11 @@ class _OperationAttempt:
         """A batch of jobs that were busy, of the tenant whose job comes first."""
         tenant_id = self._progress.busy[0].tenant_id
         busy_ids = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
-        return _Batch(
-            busy_ids[: self._max_jobs()], tenant_id, self._progress.before, self._progress.walked, is_repeated=True
-        )
+        return self._repeated_batch(busy_ids, tenant_id, pause=_BUSY_SECONDS)
+
+    def _repeated_batch(self, job_ids: Sequence[UUID], tenant_id: str, pause: float = 0.0) -> _Batch:
+        progress = self._progress
+        return _Batch(job_ids[: self._max_jobs()], tenant_id, progress.before, progress.walked, True, pause)
 
     def _batch_of_targets(self) -> _Batch:
         """The first of the targets that have been read, up to the first target of another tenant."""
@@ -200,7 +230,7 @@ class _OperationAttempt:
 
     def _pause_before(self, batch: _Batch) -> float:
         pause = pause_before(self._progress.next_at, self._clock.time(), self._rate)
-        return max(pause, _BUSY_SECONDS if batch.is_repeated else 0.0)
+        return max(pause, batch.pause)
 
     # --- a batch
 
@@ -225,6 +255,7 @@ class _OperationAttempt:
                 return error.retry_after or _LONGEST_SLEEP
             failpoints.reach("after_batch")
             self._progress = progress
+            self._pipelines_to_take -= {_pipeline_of(handler) for handler in outcome.left.values()}
             if not batch.is_repeated:
                 del self._targets[: len(batch.job_ids)]
             seconds = monotonic() - began
@@ -244,6 +275,7 @@ class _OperationAttempt:
         """
         progress = self._progress.model_copy(deep=True)
         progress.busy = self._busy_after(batch, outcome)  # first: it may add refusals, which `count` must see
+        progress.left = self._left_after(batch, outcome)
         progress.count(outcome.acted, outcome.refusals)
         progress.before, progress.walked = batch.before, batch.walked
         progress.next_at = next_time(progress.next_at, self._clock.time(), len(outcome.acted), self._rate)
@@ -263,6 +295,20 @@ class _OperationAttempt:
                 sentence = "Another transaction held the job all the time."
                 outcome.refusals.append(Refusal(job_id, "job_busy", sentence))
         return to_try_again
+
+    def _left_after(self, batch: _Batch, outcome: Outcome) -> list[Left]:
+        """The jobs that the operation must leave to workers with their code."""
+        job_ids: dict[tuple[str, str], list[UUID]] = {}
+        in_batch = set(batch.job_ids)
+        for left in self._progress.left:
+            job_ids[left.handler, left.tenant_id] = [job_id for job_id in left.job_ids if job_id not in in_batch]
+        for job_id, handler in outcome.left.items():
+            job_ids.setdefault((handler, batch.tenant_id), []).append(job_id)
+        return [
+            Left(handler=handler, tenant_id=tenant_id, job_ids=ids)
+            for (handler, tenant_id), ids in job_ids.items()
+            if ids
+        ]
 
     def _advance_canary(self, progress: Progress, outcome: Outcome) -> None:
         """Add the jobs of a batch to the canary. When the canary is complete, the time for its jobs to end begins."""
@@ -325,3 +371,8 @@ class _OperationAttempt:
         self._progress.canary.passed = False
         await self._attempt.remember(self._progress.note())
         raise Permanent(code, sentence)
+
+
+def _pipeline_of(handler: str) -> str:
+    """The pipeline of a handler, `pipeline.step`."""
+    return handler.rpartition(".")[0]

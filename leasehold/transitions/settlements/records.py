@@ -68,8 +68,8 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Snoozing:
     """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `missing_handler`:
-    the `pipeline.step` of the step's code, if this worker lacks the code; a worker that has it makes the step due
-    earlier. None: the step itself asked to snooze.
+    the `pipeline.step` of code that this worker lacks: mostly that of the step itself; a worker that has it makes the
+    step due earlier. None: no code is missing.
     """
 
     lease: Lease

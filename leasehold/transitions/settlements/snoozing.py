@@ -15,7 +15,7 @@ from leasehold.transitions.settlements.outputs_sql import outputs_column, write_
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
 # $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 the handlers that the worker
-# lacks (NULL: the step asked to snooze).
+# lacks (NULL: it lacks none).
 #
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
 # that is being cancelled ends when its `leased` count is 0. A workflow in it must run once more to see the cancel. So
