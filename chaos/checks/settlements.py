@@ -66,12 +66,12 @@ def _completes(before: Row, after: Row) -> bool:
 
 
 def _is_settlement(before: Row, after: Row) -> bool:
-    """Whether the change is a write that needs the lease. The end of a lost lease, and the end of a whole job, need
-    no lease.
+    """Whether the change is a write that needs the lease. The end of a lost lease, which adds a loss, and the end of a
+    whole job need no lease. A snooze of the step itself and a suspension set the losses to 0.
     """
     if before["status"] != "running" or after["status"] in ("running", "cancelled"):
         return False
-    return bool(after["losses"] == before["losses"])
+    return bool(after["losses"] <= before["losses"])
 
 
 def _is_inline(history: History, task: Row) -> bool:

@@ -67,6 +67,7 @@ SETTLEMENTS: dict[str, Settle] = {
     "crash": lambda c, leases: settlements.fail(c, [Failure(x, "crash", "c", "m", True, 60.0) for x in leases]),
     "for good": lambda c, leases: settlements.fail(c, [Failure(x, "error", "c", "m", False, 0.0) for x in leases]),
     "snooze": lambda c, leases: settlements.snooze(c, [Snoozing(lease, 60.0, {"n": 1}) for lease in leases]),
+    "snooze of the step": lambda c, leases: settlements.snooze(c, [Snoozing(x, 60.0, by_step=True) for x in leases]),
     "release": settlements.release,
     "acknowledge": settlements.acknowledge_cancel,
 }

@@ -16,7 +16,7 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions import claims, concurrency, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.jobs import AdmissionTerms
-from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
+from leasehold.transitions.settlements import Completion, Failure, Snoozing, Suspending, Verdict
 from leasehold.transitions.workflows import children as started_runs
 from leasehold.transitions.workflows import reading, recording, signals
 from leasehold.transitions.workflows.records import Call, Recorded, Recording
@@ -309,6 +309,22 @@ async def test_progress_forgives_what_the_worker_lost_before(rows: Rows) -> None
             await settlements.suspend(rows.connection, [Suspending(workflow.lease, (), 0)])
         row = await rows.task(workflow.lease.task_id)
         assert (row["losses"], row["errors"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("snoozing", "losses"),
+    [({"by_step": True}, 0), ({"by_step": True, "missing_handler": "one.b"}, 0), ({"missing_handler": "one.only"}, 3),
+     ({}, 3)],
+)  # fmt: skip
+async def test_a_snooze_of_the_step_itself_forgives_what_the_worker_lost_before(
+    rows: Rows, snoozing: dict[str, Any], losses: int
+) -> None:
+    """A step that asks to run later has not killed its worker. A worker may also put a step off that it has not run."""
+    claimed = await rows.leased()
+    await rows.connection.execute("UPDATE task SET losses = 3, errors = 1 WHERE id = $1", claimed.lease.task_id)
+    await settlements.snooze(rows.connection, [Snoozing(claimed.lease, 0.0, **snoozing)])
+    row = await rows.task(claimed.lease.task_id)
+    assert (row["status"], row["losses"], row["errors"]) == ("waiting", losses, 1)
 
 
 @pytest.mark.parametrize("called_since", [False, True])

@@ -85,12 +85,16 @@ async def test_a_file_of_an_attempt_is_stored_and_its_directory_is_gone(worker: 
 
 
 async def test_a_snoozed_step_comes_again_with_its_note_and_loses_no_attempt(worker: Worker, rows: Rows) -> None:
-    job = await ended(rows, "snooze")
+    """Nor do the workers count that it has lost before: the snooze ended an attempt in good order."""
+    new = jobs.NewJob(scripted, "t", params={"does": "snooze"})
+    async with rows.connection.transaction():
+        await jobs.submit(rows.connection, [new])
+        await rows.connection.execute("UPDATE task SET losses = 5 WHERE job_id = $1", new.id)
+    job = await end_of(rows, new.id)
     assert job["status"] == "succeeded"
     assert await value_of(rows, job, "first") == {"seen": 1}
-    assert (
-        await rows.connection.fetchval("SELECT attempt FROM task WHERE job_id = $1 AND step = 'first'", job["id"]) == 1
-    )
+    query = "SELECT attempt, losses FROM task WHERE job_id = $1 AND step = 'first'"
+    assert [tuple(row) for row in await rows.connection.fetch(query, new.id)] == [(1, 0)]
 
 
 @pytest.mark.parametrize("does", ["snooze", "fan_out"])

@@ -397,7 +397,8 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
         case Snooze():
             note = _finite(returned.note, "the note of the snooze")
             missing_handler = returned.handler if isinstance(returned, LeftToOthers) else None
-            return Snoozing(attempt.lease, _seconds_until(returned.until), note, outputs, missing_handler)
+            seconds = _seconds_until(returned.until)
+            return Snoozing(attempt.lease, seconds, note, outputs, missing_handler, by_step=True)
         case Suspending():  # a workflow that waits: `drive` returned it to its handler
             return returned
         case FanOut():

@@ -69,7 +69,8 @@ class Failure:
 class Snoozing:
     """A step that is to run again after `delay` seconds. `note`: a note that its next attempt reads. `missing_handler`:
     the `pipeline.step` of code that this worker lacks: mostly that of the step itself; a worker that has it makes the
-    step due earlier. None: no code is missing.
+    step due earlier. None: no code is missing. `by_step`: the step's code ran, and asked to snooze. So it has not
+    killed its worker: earlier losses no longer count.
     """
 
     lease: Lease
@@ -77,6 +78,7 @@ class Snoozing:
     note: Mapping[str, Any] | None = None
     outputs: Sequence[Output] = ()
     missing_handler: str | None = None
+    by_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

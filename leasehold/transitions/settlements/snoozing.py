@@ -15,20 +15,22 @@ from leasehold.transitions.settlements.outputs_sql import outputs_column, write_
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
 # $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 the handlers that the worker
-# lacks (NULL: it lacks none).
+# lacks (NULL: it lacks none), $8 whether the code of the step asked to snooze.
 #
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
 # that is being cancelled ends when its `leased` count is 0. A workflow in it must run once more to see the cancel. So
 # its snooze leaves the count as it is: else the job would end before that.
 SNOOZE = f"""-- snooze
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
-    -- Writes only tasks that pass the guard (guard.py). The attempt does not count.
+    -- Writes only tasks that pass the guard (guard.py). The attempt does not count. If the step's own code asked to
+    -- snooze, the step makes progress: earlier losses of the worker no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
-        available_at = clock_timestamp() + make_interval(secs => p.delay)
+        available_at = clock_timestamp() + make_interval(secs => p.delay),
+        losses = CASE WHEN p.by_step THEN 0 ELSE t.losses END
     FROM held
-    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, missing_handler, nth)
-        ON p.nth = held.nth
+    JOIN unnest($4::float8[], $5::jsonb[], $7::text[], $8::bool[])
+        WITH ORDINALITY AS p(delay, note, missing_handler, by_step, nth) ON p.nth = held.nth
     WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.missing_handler,
               held.nth AS place  -- as write_outputs names it
@@ -62,7 +64,8 @@ FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON 
 
 
 async def snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
-    """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept.
+    """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept. If the
+    step itself asked to snooze, the losses before no longer count.
 
     In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. Any other step
     of such a job, and one whose lease is not valid any more, is not changed, and has the verdict LOST.
@@ -78,5 +81,6 @@ async def _snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Sett
         [snoozing.note for snoozing in snoozings],
         outputs_column([snoozing.outputs for snoozing in snoozings]),
         [snoozing.missing_handler for snoozing in snoozings],
+        [snoozing.by_step for snoozing in snoozings],
     )
     return settled_of(rows)

@@ -29,13 +29,15 @@ WITH lease_batch AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t
 ), snoozed_tasks AS (
-    -- Writes only tasks that pass the guard (guard.py). The attempt does not count.
+    -- Writes only tasks that pass the guard (guard.py). The attempt does not count. If the step's own code asked to
+    -- snooze, the step makes progress: earlier losses of the worker no longer count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
-        available_at = clock_timestamp() + make_interval(secs => p.delay)
+        available_at = clock_timestamp() + make_interval(secs => p.delay),
+        losses = CASE WHEN p.by_step THEN 0 ELSE t.losses END
     FROM held
-    JOIN unnest($4::float8[], $5::jsonb[], $7::text[]) WITH ORDINALITY AS p(delay, note, missing_handler, nth)
-        ON p.nth = held.nth
+    JOIN unnest($4::float8[], $5::jsonb[], $7::text[], $8::bool[])
+        WITH ORDINALITY AS p(delay, note, missing_handler, by_step, nth) ON p.nth = held.nth
     WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.queue, t.available_at, p.note, p.missing_handler,
               held.nth AS place  -- as write_outputs names it
