@@ -27,7 +27,7 @@ import httpx2
 
 from leasehold.client.external_output import OutputBuffer
 from leasehold.client.objects import OtherBytes, check_answer, read_object
-from leasehold.client.requests import DIRECT, KeyAuth
+from leasehold.client.requests import DIRECT, KeyAuth, key_of, url_of
 from leasehold.client.retrying import problem_of
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.foreign_errors import text_of
@@ -230,15 +230,19 @@ Handler = Callable[[Task], Awaitable[dict[str, Any] | None]]
 class ExternalWorker:
     """A worker outside of the platform; use it with `async with`.
 
-    `lease_seconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time.
+    `lease_seconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time. Raises
+    ClientError for a malformed URL or key.
     """
 
     def __init__(self, url: str, key: str, *, queues: Sequence[str], lease_seconds: float = 60.0) -> None:
+        # `serve` takes each error of the HTTP library for an outage. So no request may fail because of these two.
+        url = url_of(url)
+        auth = KeyAuth(url, key_of(key))
         self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
         self._store = httpx2.AsyncClient(timeout=60.0, mounts=DIRECT)  # signed URLs must not get the API key
-        self._http = httpx2.AsyncClient(base_url=url, auth=KeyAuth(url, key), timeout=60.0, mounts=DIRECT)
+        self._http = httpx2.AsyncClient(base_url=url, auth=auth, timeout=60.0, mounts=DIRECT)
 
     async def __aenter__(self) -> Self:
         return self

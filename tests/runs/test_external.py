@@ -14,7 +14,7 @@ import pytest
 
 from leasehold.api.auth.security import EXTERNAL_WORK, JOBS_READ
 from leasehold.api.process.metrics import CONNECTIONS
-from leasehold.client import external
+from leasehold.client import ClientError, external
 from leasehold.client.external import ExternalWorker, Refused, Task
 from leasehold.db.database import Connection, connect
 from leasehold.domain.errors import Cancelled, Permanent, Retryable
@@ -625,6 +625,18 @@ async def test_the_reference_client_works_fails_and_stops_as_it_should(
         await client.post(f"/v1/runs/{stopped}/cancel")
         await working
         assert (await client.look(stopped))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [("jobs.example.com", "lh_x_y"), ("localhost:1", "lh_x_y"), ("http://127.0.0.1:1", "lh_x_y\n"),
+     ("http://127.0.0.1:1", "lh_x_y "), ("http://127.0.0.1:1\n", "lh_x_y")],
+)  # fmt: skip
+def test_a_worker_with_a_url_or_a_key_that_no_request_can_hold_is_refused_as_a_client_is(url: str, key: str) -> None:
+    """It waited for ever, as if the API did not answer."""
+    with pytest.raises(ClientError, match="the API") as refused:
+        ExternalWorker(url, key, queues=["reports"])
+    assert "lh_x_y" not in str(refused.value)
 
 
 class Odd(Exception):
