@@ -70,7 +70,7 @@ export class JobFailed extends Error {
 export class Leasehold {
     /**
      * `timeout`: for how many seconds a request is tried again while the API does not answer (503, a lost connection) or has
-     * no room (429).
+     * no room (429). Throws TypeError for a URL or a key that no request can hold.
      * @param {{ url: string, key: string, timeout?: number, fetch?: typeof globalThis.fetch }} options
      */
     constructor({ url, key, timeout, fetch }: {

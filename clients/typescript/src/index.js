@@ -80,13 +80,16 @@ export class Leasehold {
 
   /**
    * `timeout`: for how many seconds a request is tried again while the API does not answer (503, a lost connection) or has
-   * no room (429).
+   * no room (429). Throws TypeError for a URL or a key that no request can hold.
    * @param {{ url: string, key: string, timeout?: number, fetch?: typeof globalThis.fetch }} options
    */
   constructor({ url, key, timeout = 60, fetch = globalThis.fetch }) {
     if (!url || !key) throw new TypeError("new Leasehold({ url, key }) needs the URL of the API and an API key");
     this.#url = url.replace(/\/+$/, "");
-    this.#key = key;
+    this.#key = key.trim();
+    checkAddress(this.#url);
+    // The error of `fetch` would show the key.
+    if (!/^[!-~]+$/.test(this.#key)) throw new TypeError("the API key has characters that no key has: copy the whole key");
     this.#timeout = timeout * 1000;
     this.#fetch = fetch;
   }
@@ -455,6 +458,16 @@ class Tries {
     const stopped = /[.!?]$/.test(reason) ? reason : `${reason}.`;
     return new Unavailable(`No answer for ${this.#timeout / 1000} s: ${stopped}${hint}`, this.#key);
   }
+}
+
+/**
+ * Throws TypeError for a URL that `fetch` never sends to: fetch throws the same error for it as for a lost connection.
+ * @param {string} url
+ */
+function checkAddress(url) {
+  const { protocol, username, password } = new URL(`${url}/`);
+  if (protocol !== "http:" && protocol !== "https:") throw new TypeError("the API's URL must begin with http:// or https://");
+  if (username || password) throw new TypeError("the API's URL must have no user and no password: the key is enough");
 }
 
 /**
