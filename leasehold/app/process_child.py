@@ -1,9 +1,9 @@
 """The program that runs `process=True` tasks in a separate process. A worker starts it, and sends it one call at a
 time.
 
-`python -m leasehold.app.process_child FD PARENT`. FD: the file descriptor of the channel to the worker. PARENT: the
-worker's process id. The program has the worker's environment, disk and network. At the time limit the worker kills it
-with all processes that it started.
+`python -m leasehold.app.process_child FD PARENT PATH...`. FD: the file descriptor of the channel to the worker. PARENT:
+the worker's process id. PATH: an entry of the worker's `sys.path`. The program has the worker's environment, disk and
+network. At the time limit the worker kills it with all processes that it started.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ def main() -> None:
     die_with(parent)  # the kernel then kills this process when the worker ends
     signal.signal(signal.SIGTERM, _Stop.on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:] = sys.argv[3:]  # the worker's
     import_from_current_folder()
     Thread.start = _start_in_call  # type: ignore[assignment,method-assign]
     with socket.socket(fileno=descriptor) as channel:

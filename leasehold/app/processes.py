@@ -19,6 +19,7 @@ from leasehold.app.process_frames import HEAD, NO_CALL, CallOfProcess, FailedInP
 from leasehold.domain.errors import Cancelled, ChildCrashed, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.exits import describe_exit
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.import_path import import_path
 from leasehold.telemetry import child_logs
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Process:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "leasehold.app.process_child", str(child_end.fileno()), str(os.getpid()),
+                *import_path(),
                 pass_fds=(child_end.fileno(),), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         finally:

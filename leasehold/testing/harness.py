@@ -25,6 +25,7 @@ from leasehold.db.database import Connection, connected
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.params import params_of_json
 from leasehold.runtime import failpoints
+from leasehold.runtime.import_path import import_path
 from leasehold.schedules.declared import reconcile
 from leasehold.settings import Settings, as_variables, servers_of_database
 from leasehold.testing.server import TestServer
@@ -173,7 +174,7 @@ class TestApp:
             "LEASEHOLD_PIPELINES": source_of(self.app),
             "LEASEHOLD_FAILPOINTS": f"{point}:kill",
             "LEASEHOLD_WORK_DIR": folder,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONPATH": os.pathsep.join(import_path()),
         }  # fmt: skip
 
     # --- what the test arranges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.testing.harness import TestApp
 from leasehold.testing.server import TestServer
+from leasehold.worker.sandbox import landlock
 from tests.app import kit_main, kit_parts
 from tests.app.kit_shop import Order, add, charge, checkout, measure, nightly, send_receipt
 from tests.support.now import now
@@ -120,6 +122,18 @@ def test_an_isolated_task_runs_in_its_child(leasehold_app: TestApp) -> None:
     assert run.result() == 4
     with pytest.raises(DeclarationError, match="isolated"):
         leasehold_app.fail_next(measure, ValueError("no"))
+
+
+def test_a_task_in_a_process_of_its_own_is_found_where_the_test_finds_it(
+    leasehold_apps: Callable[[App], TestApp],
+) -> None:
+    """It failed with `task_not_found`. It gets no variable by that, and in the sandbox no file beside the code."""
+    elsewhere = importlib.import_module("kit_elsewhere")
+    test_app = leasehold_apps(elsewhere.app)
+    in_process, in_sandbox = elsewhere.variables.submit(), elsewhere.reads_secret.submit()
+    test_app.drain()
+    assert in_process.result().get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+    assert in_sandbox.result() == (landlock.version() == 0)
 
 
 def test_an_error_that_is_never_retried_is_not(leasehold_app: TestApp) -> None:

@@ -19,11 +19,33 @@ from leasehold.testing.server import TestServer
 from tests.support.databases import Databases
 
 ROOT = Path(__file__).parents[2]
+#: The app of kit_sample.py that only pytest's own `pythonpath` finds.
+ELSEWHERE = """
+import os
+from pathlib import Path
+from leasehold import App
+
+app = App("elsewhere")
+
+@app.task(process=True)
+def variables() -> dict[str, str]:
+    return dict(os.environ)
+
+@app.task(isolated=True)
+def reads_secret() -> bool:
+    try:
+        return bool(Path(__file__).with_name(".env").read_text())
+    except PermissionError:
+        return False
+"""
 
 
 async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, tmp_path: Path) -> None:
     """On the run's PostgreSQL: starting one is tested in tests/embedded."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\nleasehold_app = tests.app.kit_shop:app\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nleasehold_app = tests.app.kit_shop:app\npythonpath = src\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/kit_elsewhere.py").write_text(ELSEWHERE)
+    (tmp_path / "src/.env").write_text("SECRET=1")
     command = [sys.executable, "-m", "pytest", str(ROOT / "tests/app/kit_sample.py"), "-q", "-p", "no:cacheprovider"]
     plugin = [] if _is_installed() else ["-p", "leasehold.testing.plugin"]
     process = await asyncio.create_subprocess_exec(
@@ -32,7 +54,7 @@ async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, t
         env={**os.environ, "LEASEHOLD_TEST_DATABASE_URL": postgres.url, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     output = (await process.communicate())[0].decode()
-    assert re.search(r"^16 passed in", output, re.MULTILINE), output[-6000:]
+    assert re.search(r"^17 passed in", output, re.MULTILINE), output[-6000:]
 
 
 @pytest.mark.parametrize("free", [512 * MIB - 1, 512 * MIB])

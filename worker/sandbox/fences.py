@@ -201,7 +201,9 @@ def _name_of(mechanisms: Sequence[str]) -> str:
 
 def import_roots() -> list[Path]:
     """The folders on `sys.path`. Children may list them, because the import system does."""
-    return [Path(entry or ".").resolve() for entry in sys.path if Path(entry or ".").is_dir()]
+    entries = [entry or "." for entry in sys.path]
+    # Path.is_dir raises an error where this user may not look: there Python finds nothing, and goes on.
+    return [Path(entry).resolve() for entry in entries if os.path.isdir(entry)]  # noqa: PTH112
 
 
 def importable(packages: set[str]) -> list[Path]:

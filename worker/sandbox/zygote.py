@@ -29,6 +29,7 @@ def main() -> None:
     fences.close_descriptors(options.control)  # all except `control` and the standard ones
     os.umask(0o077)
     control = socket.socket(fileno=options.control)
+    sys.path[:] = options.import_path
     try:
         registry = Pipelines.from_source(options.source)
         packages = _packages(options.source, registry[options.pipeline].module)  # the code that children may read
@@ -55,6 +56,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--parent", type=int, required=True, help="the process id to die with")
     parser.add_argument("--source", required=True, help="module:callable that returns the registry of pipelines")
     parser.add_argument("--work-dir", type=Path, required=True, help="the folder with the directories of all runs")
+    parser.add_argument("--import-path", action="append", required=True, help="an entry of the worker's sys.path")
     parser.add_argument("pipeline", help="whose handlers to load")
     return parser.parse_args()
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.runtime.exits import describe_exit
+from leasehold.runtime.import_path import import_path
 from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 from leasehold.worker.sandbox.child_process import ChildProcess, hung_up, kill_child
@@ -65,7 +66,8 @@ class Recipe:
         return [
             sys.executable, "-B", "-P", "-m", "leasehold.worker.sandbox.zygote",
             "--control", str(control_fd), "--parent", str(os.getpid()),
-            "--source", self.source, "--work-dir", str(self.work_dir), "--", self.pipeline,
+            "--source", self.source, "--work-dir", str(self.work_dir),
+            *(f"--import-path={entry}" for entry in import_path()), "--", self.pipeline,
         ]  # fmt: skip
 
 

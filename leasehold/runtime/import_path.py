@@ -1,0 +1,25 @@
+"""Where Python finds modules, for the processes that this process starts: they must find the same code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def import_path() -> list[str]:
+    """The `sys.path` of this process, for that of a process that it starts. A program or pytest may have added folders,
+    which no variable of the environment names.
+
+    Folders and archives are absolute. An entry that is neither may be the name of an import hook, and stays as it is.
+    The entry for the current folder is left out: a process adds its own, after the installed packages.
+
+    As a PYTHONPATH these entries would also reach the programs that the process starts, even those of another Python.
+    """
+    entries: list[object] = [*sys.path]  # Python skips an entry that is no text, such as a Path
+    texts = [entry for entry in entries if isinstance(entry, str) and entry]
+    return [str(Path(entry).absolute()) if _exists(entry) else entry for entry in texts]
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises an error where this user may not look
