@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from time import monotonic
 from typing import Any, NoReturn, Self
 from uuid import uuid4
 
@@ -352,15 +353,22 @@ class ExternalWorker:
                 return
 
     async def _send_heartbeats(self, task: Task) -> None:
+        """Begin a heartbeat every third of the lease, until the lease is lost. One without an answer within a third is
+        given up: the next one may reach another process of the API.
+        """
+        third = self._lease_seconds / 3
+        due = monotonic() + third
         while True:
-            await asyncio.sleep(self._lease_seconds / 3)
+            await asyncio.sleep(due - monotonic())
+            due = monotonic() + third
             try:
-                answer = await task.post("heartbeat", lease_seconds=self._lease_seconds)
+                async with asyncio.timeout(third):
+                    answer = await task.post("heartbeat", lease_seconds=self._lease_seconds)
                 task.cancelled = bool(answer["cancel_requested"])
             except LeaseLost:
                 task.lost = True
                 return
-            except (httpx2.HTTPError, Refused):
+            except (httpx2.HTTPError, TimeoutError, Refused):
                 continue  # try again: the lease may last longer than the outage
 
     async def _request(self, path: str, **body: Any) -> dict[str, Any]:

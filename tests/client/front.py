@@ -11,6 +11,7 @@ import httpx2
 from leasehold.runtime.gather import cancel_and_wait
 
 #: "lose": the API does the request, and its answer is lost. "break": the connection ends before the API has it.
+#: "silent": the connection stays, the API does not get the request, and no answer comes.
 QUIET_SECONDS = 0.8
 REFUSALS = {
     "503": (503, b'{"code":"database_unavailable","detail":"away"}', "0"),
@@ -57,6 +58,9 @@ class Front:
         self.bodies.append(body)
         failure = self.failures.pop(0) if self.failures else None
         if failure == "break":
+            return
+        if failure == "silent":
+            await reader.read()  # until the client closes the connection
             return
         if failure in REFUSALS:
             status, content, retry_after = REFUSALS[failure]

@@ -277,3 +277,41 @@ async def test_a_worker_that_stops_waits_five_seconds_for_an_api_that_does_not_a
     async with asyncio.timeout(SECONDS):
         out = await evaluated(STOPS)
     assert out == b"works true claim logs release\n"
+
+
+#: A worker whose first heartbeat gets no answer. Prints whether its pauses before the first two are short.
+BEATS = f"""
+import {{ ExternalWorker }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+const later = setTimeout;
+const pauses = [];
+globalThis.setTimeout = (act, milliseconds) => {{
+  if (milliseconds <= 100) pauses.push(milliseconds); // the other pauses are longer
+  return later(act, milliseconds);
+}};
+setInterval(() => {{}}, 1000); // as a socket would: the timer of AbortSignal.timeout does not keep Node alive
+const claim = {{ task_id: "1", step: "made", files: [], epoch: 1 }};
+let beats = 0;
+let renewed;
+const isRenewed = new Promise((resolve) => (renewed = resolve));
+const silentOnce = {{
+  async request(_method, path, {{ signal }}) {{
+    if (path.endsWith("/claim")) return {{ tasks: [claim] }};
+    if (!path.endsWith("/heartbeat")) return {{}};
+    beats += 1;
+    if (beats === 1) await new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+    renewed();
+    return {{ cancel_requested: false }};
+  }},
+}};
+const worker = new ExternalWorker(silentOnce, {{ queues: ["q"], leaseSeconds: 0.3 }});
+await worker.workOnce(() => isRenewed);
+console.log(...pauses.slice(0, 2).map((pause) => pause < 50));
+process.exit();
+"""
+
+
+async def test_after_a_heartbeat_that_nobody_answers_the_next_one_goes_at_once() -> None:
+    """It went a third of the lease later, when the lease had passed."""
+    async with asyncio.timeout(SECONDS):
+        out = await evaluated(BEATS)
+    assert out == b"false true\n"

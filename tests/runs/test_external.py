@@ -744,6 +744,33 @@ async def test_an_external_worker_settles_through_an_outage_and_a_refused_heartb
     assert len(calls) == 1
 
 
+async def test_a_heartbeat_that_nobody_answers_does_not_cost_the_lease(
+    client: Client, running: Running, rows: Connection, template: str
+) -> None:
+    """One process of the API stands still, and others answer. The worker waited for it until the lease had passed."""
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async with fronting(running.url) as front:
+
+        async def handle(task: Task) -> dict[str, Any]:
+            front.failures = ["silent"]
+            renewed = "SELECT lease_until > $2 FROM task WHERE id = $1 AND status = 'running'"
+            first_until = await rows.fetchval("SELECT lease_until FROM task WHERE id = $1", UUID(task.id))
+            while not await rows.fetchval(renewed, UUID(task.id), first_until):
+                await sweeps.expire_leases(rows, [], 5)
+                task.checkpoint()
+                await asyncio.sleep(0.05)
+            assert front.failures == []
+            return {"done": True}
+
+        run = await client.start(template)
+        async with ExternalWorker(front.url, key.text, queues=["reports"], lease_seconds=5.0) as outside:
+            async with asyncio.timeout(20):
+                assert await outside.work_once(handle, wait=5)
+    assert (await client.look(run))["result"] == {"outside": {"done": True}}
+    assert await rows.fetchval("SELECT losses FROM task WHERE job_id = $1 AND step = 'outside'", UUID(run)) == 0
+
+
 async def test_a_task_that_is_given_back_costs_no_attempt(client: Client, rows: Connection) -> None:
     steps = [{"id": "outside", "queue": "reports", "retry": {"max_attempts": 1}}]
     assert (await client.post("/v1/templates", type="once", steps=steps)).status_code == 201

@@ -485,14 +485,18 @@ export class ExternalWorker {
   }
 
   /**
+   * Begin a heartbeat every third of the lease, until the lease is lost. One without an answer within a third is given up:
+   * the next one may reach another process of the API.
    * @param {Task} task
    * @param {AbortSignal} settled
    */
   async #beat(task, settled) {
     const between = Math.round((this.#leaseSeconds * 1000) / 3);
+    let due = performance.now() + between;
     for (;;) {
-      await pause(between, settled);
+      await pause(Math.max(0, due - performance.now()), settled);
       if (settled.aborted) return;
+      due = performance.now() + between;
       try {
         const signal = AbortSignal.timeout(between);
         const answer = await task.post("heartbeat", { lease_seconds: this.#leaseSeconds }, { signal });
