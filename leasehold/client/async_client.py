@@ -14,6 +14,7 @@ import httpx2
 
 from leasehold.client import calls, models
 from leasehold.client.calls import Call, Feed, Id, Listing
+from leasehold.client.errors import ApiError
 from leasehold.client.following import Following
 from leasehold.client.requests import (
     DIRECT,
@@ -225,10 +226,24 @@ class AsyncClient:
         call = call.with_key()
         tries = self._tries(call)
         while True:
-            outcome = await self._try(call, form, tries)
+            try:
+                outcome = await self._try(call, form, tries)
+            except ApiError as refusal:
+                if not tries.have_done(refusal):
+                    raise
+                return await self._result_of_done(call, refusal)
             if not isinstance(outcome, float):
                 return parse_answer(call, outcome)
             await asyncio.sleep(outcome)
+
+    async def _result_of_done(self, call: Call[T], refusal: ApiError) -> T:
+        """The result of a call that an earlier try has done. Raises `refusal` if the API does not say the result."""
+        if call.read_done is None:
+            return call.parse(None)
+        try:
+            return await self.send(call.read_done)
+        except ApiError:  # such as for a key that may change the job, and may not read it
+            raise refusal from None
 
     def _tries(self, call: Call[Any]) -> Tries:
         return Tries(call, str(self._http.base_url), self._timeout)

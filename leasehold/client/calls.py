@@ -32,7 +32,9 @@ class Call(Generic[T]):
 
     `parse`: makes the result from the JSON of the answer. `files`: (field, path) of each file of the form. `keyed`: the
     API accepts an idempotency key, and does nothing twice with the same `key`. `idempotent`: the request may be
-    repeated without a key.
+    repeated without a key. `done_code`: the code with which the API refuses a repetition if an earlier try has done the
+    request; None: it answers each repetition as the first try. `read_done`: then reads the result; None: an answer
+    without content is the result.
     """
 
     method: str
@@ -46,6 +48,8 @@ class Call(Generic[T]):
     keyed: bool = False
     idempotent: bool = False
     key: str | None = None
+    done_code: str | None = None
+    read_done: Call[T] | None = None
 
     def with_key(self) -> Call[T]:
         """The call with an idempotency key, if the API accepts one: the caller's own key, or a new one if that is None.
@@ -246,9 +250,19 @@ def explain(job_id: Id) -> Call[models.Explanation]:
 
 def cancel(job_id: Id, reason: str = "") -> Call[models.JobAfterAction]:
     """Ask a job of any kind to stop."""
-    body = {"reason": reason}
+
+    def parse(job: Any) -> models.JobAfterAction:
+        return models.JobAfterAction(id=job["id"], status=job["status"])
+
+    path = f"/v1/jobs/{path_part(job_id)}"
     return Call(
-        "POST", f"/v1/jobs/{path_part(job_id)}/cancel", models.JobAfterAction.model_validate, body=body, idempotent=True
+        "POST",
+        f"{path}/cancel",
+        models.JobAfterAction.model_validate,
+        body={"reason": reason},
+        idempotent=True,
+        done_code="resource_invalid_state",
+        read_done=_get(path, parse),
     )
 
 
@@ -260,7 +274,8 @@ def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = No
 
 def delete(job_id: Id) -> Call[models.JobAfterAction | None]:
     """Delete a job with its objects. Returns None, or the job if its running steps must stop before it is deleted."""
-    return Call("DELETE", f"/v1/jobs/{path_part(job_id)}", _job_after_action_or_none, idempotent=True)
+    path = f"/v1/jobs/{path_part(job_id)}"
+    return Call("DELETE", path, _job_after_action_or_none, idempotent=True, done_code="job_deleted")
 
 
 def _job_after_action_or_none(answer: Any) -> models.JobAfterAction | None:

@@ -46,12 +46,14 @@ class Tries:
         self._deadline = monotonic() + seconds
         self._failures = 0
         self._has_changed_cell = False
+        self._may_be_done = False  # whether the API may have got an earlier try
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable if no try may follow."""
         if not (self._call.repeatable or isinstance(error, _NOT_SENT)):
             reason = str(error) or type(error).__name__
             raise Unavailable(self._url, seconds=None, reason=reason, key=self._call.key, may_be_done=True) from error
+        self._may_be_done |= not isinstance(error, _NOT_SENT)
         pause = self._pause_before_next_try(None)
         if pause is None:
             raise self._unavailable(str(error) or type(error).__name__) from error
@@ -77,12 +79,17 @@ class Tries:
         api_error = ApiError(answer.status_code, problem or {"detail": self._unexplained}, self._call.key)
         if not is_busy and not (is_away and self._call.repeatable):
             raise api_error
+        self._may_be_done |= is_away  # a proxy lost the answer, or the API its connection to the database
         pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
         if pause is not None:
             return pause
         if is_away:
             raise self._unavailable(str(api_error))
         raise api_error
+
+    def have_done(self, refusal: ApiError) -> bool:
+        """Whether the API refuses this try because an earlier one, whose answer was lost, has done the request."""
+        return self._may_be_done and refusal.code == self._call.done_code
 
     @classmethod
     def of_upload(cls, call: Call[None], seconds: float) -> Tries:

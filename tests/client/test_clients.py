@@ -16,6 +16,7 @@ import orjson
 import pytest
 
 from leasehold.api.app import make_app
+from leasehold.api.auth.security import JOBS_OPERATE, RUNS_WRITE
 from leasehold.client import ApiError, AsyncClient, Client, ClientError, RunFailed, Unavailable, calls, models
 from leasehold.client.calls import Call
 from leasehold.db.database import Connection
@@ -251,6 +252,43 @@ async def test_a_job_is_explained_cancelled_and_deleted(api: Either, maker: Make
     with pytest.raises(ApiError) as raised:
         await api.do("get_job", made.id)
     assert (raised.value.status, raised.value.code) == (410, "job_deleted")
+
+
+async def test_a_cancel_or_a_delete_whose_answer_was_lost_has_succeeded(
+    api: Either, front: Front, outside: str
+) -> None:
+    """The client repeats it by itself, and the API refuses the repetition."""
+    made = await api.do("submit", outside)
+    front.failures = ["lose", "503"]
+    cancelled = await api.do("cancel", made.id, "enough")
+    assert cancelled == models.JobAfterAction(id=made.id, status="cancelled")
+    for failures in ([], ["429"]):
+        front.failures = failures
+        with pytest.raises(ApiError) as raised:
+            await api.do("cancel", made.id)
+        assert (raised.value.status, raised.value.code) == (409, "resource_invalid_state")
+    front.failures = ["lose"]
+    assert await api.do("delete", made.id) is None
+    with pytest.raises(ApiError) as raised:
+        await api.do("delete", made.id)
+    assert (raised.value.status, raised.value.code) == (410, "job_deleted")
+    front.failures = ["lose"]
+    with pytest.raises(ApiError) as raised:
+        await api.do("cancel", made.id)
+    assert raised.value.code == "job_deleted"
+
+
+async def test_a_cancel_whose_answer_was_lost_is_refused_if_the_key_may_not_read_the_job(
+    api: Either, front: Front, outside: str, rows: Connection
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="operator", scopes=[JOBS_OPERATE, RUNS_WRITE])
+    made = await api.do("submit", outside)
+    async with AsyncClient(front.url, key.text) as operator:
+        front.failures = ["lose"]
+        with pytest.raises(ApiError) as raised:
+            await operator.cancel(made.id)
+    assert raised.value.code == "resource_invalid_state"
+    assert (await api.do("get_job", made.id)).status == "cancelled"
 
 
 async def test_dead_letters_are_listed_grouped_and_replayed(api: Either, maker: Maker) -> None:

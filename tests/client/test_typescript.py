@@ -144,6 +144,35 @@ async def test_node_submits_follows_and_reads_whatever_the_network_does(
     assert await rows.fetchval("SELECT count(*) FROM run") == before + 121 - 1
 
 
+#: Cancels a job and deletes it, each twice.
+ENDS = f"""
+import {{ Leasehold }} from "{FOLDER / "src/index.js"}";
+const [url, key, job] = process.argv.slice(1);
+const leasehold = new Leasehold({{ url, key }});
+const said = (call) => call.catch((error) => error.code);
+console.log(JSON.stringify(await said(leasehold.cancel(job))));
+console.log(await said(leasehold.cancel(job)));
+console.log(await said(leasehold.delete(job)));
+console.log(await said(leasehold.delete(job)));
+"""
+
+
+@needs_node
+async def test_a_cancel_or_a_delete_whose_answer_was_lost_has_succeeded(
+    maker: Maker, running: Running, rows: Connection
+) -> None:
+    """The client repeats it by itself, and the API refuses the repetition."""
+    job_id = await maker.make("run")
+    key = await create_key(rows, tenant_id="acme", client_id="node", scopes=sorted(TENANT_SCOPES))
+    async with fronting(running.url) as front, asyncio.timeout(60):
+        front.failures = ["lose", "503", "pass", "pass", "429", "pass", "lose"]
+        out = await evaluated(ENDS, front.url, key.text, str(job_id))
+        assert front.failures == []
+    cancelled, *others = out.decode().splitlines()
+    assert json.loads(cancelled) == {"id": str(job_id), "status": "cancelled"}
+    assert others == ["resource_invalid_state", "null", "job_deleted"]
+
+
 @pytest.mark.parametrize("name", ["package.json", "tsconfig.json"])
 def test_its_manifests_are_json(name: str) -> None:
     assert json.loads((FOLDER / name).read_text())

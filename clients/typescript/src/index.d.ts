@@ -204,7 +204,7 @@ export class Leasehold {
     }): AsyncGenerator<Chunk, void>;
     /**
      * Send a request, and again while that may help. `keyed`: the API knows an idempotency key for it; `safe`: it may be
-     * repeated without one.
+     * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try.
      * @param {string} method
      * @param {string} path
      * @param {RequestOptions} [options]
@@ -253,4 +253,13 @@ export type RequestOptions = {
     key?: string;
     headers?: Record<string, string>;
     signal?: AbortSignal;
+    done?: Done;
+};
+/**
+ * `code`: with this code the API refuses a repetition if an earlier try has done the request. `read`: what the request then
+ * resolves with.
+ */
+export type Done = {
+    code: string;
+    read: () => Promise<any>;
 };

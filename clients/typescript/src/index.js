@@ -19,7 +19,12 @@
  * @typedef {{ event: "chunk" | "restart" | "cut", step: string, attempt: number, epoch: number, n?: number, chunk?: unknown }} Chunk
  */
 /** @typedef {{ key?: string }} Keyed */
-/** @typedef {{ query?: Record<string, string | number | boolean | undefined>, body?: unknown, keyed?: boolean, safe?: boolean, key?: string, headers?: Record<string, string>, signal?: AbortSignal }} RequestOptions */
+/** @typedef {{ query?: Record<string, string | number | boolean | undefined>, body?: unknown, keyed?: boolean, safe?: boolean, key?: string, headers?: Record<string, string>, signal?: AbortSignal, done?: Done }} RequestOptions */
+/**
+ * `code`: with this code the API refuses a repetition if an earlier try has done the request. `read`: what the request then
+ * resolves with.
+ * @typedef {{ code: string, read: () => Promise<any> }} Done
+ */
 
 const ENDED = new Set(["succeeded", "failed", "cancelled", "expired"]);
 const AWAY = new Set([502, 503, 504]);
@@ -166,7 +171,12 @@ export class Leasehold {
    * @returns {Promise<JobAfterAction>}
    */
   cancel(id, reason = "") {
-    return this.request("POST", `/v1/jobs/${encodeURIComponent(id)}/cancel`, { body: { reason }, safe: true });
+    const read = async () => {
+      const job = await this.get(id);
+      return { id: job.id, status: job.status };
+    };
+    const done = { code: "resource_invalid_state", read };
+    return this.request("POST", `/v1/jobs/${encodeURIComponent(id)}/cancel`, { body: { reason }, safe: true, done });
   }
 
   /**
@@ -184,7 +194,8 @@ export class Leasehold {
    * @returns {Promise<JobAfterAction | null>}
    */
   delete(id) {
-    return this.request("DELETE", `/v1/jobs/${encodeURIComponent(id)}`, { safe: true });
+    const done = { code: "job_deleted", read: async () => null };
+    return this.request("DELETE", `/v1/jobs/${encodeURIComponent(id)}`, { safe: true, done });
   }
 
   /**
@@ -250,7 +261,7 @@ export class Leasehold {
 
   /**
    * Send a request, and again while that may help. `keyed`: the API knows an idempotency key for it; `safe`: it may be
-   * repeated without one.
+   * repeated without one. `done`: how the API answers a repetition of what is done, if not as the first try.
    * @param {string} method
    * @param {string} path
    * @param {RequestOptions} [options]
@@ -261,7 +272,14 @@ export class Leasehold {
     const send = this.#sender(method, path, { ...options, key });
     const tries = new Tries(this.#timeout, Boolean(options.keyed || options.safe), key, options.signal);
     for (;;) {
-      const answer = await tries.judge(() => send(withTimeout(options.signal)));
+      let answer;
+      try {
+        answer = await tries.judge(() => send(withTimeout(options.signal)));
+      } catch (error) {
+        if (!options.done || !tries.mayBeDone || !(error instanceof ApiError) || error.code !== options.done.code) throw error;
+        // A key that may change the job may not read it: then the refusal is all that the API says.
+        return options.done.read().catch((unread) => Promise.reject(unread instanceof ApiError ? error : unread));
+      }
       const outcome = typeof answer === "number" ? answer : await tries.read(answer);
       if (typeof outcome !== "number") return outcome;
       await sleep(outcome);
@@ -363,6 +381,8 @@ export class Leasehold {
 
 /** The tries of one request. */
 class Tries {
+  /** Whether the API may have got an earlier try. */
+  mayBeDone = false;
   #failed = 0;
   #timeout;
   #repeatable;
@@ -403,6 +423,7 @@ class Tries {
     const early = answer.status === 429 || (answer.status === 409 && refused.code === "idempotency_key_in_flight");
     const away = AWAY.has(answer.status) && this.#repeatable;
     if (!early && !away) throw refused;
+    this.mayBeDone ||= away; // a proxy lost the answer, or the API its connection to the database
     const pause = this.#pause(Number(answer.headers.get("Retry-After") ?? 0) * 1000 || 0);
     if (pause !== undefined) return pause;
     throw away ? this.#unavailable(refused.message) : refused;
@@ -440,6 +461,7 @@ class Tries {
     // request so when a refusal comes before the body was sent.
     const cause = /** @type {{ cause?: { code?: string }, message?: string }} */ (error ?? {});
     const unsent = UNSENT.has(cause.cause?.code ?? "");
+    this.mayBeDone ||= !unsent;
     const pause = this.#repeatable || unsent ? this.#pause(0) : undefined;
     if (pause === undefined) throw this.#unavailable(cause.message ?? "the connection was lost");
     return pause;
