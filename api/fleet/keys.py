@@ -169,7 +169,8 @@ async def make_key(
     "/keys/{prefix}/rotate",
     operation_id="rotateKey",
     summary="Make a key's successor; the answer alone has its secret",
-    description="The same owner, scopes, quotas and end. The old key stops after the overlap.",
+    description="The same owner, scopes, quotas and end. The old key stops after the overlap. A key that was rotated "
+    "before ends with its first overlap, and a second successor ends with it: `expires_at` in the answer says when.",
     status_code=201,
     responses=problems(_MISSING | _REFUSED),
 )
@@ -192,7 +193,7 @@ async def make_successor(
         key = await keys.rotate(
             connection, caller.actor, prefix, overlap, at_most, tenant_of(caller), cell=cell, seed=seed
         )
-    return {"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}
+    return {"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"], "expires_at": key.expires_at}
 
 
 @router.post(

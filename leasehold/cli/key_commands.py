@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from leasehold.cli.answers import AsJson
 from leasehold.cli.running import environment_or_dev, run_or_exit
-from leasehold.cli.terminal import print_answer, print_json, print_table, to_the_minute
+from leasehold.cli.terminal import print_answer, print_json, print_line, print_table, to_the_minute
 from leasehold.security.roles import NAMES
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list, rotate, expire and revoke API keys.")
@@ -96,11 +97,15 @@ def rotate(
     ] = "24h",  # type: ignore[assignment]  # typer parses the default, too
     as_json: AsJson = False,
 ) -> None:
-    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap."""
+    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap. A key that
+    was rotated before ends with its first overlap, and a second successor ends with it: the command says when.
+    """
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 
     key = run_or_exit(rotate_one(environment_or_dev(), prefix, overlap))
-    print_answer({"key": key.text, "prefix": key.prefix}, key.text, as_json)
+    print_answer({"key": key.text, "prefix": key.prefix, "expires_at": key.expires_at}, key.text, as_json)
+    if key.expires_at is not None and not as_json:  # to stderr: a script takes the key from stdout
+        print_line(f"The new key ends at {key.expires_at:%Y-%m-%d %H:%M:%S} UTC.", to=Console(stderr=True))
 
 
 @keys.command("expire")

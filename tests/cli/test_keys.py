@@ -76,12 +76,26 @@ async def test_keys_are_listed_by_tenant_without_their_secrets(keys: Keys, rows:
 
 async def test_a_key_is_rotated_and_the_old_one_ends_with_the_overlap(keys: Keys, rows: Connection) -> None:
     old = await keys.create("--expires-in", "90d")
-    new = (await keys.said("rotate", old, "--overlap", "1h"))["prefix"]
+    said = await keys.said("rotate", old, "--overlap", "1h")
+    new = said["prefix"]
+    assert soon(datetime.fromisoformat(said["expires_at"]), timedelta(days=90))
     assert soon(await ends(rows, old), HOUR)
     assert soon(await ends(rows, new), timedelta(days=90))
     newer = (await keys.said("rotate", new))["prefix"]
     assert soon(await ends(rows, new), timedelta(days=1))
     assert newer not in (old, new)
+
+
+async def test_a_rotation_says_when_the_new_key_ends(keys: Keys, rows: Connection) -> None:
+    """That of a key that was rotated before ends with the first overlap."""
+    old = await keys.create()
+    assert (await keys.said("rotate", old, "--overlap", "1h"))["expires_at"] is None
+    again = await keys("rotate", old, "--overlap", "90d")
+    assert again.exit_code == 0, again.output
+    (text,) = again.stdout.split()  # alone, for a script
+    ends_at = await ends(rows, text.split("_")[1])
+    assert soon(ends_at, HOUR)
+    assert f"{ends_at:%Y-%m-%d %H:%M:%S} UTC" in again.stderr
 
 
 async def test_a_key_is_made_to_end_earlier_and_never_later(keys: Keys, rows: Connection) -> None:

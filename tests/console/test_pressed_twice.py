@@ -207,10 +207,12 @@ async def test_a_form_makes_one_key_and_shows_it_at_both_presses(
 
 async def test_a_form_rotates_a_key_once(person: MakePerson, running: Running, rows: Connection) -> None:
     admin = await person(ROLES["admin"])
-    made = await admin.send("/keys/new", client_id="billing", role="viewer")
+    made = await admin.send("/keys/new", client_id="billing", role="viewer", days="30")
     prefix = _KEY.findall(made.text)[0].split("_")[1]
     fields = {"hours": "0", "once": await form_on(admin, "/keys")}  # the old key ends at once
-    texts = {_KEY.findall((await admin.send(f"/keys/{prefix}/rotate", **fields)).text)[0] for _ in range(2)}
+    pages = [(await admin.send(f"/keys/{prefix}/rotate", **fields)).text for _ in range(2)]
+    assert all("It ends <time" in page for page in pages)
+    texts = {_KEY.findall(page)[0] for page in pages}
     assert len(texts) == 1
     async with client_of(running.url, texts.pop()) as billing:
         assert (await billing.get("/v1/jobs")).status_code == 200

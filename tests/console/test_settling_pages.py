@@ -349,6 +349,7 @@ async def test_a_keys_secret_is_shown_once_and_the_key_works(
     page = await admin.see("/keys")
     assert ("billing" in page, text.split("_", 2)[2] in page) == (True, False)
     rotated = await admin.send(f"/keys/{prefix}/rotate", hours="1")
+    assert "It ends <time" in rotated.text
     successor = _KEY.findall(rotated.text)[0].split("_")[1]
     assert f"lh_{successor} has its end set." in await admin.do(f"/keys/{successor}/expire", days="2")
     assert f"lh_{prefix} is revoked." in await admin.do(f"/keys/{prefix}/revoke")

@@ -99,6 +99,7 @@ async def test_an_admin_makes_sees_rotates_expires_and_revokes_a_key(
         assert (listed[made["prefix"]]["role"], listed[made["prefix"]]["scopes"]) == ("viewer", [])
         assert made["key"].split("_", 2)[2] not in str(listed)
         rotated = (await anna.post(f"/v1/keys/{made['prefix']}/rotate", json={"overlap_seconds": 0})).json()
+        assert rotated["expires_at"] == made["expires_at"]
         ended = (await anna.post(f"/v1/keys/{rotated['prefix']}/expire", json={"in_seconds": 60})).json()
         assert (datetime.fromisoformat(ended["expires_at"]) - datetime.now(UTC)).total_seconds() < 120
         assert (await anna.delete(f"/v1/keys/{rotated['prefix']}")).status_code == 204
