@@ -24,6 +24,20 @@ Json: TypeAlias = Mapping[str, Any]
 #: An idempotency key, as the API takes it; and the value of any other header.
 _KEY = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+#: The media types of the pictures that the API takes. What `mimetypes` knows depends on Python and on the system.
+_PICTURE_TYPES = {
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".avif": "image/avif",
+    ".tif": "image/tiff",
+    ".tiff": "image/tiff",
+    ".bmp": "image/bmp",
+    ".heic": "image/heic",
+    ".heif": "image/heif",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +445,8 @@ def workers() -> Listing[models.WorkerInfo]:
 
 def content_type_of(path: Path) -> str:
     """The media type by the ending of the file's name; application/octet-stream if the ending is unknown."""
-    return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    media_type = _PICTURE_TYPES.get(path.suffix.lower()) or mimetypes.guess_type(path.name)[0]
+    return media_type or "application/octet-stream"
 
 
 def upload_ticket(path: Path, content_type: str, *, key: str | None = None) -> Call[models.Ticket]:

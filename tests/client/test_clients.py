@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from leasehold.api.auth.security import JOBS_OPERATE, RUNS_WRITE
 from leasehold.client import ApiError, AsyncClient, Client, ClientError, RunFailed, Unavailable, calls, models
 from leasehold.client.calls import Call
 from leasehold.db.database import Connection
+from leasehold.pipelines.media.kinds import ALLOWED
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import settlements
@@ -395,6 +397,19 @@ async def test_a_picture_is_uploaded_from_its_path_once_whatever_the_network_doe
     await finish_all(rows, str(accepted.media_id))
     assert (await api.do("get_picture", accepted.media_id)).status == "READY"
     assert await rows.fetchval("SELECT count(*) FROM job") == 1
+
+
+@pytest.mark.parametrize("name", [f"a.{ending}" for ending in (*ALLOWED.values(), "jpeg", "tiff", "WEBP")])
+def test_the_type_of_each_picture_that_the_api_takes_is_known_without_the_tables_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Python 3.11 does not know WebP by itself."""
+    monkeypatch.setattr(mimetypes, "guess_type", mimetypes.MimeTypes().guess_type)
+    endings = {ending: content_type for content_type, ending in ALLOWED.items()}
+    endings |= {"jpeg": "image/jpeg", "tiff": "image/tiff"}
+    assert calls.content_type_of(Path(name)) == endings[name.lower().removeprefix("a.")]
+    assert calls.content_type_of(Path("a.txt")) == "text/plain"
+    assert calls.content_type_of(Path("webp")) == "application/octet-stream"
 
 
 @pytest.mark.parametrize("status", [307, 403])
