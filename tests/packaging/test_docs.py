@@ -71,6 +71,22 @@ def test_every_code_of_the_api_is_documented() -> None:
     assert {code for code in raised if f"`{code}`" not in ERRORS} == set()
 
 
+def test_a_code_beside_a_status_is_answered_with_it() -> None:
+    """As in "`too_large`, `image_missing` (422)" and in "409 `lease_lost`"."""
+    statuses: dict[str, set[str]] = {}
+    for code, status in re.findall(r"^\| `([a-z_]+)` \| (\d{3}) \|", ERRORS, re.MULTILINE):
+        statuses.setdefault(code, set()).add(status)
+    codes = r"(`[a-z_]+`(?:(?:,\s+|\s+and\s+|\s+or\s+)`[a-z_]+`)*)"
+    named: list[tuple[str, str, str]] = []
+    for page in PAGES:
+        text = page.read_text()
+        found = [*re.findall(codes + r"\s+\(([45]\d\d)\b", text)]
+        found += [(listed, status) for status, listed in re.findall(r"\b([45]\d\d) " + codes, text)]
+        named += [(page.name, code, status) for listed, status in found for code in re.findall("`(.*?)`", listed)]
+    assert [one for one in named if one[2] not in statuses.get(one[1], {one[2]})] == []
+    assert len(named) > 50
+
+
 def test_every_variable_that_is_named_exists() -> None:
     for page in PAGES:
         named = set(re.findall(r"LEASEHOLD_[A-Z0-9_]+\b(?!\*)", page.read_text()))
