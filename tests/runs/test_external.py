@@ -756,7 +756,7 @@ async def test_a_heartbeat_that_nobody_answers_does_not_cost_the_lease(
             front.failures = ["silent"]
             renewed = "SELECT lease_until > $2 FROM task WHERE id = $1 AND status = 'running'"
             first_until = await rows.fetchval("SELECT lease_until FROM task WHERE id = $1", UUID(task.id))
-            while not await rows.fetchval(renewed, UUID(task.id), first_until):  # no sweep runs beside it: it is not late
+            while not await rows.fetchval(renewed, UUID(task.id), first_until):  # no sweep runs beside it
                 task.checkpoint()
                 await asyncio.sleep(0.05)
             assert front.failures == []
