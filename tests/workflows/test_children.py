@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -10,14 +11,23 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from leasehold.db.database import Connection, connect
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Cancelled
-from leasehold.transitions import jobs, sweeps
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
+from leasehold.settings import Settings
+from leasehold.transitions import concurrency, jobs, limits, sweeps
+from leasehold.transitions.runs import CreatedRuns, NewRun
+from leasehold.transitions.workflows import children
 from leasehold.transitions.workflows.reading import Journal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.context import Context
 from leasehold.workflows.driver import Driver
+from tests.support.lock_waits import until_waiting
 from tests.workflows import shop
 from tests.workflows.conftest import Runs, Start
+from tests.workflows.life import Deaths, Life
 
 
 async def test_a_workflow_waits_for_the_result_of_a_run_of_its_own(runs: Runs, worker_of: Start) -> None:
@@ -151,6 +161,92 @@ async def test_a_cancel_meets_a_workflow_where_it_waits_whatever_became_of_a_run
     await worker_of(workflow_memory=0)
     assert (await runs.ended(run))[0] == "cancelled"
     assert shop.ran == [("undo", "broken")]
+
+
+Started = CreatedRuns | None
+
+
+@pytest.mark.parametrize("commits", [False, True], ids=["before the commit", "after the commit"])
+async def test_a_connection_that_breaks_while_a_run_starts_costs_the_workflow_nothing(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch, *, commits: bool
+) -> None:
+    start, breaks = children.start, iter([True])
+
+    async def breaking(connection: Connection, lease: Lease, call: Call, new: NewRun) -> Started:
+        created = await start(connection, lease, call, new)
+        if next(breaks, False):
+            if commits:
+                await connection.execute("COMMIT")
+            raise ConnectionResetError
+        return created
+
+    monkeypatch.setattr(children, "start", breaking)
+    await worker_of()
+    run = await runs.submit(shop.starts)
+    assert await runs.ended(run) == ("succeeded", "7: 5")
+    assert await runs.connection.fetchval("SELECT count(*) FROM failure") == 0
+    assert await runs.connection.fetchval("SELECT count(*) FROM job") == 2
+    assert next(breaks, None) is None
+
+
+async def test_a_connection_that_breaks_before_a_started_run_is_admitted_costs_the_workflow_nothing(
+    runs: Runs, worker_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leading worker admits the run a little later."""
+    await limits.declare(runs.connection, [shop.checkout.pipeline], ConcurrencyLimit("t", "tenant", at_most=5))
+    admit, breaks = concurrency.admit, iter([True])
+
+    async def breaking(*arguments: Any) -> Any:
+        if next(breaks, False):
+            raise ConnectionResetError
+        return await admit(*arguments)
+
+    monkeypatch.setattr(concurrency, "admit", breaking)
+    await worker_of()
+    run = await runs.submit(shop.starts)
+    assert await runs.ended(run) == ("succeeded", "7: 5")
+    assert await runs.connection.fetchval("SELECT count(*) FROM failure") == 0
+
+
+async def _starting(runs: Runs) -> tuple[UUID, Lease, Call, NewRun]:
+    """A workflow that a worker has claimed, and the call with which it starts a run."""
+    run = await runs.submit(shop.starts)
+    (claimed,) = await Life(runs, False, random.Random(0), Deaths()).due()
+    call = Call("", 1, "start", "checkout", child=new_id())
+    assert call.child is not None
+    return run, claimed.lease, call, shop.checkout.runnable.new_run(call.child, "t", {"order": {"id": 7}}, 3600)
+
+
+async def test_a_start_is_repeated_while_the_commit_of_the_first_try_is_under_way(
+    runs: Runs, settings: Settings
+) -> None:
+    """As when the client's connection breaks during the commit: PostgreSQL ends it, and holds the locks until then."""
+    run, lease, call, new = await _starting(runs)
+    other = await connect(settings, "tests")
+
+    async def again() -> Started:
+        async with other.transaction():
+            return await children.start(other, lease, call, new)
+
+    try:
+        async with runs.connection.transaction():
+            assert (await children.start(runs.connection, lease, call, new) or CreatedRuns([], [])).hints
+            second = asyncio.create_task(again())
+            await until_waiting(runs.connection)
+        assert await second == CreatedRuns([], [])
+    finally:
+        await other.close()
+    assert [row[1:4] for row in await runs.journal(run)] == [(1, "start", "checkout")]
+
+
+async def test_a_cancel_between_two_tries_of_a_start_does_not_take_the_run_from_the_workflow(runs: Runs) -> None:
+    """A replay finds the run in the journal, so the workflow must go on with it now, too."""
+    run, lease, call, new = await _starting(runs)
+    async with runs.connection.transaction():
+        await children.start(runs.connection, lease, call, new)
+    assert await runs.cancel(run) == "cancel_requested"
+    async with runs.connection.transaction():
+        assert await children.start(runs.connection, lease, call, new) == CreatedRuns([], [])
 
 
 class SlowJournal:

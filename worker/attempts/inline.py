@@ -40,7 +40,7 @@ from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inputs import item_of, sources_of
 from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import in_thread, is_plain
-from leasehold.worker.attempts.primary import primary_connection, read_primary
+from leasehold.worker.attempts.primary import on_primary, primary_connection
 from leasehold.worker.attempts.publishing import replacement_rule, writer_of
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.slot import Slot
@@ -176,14 +176,14 @@ class InlineAttempt:
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
     async def value(self, step: str) -> Any:
-        return await self._read(partial(value_of, job_id=self.job_id, step=step))
+        return await self._on_primary(partial(value_of, job_id=self.job_id, step=step))
 
     async def item(self) -> Any:
         return await item_of(self._pool, self._held)
 
     async def joined(self) -> list[Any] | None:
         """The results of the parts that the task has fanned out into. None: it has no parts."""
-        rows = await self._read(
+        rows = await self._on_primary(
             lambda connection: connection.fetch(
                 "SELECT r.value FROM item i LEFT JOIN result r ON r.task_id = i.task_id"
                 " WHERE i.parent_id = $1 ORDER BY i.number",
@@ -239,10 +239,10 @@ class InlineAttempt:
     async def note(self) -> dict[str, Any]:
         if self.lease.epoch == 1:  # no earlier attempt has remembered anything
             return {}
-        return await self._read(partial(note_of, task_id=self.task_id))
+        return await self._on_primary(partial(note_of, task_id=self.task_id))
 
-    async def _read(self, read: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
-        return await read_primary(self._pool, self._held, read)
+    async def _on_primary(self, work: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
+        return await on_primary(self._pool, self._held, work)
 
     async def remember(self, note: Mapping[str, Any], connection: Connection | None = None) -> None:
         _finite(note, "the note")

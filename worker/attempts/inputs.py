@@ -22,7 +22,7 @@ from leasehold.runtime.gather import gather_or_cancel
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions.claims import Claimed
 from leasehold.worker.attempts.output_cache import OutputCache
-from leasehold.worker.attempts.primary import read_primary
+from leasehold.worker.attempts.primary import on_primary
 from leasehold.worker.leases.held_lease import HeldLease
 
 
@@ -50,7 +50,7 @@ async def sources_of(pool: Pool, held: HeldLease, pipeline: Pipeline, step: Step
                 raise Permanent("input_missing", f"the job has no input {name!r}")
             sources.append(Source(name, name, claimed.inputs[name], None))
     if steps := [name for name in step.reads if name not in pipeline.inputs]:
-        artifacts = await read_primary(pool, held, partial(artifacts_of, job_id=claimed.job_id, steps=steps))
+        artifacts = await on_primary(pool, held, partial(artifacts_of, job_id=claimed.job_id, steps=steps))
         sources += [Source(artifact.step, artifact.name, artifact.key, artifact.sha256) for artifact in artifacts]
     _refuse_equal_names(step, sources)
     return sources
@@ -68,7 +68,7 @@ def _refuse_equal_names(step: Step, sources: Sequence[Source]) -> None:
 
 async def item_of(pool: Pool, held: HeldLease) -> Any:
     """The item on which this task works, which is a part of a fan-out."""
-    return await read_primary(
+    return await on_primary(
         pool,
         held,
         lambda connection: connection.fetchval("SELECT value FROM item WHERE task_id = $1", held.lease.task_id),

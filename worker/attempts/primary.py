@@ -1,5 +1,5 @@
-"""Reads for attempts from a server of PostgreSQL that takes writes. A standby may lack the newest rows: an attempt that
-missed a note, an input or a result there would do its work twice, or wrongly.
+"""Reads and writes of attempts, at a server of PostgreSQL that takes writes. A standby may lack the newest rows: an
+attempt that missed a note, an input or a result there would do its work twice, or wrongly.
 
 While no server takes writes, an attempt waits here, as long as its lease is trusted.
 """
@@ -44,14 +44,16 @@ async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Conne
         await pool.release(connection)
 
 
-async def read_primary(pool: Pool, held: HeldLease, read: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
-    """What `read` returns. It is called again if the connection is lost. Raises LeaseLost as `primary_connection`."""
+async def on_primary(pool: Pool, held: HeldLease, work: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
+    """What `work` returns. It is called again if the connection is lost. So a write must be idempotent: PostgreSQL may
+    have committed it, or may commit it still. Raises LeaseLost as `primary_connection`.
+    """
 
-    async def read_once() -> _Answer:
+    async def work_once() -> _Answer:
         async with primary_connection(pool, held) as connection:
-            return await read(connection)
+            return await work(connection)
 
-    return await _while_trusted(held, read_once)
+    return await _while_trusted(held, work_once)
 
 
 async def _while_trusted(held: HeldLease, work: Callable[[], Awaitable[_Answer]]) -> _Answer:

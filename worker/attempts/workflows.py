@@ -20,16 +20,19 @@ from leasehold.db.database import Connection, Pool
 from leasehold.domain.errors import LeaseLost, ObjectMissing
 from leasehold.domain.lease import Lease
 from leasehold.runtime.foreign_errors import contained
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry.outages import DATABASE
 from leasehold.transitions import concurrency
+from leasehold.transitions.runs import CreatedRuns
 from leasehold.transitions.settlements import Suspending
 from leasehold.transitions.workflows import children, reading
 from leasehold.transitions.workflows.reading import Journal, Reading, StoredSignal
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.worker.attempts.journals import Journals
 from leasehold.worker.attempts.plain import is_plain
-from leasehold.worker.attempts.primary import read_primary
+from leasehold.worker.attempts.primary import on_primary
 from leasehold.worker.attempts.slot import Slot
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
@@ -221,13 +224,13 @@ class _Port:
             if not journal.is_cut:
                 return journal
         # Read many rows on another connection, so that no other workflow waits.
-        return await self._from_primary(lambda connection: reading.read(connection, self._lease, places))
+        return await self._on_primary(lambda connection: reading.read(connection, self._lease, places))
 
     async def signal(self, name: str, after: int) -> StoredSignal | None:
-        return await self._from_primary(lambda connection: reading.read_signal(connection, self._lease, name, after))
+        return await self._on_primary(lambda connection: reading.read_signal(connection, self._lease, name, after))
 
-    async def _from_primary(self, read: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
-        return await read_primary(self._workflows.pool, self._held, read)
+    async def _on_primary(self, work: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
+        return await on_primary(self._workflows.pool, self._held, work)
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
@@ -243,19 +246,26 @@ class _Port:
         workflows = self._workflows
         assert record.child is not None
         new_run = call.task.new_run(record.child, self._tenant, call.argument, workflows.keep_seconds)
-        async with workflows.pool.acquire() as connection:
+
+        async def write(connection: Connection) -> CreatedRuns | None:
             async with connection.transaction():
-                created = await children.start(connection, self._lease, record, new_run)
-            if created is None:
-                return False
-            workflows.journals.announce(created.hints)
-            if created.limits:
-                workflows.journals.announce(await concurrency.admit(connection, created.limits))
+                return await children.start(connection, self._lease, record, new_run)
+
+        created = await self._on_primary(write)
+        if created is None:
+            return False
+        workflows.journals.announce(created.hints)
+        if created.limits:
+            try:
+                async with workflows.pool.acquire() as connection:
+                    workflows.journals.announce(await concurrency.admit(connection, created.limits))
+            except TRY_AGAIN as error:  # the run is committed: the duty `admissions` admits it a little later
+                DATABASE.record_error(error, "admitting runs")
         return True
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
         statement = _OUTPUT_OF_RUN if is_run else _OUTPUT_OF_STEP
-        row = await self._from_primary(lambda connection: connection.fetchrow(statement, child, output))
+        row = await self._on_primary(lambda connection: connection.fetchrow(statement, child, output))
         if row is None:
             raise ObjectMissing(f"the step has no output {output}")
         max_bytes = self._workflows.max_result_bytes

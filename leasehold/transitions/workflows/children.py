@@ -26,13 +26,20 @@ from leasehold.transitions.workflows.records import Call, Recording
 #: that could not be cancelled, until they are tried again. `not_in` leaves them out.
 DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
+# This statement only locks. _STARTED runs after it in the same transaction: the commit of an earlier try of the same
+# start may be under way. A statement that waits for the lock keeps its old snapshot, so it would not see what the
+# earlier try has written.
 _LOCK = """
 -- start_lock
-SELECT j.status = 'cancel_requested' AS cancelling,
-       EXISTS (SELECT FROM journal e WHERE e.job_id = j.id AND e.branch = $4 AND e.number = $5) AS started
+SELECT j.id AS job_id, j.status = 'cancel_requested' AS cancelling
 FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3
 FOR UPDATE OF j
+"""
+
+_STARTED = """
+-- start_written
+SELECT EXISTS (SELECT FROM journal e WHERE e.job_id = $1 AND e.branch = $2 AND e.number = $3)
 """
 
 
@@ -43,13 +50,15 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 
     Raises LeaseLost.
     """
-    row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch, call.branch, call.number)
+    row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch)
     if row is None:
         raise LeaseLost
+    # By an earlier try, whose answer was lost. Ask this first: a replay finds the run in the journal, even if the
+    # cancel came after that try.
+    if await connection.fetchval(_STARTED, row["job_id"], call.branch, call.number):
+        return CreatedRuns([], [])
     if row["cancelling"] and call.state == "open":  # a detached call is written as `done`
         return None
-    if row["started"]:  # by an earlier try, whose answer was lost
-        return CreatedRuns([], [])
     answers, _ = await recording.record(connection, [Recording(lease, (call,), row["cancelling"])])
     if not answers[lease.task_id].committed:
         raise LeaseLost
