@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
-from leasehold.transitions import jobs
+from leasehold.transitions import jobs, notes
 from leasehold.transitions.settlements import Completion
 from leasehold.worker.leases.settlement_batcher import Answer, Settlement, SettlementBatcher
 from leasehold.worker.worker import Worker
@@ -134,6 +136,22 @@ async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_t
     assert job["status"] == "succeeded"
     assert await value_of(rows, job, "first") == {"tried": 1}
     assert await value_of(rows, job, "second") == {"said": {"tried": 1}, "nobody": None}
+
+
+async def test_a_connection_that_breaks_while_an_attempt_remembers_costs_it_nothing(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember, breaks = notes.remember, iter([True])
+
+    async def breaking(connection: Connection, lease: Lease, note: Mapping[str, Any]) -> None:
+        await remember(connection, lease, note)
+        if next(breaks, False):
+            raise ConnectionResetError
+
+    monkeypatch.setattr(notes, "remember", breaking)
+    job = await ended(rows, "remember")
+    codes = await rows.connection.fetch("SELECT DISTINCT code FROM failure")
+    assert (job["status"], [row["code"] for row in codes]) == ("succeeded", ["flaky"])
 
 
 @pytest.mark.parametrize(

@@ -249,8 +249,7 @@ class InlineAttempt:
         if connection is not None:
             await notes.remember(connection, self.lease, note)
             return
-        async with self.connection() as own_connection:
-            await notes.remember(own_connection, self.lease, note)
+        await self._on_primary(partial(notes.remember, lease=self.lease, note=note))
 
 
 def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
