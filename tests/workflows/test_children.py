@@ -105,6 +105,36 @@ async def test_a_run_that_failed_and_is_retried_changes_nothing_in_a_workflow_th
     assert (status, results) == ("succeeded", ["broken", "42", "7"])
 
 
+async def test_a_run_that_failed_and_is_retried_is_cancelled_with_its_workflow(runs: Runs, worker_of: Start) -> None:
+    worker = await worker_of(workflow_memory=0)
+    shop.repaired.clear()
+    run = await runs.submit(shop.survives_its_child, 21)
+    await runs.until(run, WAITS_FOR_GO)
+    await worker.__aexit__()
+    child = await _child_of(runs, run)
+    await children.close_calls(runs.connection)
+    await jobs.replay(runs.connection, child, "t")
+    assert await runs.cancel(run) == "cancel_requested"
+    await children.cancel_orphans(runs.connection)
+    assert await jobs.state_of(runs.connection, child) == "cancelled"
+
+
+async def test_a_run_that_is_retried_after_its_workflow_has_failed_is_not_cancelled_with_it(
+    runs: Runs, worker_of: Start
+) -> None:
+    """Even if it is retried before the duty has closed the call with which it was started."""
+    worker = await worker_of(workflow_memory=0)
+    shop.repaired.clear()
+    run = await runs.submit(shop.starts_unreliable, 5)
+    assert (await runs.ended(run))[0] == "failed"
+    await worker.__aexit__()
+    await runs.connection.execute("UPDATE journal SET state = 'open' WHERE job_id = $1 AND kind = 'start'", run)
+    child = await _child_of(runs, run)
+    await jobs.replay(runs.connection, child, "t")
+    assert await children.cancel_orphans(runs.connection) == ([], [], False)
+    assert await jobs.state_of(runs.connection, child) == "queued"
+
+
 async def test_a_workflow_that_failed_with_its_run_reads_the_result_after_both_are_retried(
     runs: Runs, worker_of: Start
 ) -> None:

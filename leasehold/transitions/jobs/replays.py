@@ -45,6 +45,13 @@ WITH locked_jobs AS MATERIALIZED (
     WHERE j.id = ANY($1::uuid[]) AND {_REPLAYABLE}
     ORDER BY j.id
     FOR UPDATE
+), outlived_workflows AS (
+    -- If the workflow that started the job has ended, the duty that cancels the jobs of such workflows
+    -- (workflows/children.py) may not have closed the workflow's call yet. It must not cancel the job that now goes on.
+    UPDATE journal e SET state = 'done'
+    FROM locked_jobs, job AS parent
+    WHERE e.child_id = locked_jobs.id AND e.kind = 'start' AND e.state = 'open'
+      AND parent.id = e.job_id AND {unindexed("parent.finished_at IS NOT NULL")}
 ), revived_steps AS (
     -- The steps that run again.
     UPDATE task t

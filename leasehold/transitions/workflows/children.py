@@ -142,7 +142,9 @@ LIMIT $1
 
 
 # Closes the rows whose runs no workflow waits for any more: all rows of a workflow that succeeded, and otherwise the
-# rows whose run has ended. A row `result` stays open until its workflow has ended, too, or has recorded the result:
+# rows whose run has ended. A row `start` of a run that failed stays open until its workflow has ended, too: the run may
+# be retried (`jobs.replay`), and is then cancelled with its workflow as before. Only a failed run can be retried.
+# A row `result` stays open until its workflow has ended, too, or has recorded the result:
 # while it is open, retention keeps the run (`forgettable_jobs` in sweeps.py), because the workflow's function may run
 # again and read the result again. Rows that are `done` are not in the index of open rows.
 _CLOSE = """
@@ -152,7 +154,7 @@ FROM job child, job parent
 WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_id AND parent.id = e.job_id
   AND CASE WHEN parent.status = 'succeeded' THEN true
            WHEN child.finished_at IS NULL THEN false
-           ELSE e.kind = 'start' OR parent.finished_at IS NOT NULL END
+           ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
 """
 
 

@@ -4,4 +4,4 @@ FROM job child, job parent
 WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_id AND parent.id = e.job_id
   AND CASE WHEN parent.status = 'succeeded' THEN true
            WHEN child.finished_at IS NULL THEN false
-           ELSE e.kind = 'start' OR parent.finished_at IS NOT NULL END
+           ELSE parent.finished_at IS NOT NULL OR (e.kind = 'start' AND child.status <> 'failed') END
