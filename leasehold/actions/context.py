@@ -30,10 +30,12 @@ class Actions:
     opened: Mapping[str, Any]
     before_jobs_go: Sequence[BeforeJobsGo] = ()
 
-    async def dispatch(self, connection: Connection, job_id: UUID) -> list[Announcement]:
+    async def dispatch(self, connection: Connection, job_id: UUID, *, deletes: bool = False) -> list[Announcement]:
         """Write the webhook deliveries about the job's end that are not written yet, and the job's `on_failure` run.
         Call this before the job's row changes again or is deleted, because the deliveries are made from the row.
-        Returns hints (messages that tell workers of due tasks) to publish.
+        `deletes`: the caller deletes the job. If this process lacks the code of a failed job, the job is then left to
+        one that has it, and its row stays until then. Returns hints (messages that tell workers of due tasks) to
+        publish.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:
@@ -46,6 +48,7 @@ class Actions:
             self.kinds.reported_jobs,
             job_id=job_id,
             pipelines=self.templates.pipelines,
+            deletes=deletes,
         )
         return hints
 

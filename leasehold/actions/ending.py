@@ -75,8 +75,8 @@ async def delete(
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
-    # from the job's row, so write them before the job is deleted.
-    effects.hints += await actions.dispatch(connection, job_id)
+    # from the job's row, so write them before the job is deleted. Or leave the row to a process with the job's code.
+    effects.hints += await actions.dispatch(connection, job_id, deletes=True)
     prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is None:  # the job has not ended
         cancel_effects = await cancel(
@@ -87,7 +87,7 @@ async def delete(
         effects.hints += cancel_effects.hints
         # Retention deletes the job once it has ended. If it has ended meanwhile, by the cancel or not, delete it now.
         if await jobs.expire_early(connection, job_id, tenant_id) is not None:
-            effects.hints += await actions.dispatch(connection, job_id)
+            effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)
     if prefix is not None:  # `jobs.delete` has left a tombstone; the job's row goes later
         for hook in actions.before_jobs_go:
@@ -100,7 +100,7 @@ async def delete_together(actions: Actions, connection: Connection, targets: Seq
     for target in targets:
         if target.row["notify"]:  # a webhook or a callback URL waits for the job's end
             # Nobody waits for the hints of the deliveries: the relay publishes them.
-            await actions.dispatch(connection, target.id)
+            await actions.dispatch(connection, target.id, deletes=True)
     deleted_ids = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
     for hook in actions.before_jobs_go:
         await hook(connection, deleted_ids)

@@ -37,8 +37,8 @@ class ReportedJobs:
 # Ended jobs whose deliveries are not written yet. $2 only this job, even if it is set aside; NULL: all that are not set
 # aside. $3 the pipelines of this process; NULL: any. The statement leaves a failed job of another app (its pipeline is
 # `APP.TASK`) to a worker with that app's code, because a run of its `on_failure` pipeline may have to follow. When the
-# job's retention has ended, any worker takes it: retention waits for another day at most. $4 the pipelines that have an
-# `on_failure` pipeline.
+# job's retention ended half a day ago, any worker takes it: retention waits for a day at most. Not at once, because the
+# retention of a job that is deleted ends then. $4 the pipelines that have an `on_failure` pipeline.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -48,7 +48,7 @@ SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.templa
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
   AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3)
-       OR j.expires_at < clock_timestamp())
+       OR j.expires_at < clock_timestamp() - interval '12 hours')
   AND CASE WHEN $2::uuid IS NULL THEN {not_in(DUTY, "j.id")} ELSE j.id = $2 END
 ORDER BY j.finished_at LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
@@ -107,20 +107,23 @@ async def dispatch(
     limit: int = 100,
     job_id: UUID | None = None,
     pipelines: Iterable[Pipeline] | None = None,
+    deletes: bool = False,
 ) -> tuple[list[Announcement], bool]:
     """Write the deliveries of each ended job, or of `job_id` alone, and the `on_failure` runs of failed jobs. Returns
     the hints to be published (messages that tell workers of due tasks), and whether more than `limit` jobs may have
     ended. A job whose deliveries cannot be written delays no other job.
 
     `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed job of another app is left
-    to a process with that app's code until its retention ends. `job_id`: the caller will change this job's row in the
-    same transaction. So its deliveries are written now, whichever app the job belongs to, and even if the job is set
-    aside after a failure. The call waits until other transactions have released the row.
+    to a process with that app's code until half a day after its retention. `job_id`: the caller will change this job's
+    row in the same transaction. So its deliveries are written now, whichever app the job belongs to, and even if the
+    job is set aside after a failure. The call waits until other transactions have released the row. `deletes`: the
+    caller deletes the job, which hides the row and keeps it while `notify` is set. So a failed job of another app is
+    left to a process with that app's code, as without `job_id`.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
     own_pipelines = list(pipelines or ())
-    is_any_app = pipelines is None or job_id is not None
+    is_any_app = pipelines is None or (job_id is not None and not deletes)
     own_names = None if is_any_app else [pipeline.name for pipeline in own_pipelines]
     follower_of = {pipeline.name: pipeline.on_failure for pipeline in own_pipelines if pipeline.on_failure is not None}
 

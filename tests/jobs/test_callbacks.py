@@ -11,6 +11,8 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
+from leasehold.actions import ending
+from leasehold.actions.context import Target
 from leasehold.api.jobs.schemas import JobAnswer
 from leasehold.db.database import Connection, connect
 from leasehold.domain.pipeline import Pipeline, Step
@@ -147,15 +149,52 @@ async def test_a_failed_run_of_an_app_is_left_to_a_process_that_knows_what_follo
     assert [row["params"]["run_id"] for row in followers] == [str(failed)]
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_failed_run_of_an_app_that_is_deleted_is_left_to_a_process_that_knows_what_follows(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, *, many: bool
+) -> None:
+    """The API has no code of the app. It hides the run at once; the row stays until the `on_failure` run is written."""
+    report, pay, other = [
+        Pipeline(name, steps=[Step("only", queue="q")], module="tests")
+        for name in ("shop.report", "shop.pay", "bank.pay")
+    ]
+    pay.on_failure = report
+    failed = await maker.make("run", callback_url=HOOK)
+    await maker.fail(failed)
+    await rows.execute("UPDATE job SET pipeline = 'shop.pay' WHERE id = $1", failed)
+    if many:
+        services = running.services
+        row = await rows.fetchrow("SELECT id, tenant_id, pipeline, notify FROM job WHERE id = $1", failed)
+        assert row is not None
+        target = Target(row, services.job_kinds.of("shop.pay", is_run=True), "q")
+        assert await ending.delete_together(services.actions, rows, [target]) == [failed]
+    else:
+        assert (await client.delete(f"/v1/jobs/{failed}")).is_success
+    assert (await client.get(f"/v1/jobs/{failed}")).status_code == 410
+
+    async def told(pipeline: Pipeline) -> set[str]:
+        kinds = reported_jobs_of(running.services.kinds)
+        await webhooks.dispatch(rows, deliveries, 60, kinds, pipelines=[pipeline])
+        return {params["event"]["data"]["id"] for params in await dispatched_before(rows)}
+
+    assert await told(other) == set()
+    assert await sweeps.forgettable_jobs(rows) == []
+    assert await told(pay) == {str(failed)}
+    followers = await rows.fetch("SELECT params FROM job WHERE pipeline = 'shop.report'")
+    assert [follower["params"]["run_id"] for follower in followers] == [str(failed)]
+    assert [job.job_id for job in await sweeps.forgettable_jobs(rows)] == [failed]
+
+
 async def test_the_end_of_a_run_whose_code_no_worker_has_any_more_is_told_before_the_run_is_deleted(
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
 ) -> None:
-    """As after a release that renames a task: what no worker tells by the end of retention, nobody could tell later."""
+    """As after a release that renames a task: what no worker tells by the end of retention, nobody could tell later.
+    Half a day later: the retention of a job that is deleted ends at once."""
     failed, kept = [await maker.make("run", callback_url=HOOK) for _ in range(2)]
     for job_id in (failed, kept):
         await maker.fail(job_id)
     await rows.execute("UPDATE job SET pipeline = 'shop.renamed' WHERE id = ANY($1::uuid[])", [failed, kept])
-    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s' WHERE id = $1", failed)
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '13 hours' WHERE id = $1", failed)
     of_another_app = Pipeline("bank.pay", steps=[Step("only", queue="q")], module="tests")
     kinds = reported_jobs_of(running.services.kinds)
     await webhooks.dispatch(rows, deliveries, 60, kinds, pipelines=[of_another_app])

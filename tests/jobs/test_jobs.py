@@ -393,7 +393,7 @@ async def test_a_job_that_ends_while_it_is_deleted_is_deleted_at_once(
     monkeypatch: pytest.MonkeyPatch,
     sends_webhooks: bool,
 ) -> None:
-    async def nothing_to_send(*_arguments: object) -> list[object]:
+    async def nothing_to_send(*_arguments: object, **_options: object) -> list[object]:
         return []
 
     if not sends_webhooks:

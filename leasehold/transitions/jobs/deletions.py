@@ -71,6 +71,10 @@ LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
           WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'
             AND {unindexed("child.finished_at IS NULL AND child.status <> 'cancel_requested'")}))"""
 
+#: SQL: nobody waits for a message about the end of `job`, which is made from its row, or for the run that follows its
+#: failure. Or they have waited for a day: then nobody can write it.
+IS_TOLD = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
+
 #: SQL: no rate of a concurrency limit counts the admission of `job` any more: that would be forgotten with the job.
 COUNTS_AT_NO_RATE = """NOT EXISTS (
           SELECT 1 FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
@@ -84,6 +88,7 @@ WITH deleted AS (
     DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
       AND {LEAVES_NO_RUN}
       AND {COUNTS_AT_NO_RATE}
+      AND {IS_TOLD}
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
@@ -96,7 +101,8 @@ ON CONFLICT (job_id) DO NOTHING
 
 async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Delete the rows of jobs past `expires_at`, and write a tombstone for each. A failed workflow may stay for a
-    moment, and a job that a rate has admitted for a minute: retention tries again.
+    moment, a job that a rate has admitted for a minute, and a job whose end is not told yet for a day: retention tries
+    again.
     """
     await connection.execute(FORGET, list(job_ids))
 
