@@ -33,9 +33,9 @@ class Actions:
     async def dispatch(self, connection: Connection, job_id: UUID, *, deletes: bool = False) -> list[Announcement]:
         """Write the webhook deliveries about the job's end that are not written yet, and the job's `on_failure` run.
         Call this before the job's row changes again or is deleted, because the deliveries are made from the row.
-        `deletes`: the caller deletes the job. If this process lacks the code of a failed job, the job is then left to
-        one that has it, and its row stays until then. Returns hints (messages that tell workers of due tasks) to
-        publish.
+        `deletes`: the caller deletes the job. If this process lacks the code of a failed job, and a worker may have it,
+        the job is left to that worker, and its row stays until then. Returns hints (messages that tell workers of due
+        tasks) to publish.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:

@@ -34,11 +34,19 @@ class ReportedJobs:
     own: frozenset[str] = frozenset({"webhook"})
 
 
+# SQL: a worker has the code of the job `j`, or may have it, or a worker that ended not long ago had it. The name of a
+# handler is `pipeline.step`.
+_MAY_BE_KNOWN = """EXISTS (
+           SELECT 1 FROM worker w WHERE w.handlers IS NULL
+           OR EXISTS (SELECT 1 FROM unnest(w.handlers) AS h(name) WHERE starts_with(h.name, j.pipeline || '.')))
+         OR EXISTS (SELECT 1 FROM known_handler k WHERE starts_with(k.name, j.pipeline || '.'))"""
+
 # Ended jobs whose deliveries are not written yet. $2 only this job, even if it is set aside; NULL: all that are not set
 # aside. $3 the pipelines of this process; NULL: any. The statement leaves a failed job of another app (its pipeline is
 # `APP.TASK`) to a worker with that app's code, because a run of its `on_failure` pipeline may have to follow. When the
-# job's retention ended half a day ago, any worker takes it: retention waits for a day at most. Not at once, because the
-# retention of a job that is deleted ends then. $4 the pipelines that have an `on_failure` pipeline.
+# job's retention has ended, any worker takes it if no worker has or had the code; and any worker half a day later,
+# because retention waits for a day at most. $4 the pipelines that have an `on_failure` pipeline. $5: the caller deletes
+# the job, so that its retention ends now.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -48,6 +56,7 @@ SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.templa
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
   AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3)
+       OR (($5 OR j.expires_at < clock_timestamp()) AND NOT ({_MAY_BE_KNOWN}))
        OR j.expires_at < clock_timestamp() - interval '12 hours')
   AND CASE WHEN $2::uuid IS NULL THEN {not_in(DUTY, "j.id")} ELSE j.id = $2 END
 ORDER BY j.finished_at LIMIT $1
@@ -114,11 +123,11 @@ async def dispatch(
     ended. A job whose deliveries cannot be written delays no other job.
 
     `pipelines`: the pipelines of this process; None: no `on_failure` run follows. A failed job of another app is left
-    to a process with that app's code until half a day after its retention. `job_id`: the caller will change this job's
-    row in the same transaction. So its deliveries are written now, whichever app the job belongs to, and even if the
-    job is set aside after a failure. The call waits until other transactions have released the row. `deletes`: the
-    caller deletes the job, which hides the row and keeps it while `notify` is set. So a failed job of another app is
-    left to a process with that app's code, as without `job_id`.
+    to a process with that app's code: until its retention ends, or until half a day later if a worker may have the
+    code. `job_id`: the caller will change this job's row in the same transaction. So its deliveries are written now,
+    whichever app the job belongs to, and even if the job is set aside after a failure. The call waits until other
+    transactions have released the row. `deletes`: the caller deletes the job, which hides the row and keeps it while
+    `notify` is set. So a failed job of another app is left to a process with that app's code if a worker may have it.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
@@ -131,7 +140,9 @@ async def dispatch(
 
     async def take(only: object | None) -> list[asyncpg.Record]:
         nonlocal is_full
-        ended = await connection.fetch(_ENDED, limit, job_id if only is None else only, own_names, list(follower_of))
+        ended = await connection.fetch(
+            _ENDED, limit, job_id if only is None else only, own_names, list(follower_of), deletes
+        )
         is_full = is_full or len(ended) == limit
         return ended
 

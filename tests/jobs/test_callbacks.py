@@ -154,6 +154,7 @@ async def test_a_failed_run_of_an_app_that_is_deleted_is_left_to_a_process_that_
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, *, many: bool
 ) -> None:
     """The API has no code of the app. It hides the run at once; the row stays until the `on_failure` run is written."""
+    await rows.execute("INSERT INTO known_handler (name, seen_at) VALUES ('shop.pay.only', clock_timestamp())")
     report, pay, other = [
         Pipeline(name, steps=[Step("only", queue="q")], module="tests")
         for name in ("shop.report", "shop.pay", "bank.pay")
@@ -185,16 +186,34 @@ async def test_a_failed_run_of_an_app_that_is_deleted_is_left_to_a_process_that_
     assert [job.job_id for job in await sweeps.forgettable_jobs(rows)] == [failed]
 
 
+async def test_a_failed_run_that_is_deleted_after_its_code_has_gone_is_told_at_once_and_else_half_a_day_later(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    await rows.execute("INSERT INTO known_handler (name, seen_at) VALUES ('shop.pay.only', clock_timestamp())")
+    ids = {}
+    for task in ("shop.renamed", "shop.pay"):
+        ids[task] = await maker.make("run", callback_url=HOOK)
+        await maker.fail(ids[task])
+        await rows.execute("UPDATE job SET pipeline = $2 WHERE id = $1", ids[task], task)
+        assert (await client.delete(f"/v1/jobs/{ids[task]}")).is_success
+    assert [params["event"]["data"]["id"] for params in await dispatched_before(rows)] == [str(ids["shop.renamed"])]
+    assert [row["pipeline"] for row in await rows.fetch("SELECT pipeline FROM job WHERE notify")] == ["shop.pay"]
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '13 hours' WHERE notify")
+    of_another_app = Pipeline("bank.pay", steps=[Step("only", queue="q")], module="tests")
+    kinds = reported_jobs_of(running.services.kinds)
+    await webhooks.dispatch(rows, deliveries, 60, kinds, pipelines=[of_another_app])
+    assert [params["event"]["data"]["id"] for params in await dispatched_before(rows)][1:] == [str(ids["shop.pay"])]
+
+
 async def test_the_end_of_a_run_whose_code_no_worker_has_any_more_is_told_before_the_run_is_deleted(
     maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
 ) -> None:
-    """As after a release that renames a task: what no worker tells by the end of retention, nobody could tell later.
-    Half a day later: the retention of a job that is deleted ends at once."""
+    """As after a release that renames a task: what no worker tells by the end of retention, nobody could tell later."""
     failed, kept = [await maker.make("run", callback_url=HOOK) for _ in range(2)]
     for job_id in (failed, kept):
         await maker.fail(job_id)
     await rows.execute("UPDATE job SET pipeline = 'shop.renamed' WHERE id = ANY($1::uuid[])", [failed, kept])
-    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '13 hours' WHERE id = $1", failed)
+    await rows.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s' WHERE id = $1", failed)
     of_another_app = Pipeline("bank.pay", steps=[Step("only", queue="q")], module="tests")
     kinds = reported_jobs_of(running.services.kinds)
     await webhooks.dispatch(rows, deliveries, 60, kinds, pipelines=[of_another_app])

@@ -6,6 +6,10 @@ SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.templa
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
   AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3)
+       OR (($5 OR j.expires_at < clock_timestamp()) AND NOT (EXISTS (
+           SELECT 1 FROM worker w WHERE w.handlers IS NULL
+           OR EXISTS (SELECT 1 FROM unnest(w.handlers) AS h(name) WHERE starts_with(h.name, j.pipeline || '.')))
+         OR EXISTS (SELECT 1 FROM known_handler k WHERE starts_with(k.name, j.pipeline || '.'))))
        OR j.expires_at < clock_timestamp() - interval '12 hours')
   AND CASE WHEN $2::uuid IS NULL THEN j.id <> ALL(ARRAY(SELECT q.unit::uuid FROM quarantine q WHERE q.duty = 'webhooks' AND q.retry_at > statement_timestamp())) ELSE j.id = $2 END
 ORDER BY j.finished_at LIMIT $1
