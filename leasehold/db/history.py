@@ -23,6 +23,9 @@ log = structlog.get_logger(__name__)
 #: One statement moves or deletes the events of at most this many jobs. A statement that moves events locks the rows of
 #: these jobs, because housekeeping must not delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
+#: At most this many past days have a partition. A statement that reads or writes events locks each partition and its
+#: index, and PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What is kept").
+_MOST_DAYS = 30
 #: PostgreSQL locks the whole table `event` while it makes or drops a partition. Somebody may read the table for hours,
 #: such as a dump. While a statement waits for the lock, every new event waits behind it. So the statement waits only
 #: this long, and the next call tries again: days are made a week ahead.
@@ -71,10 +74,10 @@ SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 """
 
 
-async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> None:
-    """Make the partitions of today and of `days_ahead` more days. Drop those older than `days_kept` days, after the
-    events of jobs that still exist have moved out of them. While somebody else reads the table `event`, no day is made
-    or dropped: a later call does it.
+async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> bool:
+    """Make the partitions of today and of `days_ahead` more days. Drop one that is older than `days_kept` days, or
+    than _MOST_DAYS + 1 days, after the events of jobs that still exist have moved out of it. While somebody else reads
+    the table `event`, no day is made or dropped: a later call does it. Returns whether there is another day to drop.
 
     A day without a partition is no error: PostgreSQL puts its events into the default partition. SQL functions make and
     drop the partitions with the rights of the role that migrates, because this process's role may not own the schema.
@@ -82,17 +85,19 @@ async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept:
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
     partitions = await _partitions(connection)
-    oldest_kept = today - timedelta(days=days_kept)
+    oldest_kept = today - timedelta(days=min(days_kept, _MOST_DAYS + 1))
+    old = sorted(name for name in partitions - {_DEFAULT_PARTITION} if name < _partition_name(oldest_kept))
     try:
         for day in (today + timedelta(days=n) for n in range(days_ahead + 1)):
             if _partition_name(day) not in partitions:
                 await _add_day(connection, day)
-        for name in sorted(partitions - {_DEFAULT_PARTITION}):
-            if name < _partition_name(oldest_kept):
-                await _drop_day(connection, date.fromisoformat(name.removeprefix("event_")))
+        if old:
+            await _drop_day(connection, date.fromisoformat(old.pop(0).removeprefix("event_")))
     except asyncpg.LockNotAvailableError:
         log.info("the table of events is in use: its days are made and dropped later")
+        old.clear()
     await _clear_default_partition(connection, _start_of_day(oldest_kept))
+    return bool(old)
 
 
 async def _partitions(connection: Connection) -> set[str]:

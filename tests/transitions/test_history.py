@@ -65,8 +65,9 @@ async def ended(rows: Rows) -> UUID:
     return job_id
 
 
-async def sweep(rows: Rows) -> None:
-    await history.keep_event_days(rows.connection, days_ahead=0, days_kept=8)
+async def sweep(rows: Rows, days_kept: int = 8) -> None:
+    while await history.keep_event_days(rows.connection, days_ahead=0, days_kept=days_kept):
+        pass
 
 
 async def told(rows: Rows, job_id: UUID) -> list[dict[str, object]]:
@@ -109,6 +110,31 @@ async def test_a_life_of_weeks_is_told_in_one_piece(rows: Rows) -> None:
     assert kinds[:2] == ["submitted", "claimed"]
     assert kinds[-1] == "replayed"
     assert [event["seq"] for event in await told(rows, claimed.job_id)] == list(range(1, len(kinds) + 1))
+
+
+async def test_jobs_are_kept_for_years_and_their_days_are_not(rows: Rows) -> None:
+    """A reader of events locks each day and its index. With a day for each of 3,650, a few readers at once took all of
+    PostgreSQL's locks.
+    """
+    recent, old = await make_day(rows, 30), await make_day(rows, 32)
+    claimed = await rows.leased(THREE)
+    await age(rows, claimed.job_id, days=32)
+    before = await told(rows, claimed.job_id)
+    await sweep(rows, days_kept=3651)
+    partitions = await history._partitions(rows.connection)
+    assert (recent in partitions, old in partitions) == (True, False)
+    assert await told(rows, claimed.job_id) == before
+    assert [event["kind"] for event in before] == ["submitted", "claimed"]
+
+
+async def test_one_call_drops_one_day_so_that_other_duties_have_their_turns(rows: Rows) -> None:
+    """There may be years of days to drop after an upgrade."""
+    names = [await make_day(rows, OLD + number) for number in range(3)]
+    has_more, left = [], []
+    for _ in range(3):
+        has_more.append(await history.keep_event_days(rows.connection, days_ahead=0, days_kept=8))
+        left.append(len(set(names) & await history._partitions(rows.connection)))
+    assert (has_more, left) == ([True, True, False], [2, 1, 0])
 
 
 async def test_what_is_kept_goes_with_its_job_and_what_has_no_job_is_not_kept(rows: Rows) -> None:

@@ -262,8 +262,8 @@ class Duties:
         self._announcer.announce(hints)
         return 0.0 if has_more else None
 
-    async def _keep_event_days(self, connection: Connection) -> None:
-        await history.keep_event_days(connection, days_ahead=7, days_kept=self._settings.retention_days + 1)
+    async def _keep_event_days(self, connection: Connection) -> bool:
+        return await history.keep_event_days(connection, days_ahead=7, days_kept=self._settings.retention_days + 1)
 
 
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
