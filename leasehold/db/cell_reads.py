@@ -18,13 +18,11 @@ MAX_COUNTED = 1000
 # One row of counts, each up to $1. `line`: the waiting tasks of one queue, priority and tenant (task_lines.py).
 # `share`: at most `max_tasks` of each line are counted, about $1 in all lines together. `due_tasks`: the tasks of each
 # line that could start now: their number and the oldest one's instant. `failing_tenant`: tenants with failed tasks.
-# `tenant`: tenants with jobs. The recursive CTEs (`line`, `failing_tenant`, `tenant`) jump through an index from one
+# `tenant`: tenants with jobs. The recursive CTEs jump through an index from one
 # value to the next, and `nth` counts the values. $2 seconds without a heartbeat after which a worker is silent.
 LOAD = f"""
 -- cell_load
-WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
-{lines_of_all_queues("$1")}
-), share AS (
+WITH RECURSIVE {lines_of_all_queues("$1")}, share AS (
     SELECT greatest($1 / greatest(count(*), 1), 1) AS max_tasks FROM line
 ), due_tasks AS (
     SELECT counted.n, counted.oldest FROM line CROSS JOIN share CROSS JOIN LATERAL (

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+#: The most names of queues that a statement reads. Tenants name the queues of external workers.
+_MAX_QUEUES = 10_000
+_WAITS = "t.status IN ('pending', 'retry', 'waiting')"
+
 
 def lines_of_all_queues(most: str) -> str:
-    """SQL: the recursive query of the CTE `line(queue, priority, tenant_id, nth)`. It returns each line that has a
-    task, and `nth` counts the lines. The query jumps through the index task_runnable from line to line, so it reads
-    only the first task of each line. `most`: the statement's parameter with the most lines to return, for example `$1`.
+    """SQL: CTEs of a WITH RECURSIVE. The last one, `line(queue, priority, tenant_id)`, has each line that has a task.
+    It jumps through the index task_runnable from queue to queue and from line to line, so it reads only the first task
+    of each. `most`: the statement's parameter with the most lines, for example `$1`.
+
+    If there are more lines, each queue has its first line before any queue has its second, and so on: then no queue
+    with many tenants hides another. The queues of external workers (`ext:`) come after all others.
     """
     return f"""
-    (SELECT t.queue, t.priority, t.tenant_id, 1 FROM task t
-     WHERE t.status IN ('pending', 'retry', 'waiting') ORDER BY t.queue, t.priority, t.tenant_id LIMIT 1)
+queue_name(queue, nth) AS (
+    (SELECT t.queue, 1 FROM task t WHERE {_WAITS} ORDER BY t.queue LIMIT 1)
     UNION ALL
-    SELECT next.queue, next.priority, next.tenant_id, line.nth + 1
-    FROM line CROSS JOIN LATERAL (
-        SELECT t.queue, t.priority, t.tenant_id FROM task t
-        WHERE t.status IN ('pending', 'retry', 'waiting')
-          AND (t.queue, t.priority, t.tenant_id) > (line.queue, line.priority, line.tenant_id)
-        ORDER BY t.queue, t.priority, t.tenant_id LIMIT 1) AS next
-    WHERE line.nth < {most}
+    SELECT next.queue, queue_name.nth + 1
+    FROM queue_name CROSS JOIN LATERAL (
+        SELECT t.queue FROM task t WHERE {_WAITS} AND t.queue > queue_name.queue ORDER BY t.queue LIMIT 1) AS next
+    WHERE queue_name.nth < {_MAX_QUEUES}
+), {_lines("own_line", "NOT starts_with(queue, 'ext:')", most)}, {
+        _lines("external_line", "starts_with(queue, 'ext:')", most)
+    }, line AS MATERIALIZED (
+    SELECT queue, priority, tenant_id
+    FROM (SELECT * FROM own_line UNION ALL SELECT * FROM external_line) AS both_kinds LIMIT {most}
+)
 """.strip("\n")
+
+
+def _lines(name: str, of_queues: str, most: str) -> str:
+    """SQL: the CTE with the lines of some of the queues. Each step of the recursion finds the next line of each queue.
+    PostgreSQL makes no more steps than `line` has room for.
+    """
+    return f"""{name}(queue, priority, tenant_id) AS (
+    SELECT named.queue, first.priority, first.tenant_id
+    FROM (SELECT queue FROM queue_name WHERE {of_queues} ORDER BY nth LIMIT {most}) AS named CROSS JOIN LATERAL (
+        SELECT t.priority, t.tenant_id FROM task t WHERE {_WAITS} AND t.queue = named.queue
+        ORDER BY t.priority, t.tenant_id LIMIT 1) AS first
+    UNION ALL
+    SELECT {name}.queue, next.priority, next.tenant_id
+    FROM {name} CROSS JOIN LATERAL (
+        SELECT t.priority, t.tenant_id FROM task t
+        WHERE {_WAITS} AND t.queue = {name}.queue AND (t.priority, t.tenant_id) > ({name}.priority, {name}.tenant_id)
+        ORDER BY t.priority, t.tenant_id LIMIT 1) AS next
+)"""

@@ -67,7 +67,7 @@ Rows = Mapping[str, Sequence[Any]]
 def _questions(silent_seconds: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
         "queues": (queries.QUEUES, (CAP, silent_seconds, queries.MAX_LINES)),
-        "leases": (queries.LEASES, (CAP,)),
+        "leases": (queries.LEASES, (CAP, queries.MAX_LEASES)),
         "backlog": (queries.BACKLOG, (CAP,)),
         "held": (queries.HELD, (CAP,)),
         "without_code": (queries.WITHOUT_CODE, (CAP,)),

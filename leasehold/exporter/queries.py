@@ -13,6 +13,8 @@ from leasehold.schedules.firing import DUTY as SCHEDULES
 
 #: The most lines (see QUEUES) that one round reads.
 MAX_LINES = 2000
+#: The most leases that one round reads. They are more than a count shows, because any of them may have expired.
+MAX_LEASES = 100_000
 
 # A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
 # scan. The lines of a queue share the cap: each counts up to `share.max_tasks`. `waiting_tasks`: the counts by queue.
@@ -20,9 +22,7 @@ MAX_LINES = 2000
 # $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
 QUEUES = f"""
 -- exporter_queues
-WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
-{lines_of_all_queues("$3")}
-), share AS (
+WITH RECURSIVE {lines_of_all_queues("$3")}, share AS (
     SELECT queue, greatest($1 / count(*), 10) AS max_tasks FROM line GROUP BY queue
 ), waiting_tasks AS (
     SELECT line.queue, sum(due_tasks.n)::int AS due, sum(later_tasks.n)::int AS later, max(first_task.seconds) AS oldest
@@ -59,15 +59,16 @@ SELECT queue, coalesce(waiting_tasks.due, 0) AS due, coalesce(waiting_tasks.late
 FROM waiting_tasks FULL JOIN serving_workers USING (queue)
 """
 
-# Reads the partial index of running tasks. $1 the cap.
+# Reads the partial index of running tasks, the oldest tasks first. The index has no `lease_until`, so any lease may be
+# over. $1 the cap, $2 the most leases that are read.
 LEASES = """
 -- exporter_leases
-SELECT lease.queue, count(*)::int AS running,
+SELECT lease.queue, least(count(*), $1)::int AS running,
        coalesce(max(extract(epoch FROM now() - lease.started_at)), 0)::float8 AS oldest,
-       count(*) FILTER (WHERE lease.lease_until < now())::int AS overdue,
+       least(count(*) FILTER (WHERE lease.lease_until < now()), $1)::int AS overdue,
        coalesce(max(extract(epoch FROM now() - lease.lease_until)) FILTER (WHERE lease.lease_until < now()), 0)::float8
            AS overdue_oldest
-FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' LIMIT $1) AS lease
+FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' ORDER BY id LIMIT $2) AS lease
 GROUP BY lease.queue
 """
 
@@ -99,14 +100,45 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 
 # The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not see them. A
 # job that waits at several limits counts at each. `limit`: the first word of the limit's key, because the rest names a
-# tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. $1 the cap.
+# tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. A line is the waiting jobs
+# of one limit, tenant (`owner`) and priority. The lines share the cap. If there are more lines than it, each tenant_id
+# has its first line before any has its second, and so on. $1 the cap.
 HELD = """
 -- exporter_held
-SELECT waiting."limit", count(DISTINCT waiting.job_id)::int AS jobs,
+WITH RECURSIVE tenant(tenant_id, nth) AS (
+    (SELECT g.tenant_id, 1 FROM gate_job g WHERE g.admitted_at IS NULL ORDER BY g.tenant_id LIMIT 1)
+    UNION ALL
+    SELECT next.tenant_id, tenant.nth + 1
+    FROM tenant CROSS JOIN LATERAL (
+        SELECT g.tenant_id FROM gate_job g WHERE g.admitted_at IS NULL AND g.tenant_id > tenant.tenant_id
+        ORDER BY g.tenant_id LIMIT 1) AS next
+    WHERE tenant.nth < $1
+), found(tenant_id, key, owner, priority) AS (
+    SELECT tenant.tenant_id, first.key, first.owner, first.priority
+    FROM tenant CROSS JOIN LATERAL (
+        SELECT g.key, g.owner, g.priority FROM gate_job g
+        WHERE g.admitted_at IS NULL AND g.tenant_id = tenant.tenant_id
+        ORDER BY g.key, g.owner, g.priority LIMIT 1) AS first
+    UNION ALL
+    SELECT found.tenant_id, next.key, next.owner, next.priority
+    FROM found CROSS JOIN LATERAL (
+        SELECT g.key, g.owner, g.priority FROM gate_job g
+        WHERE g.admitted_at IS NULL AND g.tenant_id = found.tenant_id
+          AND (g.key, g.owner, g.priority) > (found.key, found.owner, found.priority)
+        ORDER BY g.key, g.owner, g.priority LIMIT 1) AS next
+), line AS MATERIALIZED (
+    SELECT * FROM found LIMIT $1
+), share AS (
+    SELECT greatest($1 / greatest(count(*), 1), 1) AS max_jobs FROM line
+)
+SELECT split_part(line.key, ':', 1) AS "limit", count(DISTINCT waiting.job_id)::int AS jobs,
        extract(epoch FROM now() - min(waiting.ready_at))::float8 AS oldest
-FROM (SELECT split_part(g.key, ':', 1) AS "limit", g.job_id, g.ready_at FROM gate_job g WHERE g.admitted_at IS NULL
-      ORDER BY g.tenant_id, g.key, g.owner, g.priority, g.ready_at, g.job_id LIMIT $1) AS waiting
-WHERE waiting.ready_at <= now() GROUP BY 1
+FROM line CROSS JOIN share CROSS JOIN LATERAL (
+    SELECT g.job_id, g.ready_at FROM gate_job g
+    WHERE g.admitted_at IS NULL AND g.tenant_id = line.tenant_id AND g.key = line.key AND g.owner = line.owner
+      AND g.priority = line.priority AND g.ready_at <= now()
+    ORDER BY g.ready_at, g.job_id LIMIT share.max_jobs) AS waiting
+GROUP BY 1
 """
 
 # The tasks that wait for a worker with their code, by queue. Workers without the code have put them off, so they are

@@ -243,6 +243,67 @@ async def test_no_tenant_hides_another(rows: Rows) -> None:
     assert (of_queue(page, "queue_oldest_due_seconds") or 0) >= 500
 
 
+async def test_no_queue_hides_another(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue with tasks of many tenants took all lines that a round reads. The queues after it, by name, had no due
+    tasks, and so no page. Queues of external workers come last.
+    """
+    monkeypatch.setattr(queries, "MAX_LINES", 6)
+    await rows.submit(ONE, count=33)
+    ids = [row["id"] for row in await rows.connection.fetch("SELECT id FROM task")]
+    for number, (queue, tenants) in enumerate((("a", 9), ("ext:t:b", 9), ("y", 2), ("z", 1))):
+        await rows.connection.execute(
+            "UPDATE task SET queue = $2, tenant_id = 't' || (n % $3) FROM unnest($1::uuid[]) WITH ORDINALITY AS u(i, n)"
+            " WHERE id = i",
+            ids[number::4][:9], queue, tenants,
+        )  # fmt: skip
+    await rows.connection.execute("UPDATE task SET available_at = clock_timestamp() - interval '400 seconds'")
+    page = await seen(rows)
+    due = {queue: of_queue(page, "queue_tasks", queue, state="due") for queue in ("a", "y", "z", "ext:t:b")}
+    assert (due["y"], due["z"], due["ext:t:b"]) == (8, 8, None), due
+    assert 0 < (due["a"] or 0) < 9
+    assert 400 <= (of_queue(page, "queue_oldest_due_seconds", "z") or 0) < 500
+    monkeypatch.setattr(queries, "MAX_LINES", 13)
+    page = await seen(rows)
+    assert of_queue(page, "queue_tasks", "a", state="due") == 9
+    assert of_queue(page, "queue_tasks", "ext:t:b", state="due") == 1
+
+
+async def test_jobs_that_wait_for_their_time_hide_none_that_wait_at_a_limit(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a tenant that has many waiting jobs, each at a limit of its own."""
+    monkeypatch.setattr(exporting, "CAP", 4)
+    await rows.submit(ONE, count=9)
+    ids = [row["id"] for row in await rows.connection.fetch("SELECT id FROM job")]
+    statement = (
+        "INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at)"
+        " SELECT $1, $2 || n, id, 1, clock_timestamp() + make_interval(secs => $3)"
+        " FROM unnest($4::uuid[]) WITH ORDINALITY AS u(id, n)"
+    )
+    await rows.connection.execute(statement, "a", "template:", 3600, ids)
+    await rows.connection.execute(statement, "b", "tenant:", -700, ids[:1])
+    page = await seen(rows)
+    assert held(page, "jobs_held") == {"queue": 0, "scope": 0, "tenant": 1, "template": 0, "other": 0}
+    assert 700 <= (held(page, "job_held_oldest_seconds")["tenant"] or 0) < 800
+    await rows.connection.execute("UPDATE gate_job SET key = 'template:1', ready_at = ready_at - interval '2 hours'")
+    page = await seen(rows)
+    assert held(page, "jobs_held")["tenant"] == 0
+    assert 2 <= (held(page, "jobs_held")["template"] or 0) <= 4
+
+
+async def test_a_lease_that_nobody_takes_over_is_told_however_many_run(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "CAP", 4)
+    await rows.submit(ONE, count=9)
+    claimed = sorted(await rows.claim_all(), key=lambda one: one.lease.task_id)
+    await rows.lapse(claimed[-1].lease.task_id)
+    page = await seen(rows)
+    assert of_queue(page, "leases_overdue") == 1
+    assert 1 <= (of_queue(page, "lease_overdue_oldest_seconds") or 0) < 100
+    assert of_queue(page, "queue_tasks", state="running") == 4
+
+
 async def test_a_paused_queue_says_so(rows: Rows) -> None:
     await rows.submit(ONE)
     assert of_queue(await seen(rows), "queue_paused") == 0
@@ -340,7 +401,7 @@ async def crowded(rows: Rows) -> Rows:
 MAX_PAGES = {"QUEUES": 60 * 30, "LEASES": 50, "BACKLOG": 500, "HELD": 300, "WORKERS": 50}
 LOOKS: dict[str, tuple[Any, ...]] = {
     "QUEUES": (100, SILENT, 1000),
-    "LEASES": (100,),
+    "LEASES": (100, 1000),
     "BACKLOG": (100,),
     "HELD": (100,),
     "WORKERS": (SILENT,),
