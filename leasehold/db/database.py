@@ -223,6 +223,14 @@ def unindexed(condition: str) -> str:
     return f"CASE WHEN {condition} THEN true ELSE false END"
 
 
+def within_minute(column: str) -> str:
+    """SQL: the instant is less than a minute ago. An instant in the future, which PostgreSQL's clock set before it
+    stepped back, is so for a minute at most, and not for the length of the step.
+    """
+    minute = "interval '60 seconds'"
+    return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"
+
+
 #: Alembic has one context for the whole process.
 _ALEMBIC = Lock()
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.db.database import Connection, in_index_order
+from leasehold.db.database import Connection, in_index_order, within_minute
 
 Row: TypeAlias = asyncpg.Record
 
@@ -351,7 +351,7 @@ async def why_waiting(
 # have admitted a million jobs, and a million may wait at it. So PostgreSQL reads at most $4 admitted jobs of a limit,
 # and at most $3 of the jobs that wait there ahead of this job. `owner`: the tenant of a waiting job. `ready_at`: the
 # instant before which no limit admits it.
-_WHY_HELD = """
+_WHY_HELD = f"""
 -- why_held
 SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitted.counted = $4 AS cut,
        CASE WHEN held.ready_at > clock_timestamp() THEN held.ready_at END AS starts_at,
@@ -364,7 +364,7 @@ SELECT g.key, g.at_most, g.per_minute, admitted.inside, admitted.lately, admitte
 FROM gate_job held JOIN gate g ON g.tenant_id = held.tenant_id AND g.key = held.key JOIN job j ON j.id = held.job_id
 CROSS JOIN LATERAL (
     SELECT count(*) AS counted, count(*) FILTER (WHERE admitted_job.finished_at IS NULL) AS inside,
-           count(*) FILTER (WHERE admission.admitted_at > clock_timestamp() - interval '60 seconds') AS lately
+           count(*) FILTER (WHERE {within_minute("admission.admitted_at")}) AS lately
     FROM (SELECT job_id, admitted_at FROM gate_job
           WHERE tenant_id = g.tenant_id AND key = g.key AND admitted_at IS NOT NULL LIMIT $4) AS admission
     JOIN job admitted_job ON admitted_job.id = admission.job_id) AS admitted

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from leasehold.db.database import Connection, row_count
 
 # `full_at` is the time at which the key's debt becomes 0. $2 is the debt that the request adds, and $3 the largest debt
-# (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row.
+# (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row. Exception: a debt
+# that exceeds the burst already is older than a step back of PostgreSQL's clock. The statement makes it the burst, and
+# allows the request, because a refused request would roll that back.
 _TAKE = """
 -- rate
 INSERT INTO rate_bucket AS bucket (key, full_at)
 VALUES ($1, clock_timestamp() + make_interval(secs => $2::float8))
 ON CONFLICT (key) DO UPDATE
-SET full_at = greatest(bucket.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
+SET full_at = least(greatest(bucket.full_at, clock_timestamp()) + make_interval(secs => $2::float8),
+                    clock_timestamp() + make_interval(secs => $3::float8))
 WHERE greatest(bucket.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
       <= clock_timestamp() + make_interval(secs => $3::float8)
+   OR bucket.full_at > clock_timestamp() + make_interval(secs => $3::float8)
 RETURNING extract(epoch FROM full_at - clock_timestamp())::float8
 """
 
@@ -62,6 +66,8 @@ async def peek(connection: Connection, key: str, per_minute: int) -> Quota:
     """The quota that one request would get now. Nothing is charged."""
     added_debt = 60.0 / per_minute
     debt = max(await _read_debt(connection, key), 0.0)
+    if debt > _BURST_SECONDS:
+        debt = _BURST_SECONDS - added_debt  # `take` allows the next request: see _TAKE
     return Quota(per_minute, _remaining_requests(debt, per_minute), max(debt + added_debt - _BURST_SECONDS, 0.0))
 
 

@@ -38,6 +38,24 @@ async def test_a_request_is_allowed_while_its_own_debt_has_room(rows: Rows, debt
         assert quota.wait_seconds > 0.0
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_clock_that_steps_back_makes_nobody_wait_for_the_length_of_the_step(rows: Rows, count: int) -> None:
+    """No debt exceeds a minute. One that does is older than the step: it becomes the largest, and the next request is
+    allowed, whose transaction writes that.
+    """
+    await rates.take(rows.connection, "k", 2)
+    await owes(rows, "k", 3600.0)
+    seen = await rates.peek(rows.connection, "k", 2)
+    assert (seen.allowed, seen.remaining) == (True, 1)
+    taken = await rates.take(rows.connection, "k", 2, count)
+    assert (taken.allowed, taken.remaining) == (True, 0)
+    for quota in (await rates.peek(rows.connection, "k", 2), await rates.take(rows.connection, "k", 2)):
+        assert not quota.allowed
+        assert quota.wait_seconds <= 30.0
+    await owes(rows, "k", 30.0)
+    assert (await rates.take(rows.connection, "k", 2)).allowed
+
+
 async def test_several_are_charged_together_or_not_at_all(rows: Rows) -> None:
     await rates.take(rows.connection, "k", 4, 2)
     assert not (await rates.take(rows.connection, "k", 4, 3)).allowed

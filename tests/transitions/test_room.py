@@ -68,8 +68,9 @@ async def test_a_rate_counts_those_that_have_ended_within_the_minute(rows: Rows)
 
 
 @pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize(("ago", "entries"), [(50.0, 0), (60.0, 2)])
+@pytest.mark.parametrize(("ago", "entries"), [(50.0, 0), (60.0, 2), (-50.0, 0), (-3600.0, 2)])
 async def test_a_rates_window_is_a_minute(rows: Rows, ago: float, entries: int, finished: bool) -> None:
+    """Also after PostgreSQL's clock has stepped back: an admission in the future counts no longer than that."""
     await held(rows, 6, per_minute=2)
     assert await admitted(rows) == 2
     if finished:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, within_minute
 from leasehold.domain.concurrency_limit import EVERYBODY, GREED
 from leasehold.transitions.concurrency.names import ConcurrencyLimitName, limit_columns
 
@@ -39,8 +39,8 @@ FOR UPDATE OF g
 # SQL, for the end of a condition: the row `g` of gate_job may be deleted. The statement has checked that its job has
 # finished; `gate` is its limit. A finished job no longer counts. Exception: at a limit with a rate, its admission
 # counts for a minute.
-_FORGETTABLE = """
-  AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
+_FORGETTABLE = f"""
+  AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR NOT {within_minute("g.admitted_at")})
 """
 # $1 jobs that may have ended.
 _FORGET_JOBS = f"""
@@ -62,7 +62,7 @@ WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND gate.tenant_id =
 # At a limit without a rate, a finished job counts until its row is deleted: so the limit may admit too few jobs for a
 # moment, but never too many. The first half of the UNION counts at limits without a rate, the second half at those with
 # a rate. HAVING removes the row of the other half: without GROUP BY, `count` returns a row even if it counted nothing.
-_ADMITTED = """
+_ADMITTED = f"""
 -- gates_inside
 SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute
 FROM unnest($1::text[], $2::text[]) AS limits(tenant_id, key)
@@ -73,7 +73,7 @@ CROSS JOIN LATERAL (
     HAVING gate.per_minute IS NULL
     UNION ALL
     SELECT count(*) FILTER (WHERE j.finished_at IS NULL),
-           count(*) FILTER (WHERE g.admitted_at > clock_timestamp() - interval '60 seconds')
+           count(*) FILTER (WHERE {within_minute("g.admitted_at")})
     FROM gate_job g JOIN job j ON j.id = g.job_id
     WHERE gate.per_minute IS NOT NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key
       AND g.admitted_at IS NOT NULL

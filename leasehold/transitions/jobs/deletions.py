@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from leasehold.db.database import Connection, row_count, unindexed
+from leasehold.db.database import Connection, row_count, unindexed, within_minute
 
 EXPIRE_EARLY = """
 -- expire_early
@@ -76,10 +76,10 @@ LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
 IS_TOLD = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
 
 #: SQL: no rate of a concurrency limit counts the admission of `job` any more: that would be forgotten with the job.
-COUNTS_AT_NO_RATE = """NOT EXISTS (
+COUNTS_AT_NO_RATE = f"""NOT EXISTS (
           SELECT 1 FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
           WHERE g.job_id = job.id AND gate.per_minute IS NOT NULL
-            AND g.admitted_at > clock_timestamp() - interval '60 seconds')"""
+            AND {within_minute("g.admitted_at")})"""
 
 # `keep_seconds` is 0 in a job that somebody deleted. Any other job has expired.
 FORGET = f"""

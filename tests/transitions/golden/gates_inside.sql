@@ -8,7 +8,7 @@ CROSS JOIN LATERAL (
     HAVING gate.per_minute IS NULL
     UNION ALL
     SELECT count(*) FILTER (WHERE j.finished_at IS NULL),
-           count(*) FILTER (WHERE g.admitted_at > clock_timestamp() - interval '60 seconds')
+           count(*) FILTER (WHERE (g.admitted_at > clock_timestamp() - interval '60 seconds' AND g.admitted_at < clock_timestamp() + interval '60 seconds'))
     FROM gate_job g JOIN job j ON j.id = g.job_id
     WHERE gate.per_minute IS NOT NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key
       AND g.admitted_at IS NOT NULL

@@ -8,7 +8,7 @@ WITH deleted AS (
       AND NOT EXISTS (
           SELECT 1 FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
           WHERE g.job_id = job.id AND gate.per_minute IS NOT NULL
-            AND g.admitted_at > clock_timestamp() - interval '60 seconds')
+            AND (g.admitted_at > clock_timestamp() - interval '60 seconds' AND g.admitted_at < clock_timestamp() + interval '60 seconds'))
       AND NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
