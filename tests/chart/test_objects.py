@@ -280,6 +280,28 @@ def test_bounds_that_no_autoscaler_takes_are_refused_before_the_migration(values
     assert sentence in refused(*values)
 
 
+ASLEEP = 'workers.defaults.autoscaling={"by": "keda", "min": 0}'
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[ASLEEP], [ASLEEP, 'workers.pools={"a": {}, "b": {"autoscaling": {"by": "none"}, "replicas": 0}, "default": null}']],
+)
+def test_a_fleet_of_which_nobody_may_be_left_is_refused(values: list[str]) -> None:
+    """Workers fire schedules, admit held jobs, end jobs at their deadlines and send webhooks. KEDA starts none for it."""
+    assert "at least one pool must keep a worker" in refused(*values)
+
+
+@pytest.mark.parametrize(
+    "own",
+    ['{"autoscaling": {"min": 1}}', '{"autoscaling": {"by": "none"}}', '{"autoscaling": {"by": "cpu", "min": 1}}'],
+)
+def test_a_pool_may_sleep_while_another_has_a_worker(own: str) -> None:
+    pools = f'workers.pools={{"pictures": {{}}, "default": {own}}}'
+    made = helm("template", "jobs", CHART, "--set-json", ASLEEP, "--set-json", pools)
+    assert made.returncode == 0, made.stderr
+
+
 @pytest.mark.parametrize("values", ["{}", '{"pictures-of-the-whole-company": {}}'])
 def test_a_name_that_is_too_long_is_refused_before_the_migration(values: str) -> None:
     """Of a Service, a Job, or a label of KEDA's. Kubernetes would refuse it when the migration has run."""
