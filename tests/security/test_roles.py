@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -33,6 +34,7 @@ from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
 
 SCRIPT = Path(__file__).parents[2] / "deploy/postgres/roles.sh"
+DOCUMENT = Path(__file__).parents[2] / "docs/operations/index.md"
 #: By PostgreSQL's clock, in the statement that asks: midnight lies before it or behind it.
 TODAY = "(now() AT TIME ZONE 'UTC')::date"
 OWNER, APP = "owner's secret", 'app"$secret'  # nothing that a shell or SQL would take for its own
@@ -44,15 +46,20 @@ async def server(run_directory: Path) -> AsyncIterator[Postgres]:
     await server.start()
     admin = await asyncpg.connect(server.url_of("postgres"))
     await admin.execute("DROP DATABASE leasehold")  # the script makes it
-    script = await asyncio.create_subprocess_exec(
-        "sh", SCRIPT, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=await variables(server)
-    )
-    said = await script.communicate()
-    assert script.returncode == 0, said
+    await run_script(server, SCRIPT.read_text())
     await upgrade(settings_of(server, "leasehold_owner", OWNER, Settings(_env_file=None)), "head")
     yield server
     await admin.close()
     await server.stop("immediate")
+
+
+async def run_script(server: Postgres, script: str) -> None:
+    shell = await asyncio.create_subprocess_exec(
+        "sh", "-c", script,
+        stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=await variables(server),
+    )  # fmt: skip
+    said = await shell.communicate()
+    assert shell.returncode == 0, said
 
 
 async def variables(server: Postgres) -> dict[str, str]:
@@ -71,9 +78,10 @@ async def variables(server: Postgres) -> dict[str, str]:
     }
 
 
-def settings_of(server: Postgres, role: str, password: str, settings: Settings) -> Settings:
-
-    url = f"postgresql://{role}:{quote(password, safe='')}@127.0.0.1:{server.port}/leasehold"
+def settings_of(
+    server: Postgres, role: str, password: str, settings: Settings, database: str = "leasehold"
+) -> Settings:
+    url = f"postgresql://{role}:{quote(password, safe='')}@127.0.0.1:{server.port}/{database}"
     return settings.model_copy(update={"database_url": SecretStr(url), "database_app_role": "leasehold_app"})
 
 
@@ -313,3 +321,47 @@ async def test_nobody_else_connects(server: Postgres) -> None:
             await asyncpg.connect(f"postgresql://stranger:stranger@127.0.0.1:{server.port}/leasehold")
     finally:
         await admin.close()
+
+
+@pytest.mark.parametrize("old_role", ["leasehold", "alone"])
+async def test_an_installation_of_one_role_becomes_one_of_two_by_the_documented_statements(
+    server: Postgres, settings: Settings, old_role: str
+) -> None:
+    """The old role is the superuser that initdb made, as in `compose.yaml` of before, or any role. The roles of the
+    script exist already in this server.
+    """
+    database = f"old_{old_role}"
+    (statements,) = re.findall(
+        r"```sql\s+(ALTER DATABASE leasehold OWNER .*?)```", DOCUMENT.read_text(), flags=re.DOTALL
+    )
+    admin = await asyncpg.connect(server.url_of("postgres"))
+    if old_role == "alone":
+        await admin.execute("CREATE ROLE alone LOGIN PASSWORD 'alone'")
+    await admin.execute(f"CREATE DATABASE {database} OWNER {old_role}")
+    await admin.close()
+    password = server.url.partition("://")[2].partition(":")[2].partition("@")[0]
+    alone = settings_of(server, old_role, password if old_role == "leasehold" else "alone", settings, database)
+    await upgrade(alone.model_copy(update={"database_app_role": None}), "head")
+    script = re.sub(r"(?m)^CREATE .*\n", "", SCRIPT.read_text())
+    script = re.sub(r"(DATABASE|connect) leasehold\b", rf"\1 {database}", script)
+    await run_script(server, script)
+    superuser = await asyncpg.connect(server.url_of(database))
+    await superuser.execute(statements.replace("DATABASE leasehold ", f"DATABASE {database} "))
+    left = await superuser.fetch(
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+        " AND relowner <> $1::regrole"
+        " UNION ALL SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+        " AND proowner <> $1::regrole UNION ALL SELECT oid::regtype::text FROM pg_type"
+        " WHERE typnamespace = 'public'::regnamespace AND typowner <> $1::regrole"
+        " UNION ALL SELECT datname FROM pg_database WHERE datname = current_database() AND datdba <> $1::regrole",
+        "leasehold_owner",
+    )
+    assert left == []
+    await superuser.close()
+    await upgrade(settings_of(server, "leasehold_owner", OWNER, settings, database), "head")
+    app = await connect(settings_of(server, "leasehold_app", APP, settings, database), "test")
+    await history.keep_event_days(app, days_ahead=3, days_kept=8)
+    assert await app.fetchval("SELECT count(*) FROM job") == 0
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await app.execute("TRUNCATE task")
+    await app.close()
