@@ -51,6 +51,7 @@ async def check_database(
         " (SELECT count(*) FROM pg_stat_replication) AS standbys,"
         " CASE WHEN NOT pg_is_in_recovery() THEN"
         " (SELECT min(pg_wal_lsn_diff(pg_current_wal_lsn(), flush_lsn)) FROM pg_stat_replication) END AS tail,"
+        " pg_has_role('pg_read_all_stats', 'USAGE') AS reads_tail,"
         " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
@@ -64,7 +65,13 @@ async def check_database(
             "a demoted or read-only server can neither accept nor settle anything",
         ),
         _check_durability({name: row[name] for name in ("fsync", "synchronous_commit", "full_page_writes")}),
-        _check_replication(row["standby_names"], row["synchronous_commit"], row["standbys"], row["tail"]),
+        _check_replication(
+            row["standby_names"],
+            row["synchronous_commit"],
+            row["standbys"],
+            row["tail"],
+            reads_tail=row["reads_tail"],
+        ),
         *[await _check_schema(connection, schema) for schema in schemas],
         _check_rights(owns_schema=bool(row["owns"])),
         _check_presence(settings, has_own_session=has_own_session),
@@ -110,9 +117,12 @@ _STANDBY_HAS = {
 }
 
 
-def _check_replication(standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None) -> Finding:
+def _check_replication(
+    standby_names: str, synchronous_commit: str, standbys: int, tail: Decimal | None, *, reads_tail: bool
+) -> Finding:
     """What a failover can lose, in the words of the table in docs/operations/failover.md. `tail`: the bytes of the WAL
     that the most advanced standby does not have yet; None: there is no standby, or this role may not read the number.
+    `reads_tail`: this role may read it.
     """
     if standby_names and synchronous_commit in _STANDBY_HAS:
         found = f"quorum, {synchronous_commit}" if "ANY " in standby_names.upper() else synchronous_commit
@@ -121,7 +131,12 @@ def _check_replication(standby_names: str, synchronous_commit: str, standbys: in
             f"{_STANDBY_HAS[synchronous_commit]}"
         )
     elif standby_names or standbys:
-        loss_now = "" if tail is None else f": now {tail:,} bytes of the log"
+        if tail is not None:
+            loss_now = f": now {tail:,} bytes of the log"
+        elif standbys and not reads_tail:
+            loss_now = "; how many bytes of the log, only members of pg_read_all_stats see"
+        else:
+            loss_now = ""
         found, meaning = "asynchronous", f"a failover loses the last commits, also acknowledged ones{loss_now}"
     else:
         found, meaning = "none", "if this server's disk is lost, only a backup has what was acknowledged"

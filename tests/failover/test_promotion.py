@@ -121,9 +121,16 @@ async def test_the_doctor_says_how_much_an_asynchronous_failover_would_lose_now(
         with await asynchronous.receiving_nothing():
             await connection.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 100000))")
             findings = await check_database(connection, asynchronous.settings())
+            await connection.execute(
+                "BEGIN; CREATE ROLE plain; GRANT SELECT ON ALL TABLES IN SCHEMA public TO plain; SET LOCAL ROLE plain"
+            )
+            findings_of_plain = await check_database(connection, asynchronous.settings())
+            await connection.execute("ROLLBACK")
     (meaning,) = (finding.meaning for finding in findings if finding.part == "replication")
     (tail,) = re.findall(r"now ([\d,]+) bytes", meaning)
     assert int(tail.replace(",", "")) >= 100_000
+    (meaning,) = (finding.meaning for finding in findings_of_plain if finding.part == "replication")
+    assert meaning.endswith("also acknowledged ones; how many bytes of the log, only members of pg_read_all_stats see")
 
 
 @only_where(ALL_MODES, "it measures what an asynchronous failover loses; FAILOVER_MODES=all runs it")
