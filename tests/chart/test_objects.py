@@ -285,10 +285,10 @@ ASLEEP = 'workers.defaults.autoscaling={"by": "keda", "min": 0}'
 
 @pytest.mark.parametrize(
     "values",
-    [[ASLEEP], [ASLEEP, 'workers.pools={"a": {}, "b": {"autoscaling": {"by": "none"}, "replicas": 0}, "default": null}']],
+    [[ASLEEP], [ASLEEP, 'workers.pools={"a": {}, "default": {"autoscaling": {"by": "none"}, "replicas": 0}}']],
 )
 def test_a_fleet_of_which_nobody_may_be_left_is_refused(values: list[str]) -> None:
-    """Workers fire schedules, admit held jobs, end jobs at their deadlines and send webhooks. KEDA starts none for it."""
+    """Workers fire schedules, admit held jobs, end jobs at their deadlines and send webhooks. KEDA starts none."""
     assert "at least one pool must keep a worker" in refused(*values)
 
 
