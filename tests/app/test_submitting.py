@@ -336,7 +336,7 @@ async def test_an_id_may_be_given_as_text(connection: Connection, using: Using, 
     await connection.execute("UPDATE job SET status = 'succeeded', finished_at = clock_timestamp()")
     found = send_receipt.find(mine)
     assert found == runs[0]
-    assert await found.awaited(SECONDS)
+    assert (await found.awaited(SECONDS)) == found
     for wrong in ("17", "", 17, None):
         with pytest.raises(Invalid, match="is a UUID"):
             send_receipt.find(wrong)  # type: ignore[arg-type]  # that is the test
