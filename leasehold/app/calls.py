@@ -56,32 +56,18 @@ class Options:
     start_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        key: object = self.key  # type checkers know the types, but nothing checks what a program gives
-        if key is not None and not (
-            isinstance(key, str) and 1 <= len(key) <= MAX_KEY and key.isascii() and key.isprintable()
+        if self.key is not None and not (
+            1 <= len(self.key) <= MAX_KEY and self.key.isascii() and self.key.isprintable()
         ):
-            raise Invalid("invalid_key", f"A key is a text of 1 to {MAX_KEY} printable ASCII characters.")
-        delay: object = self.delay
-        if delay is not None and not (isinstance(delay, timedelta) and timedelta(0) <= delay <= MAX_DELAY):
-            raise Invalid("invalid_delay", f"A delay is a timedelta of 0 to {MAX_DELAY.days} days.")
+            raise Invalid("invalid_key", f"A key has 1 to {MAX_KEY} printable ASCII characters.")
+        if self.delay is not None and not timedelta(0) <= self.delay <= MAX_DELAY:
+            raise Invalid("invalid_delay", f"A delay is 0 to {MAX_DELAY.days} days long.")
         if self.start_at is not None and self.start_at - datetime.now(UTC) > MAX_DELAY:
             raise Invalid("invalid_delay", f"A run starts in {MAX_DELAY.days} days at the latest.")
         if self.priority not in PRIORITIES:
             raise Invalid("invalid_priority", f"A priority is one of {', '.join(PRIORITIES)}.")
         if self.tags:
             check_tags(self.tags)
-        if self.id is not None:
-            object.__setattr__(self, "id", checked_id(self.id))
-
-
-def checked_id(run_id: UUID | str) -> UUID:
-    """The id, also of one that is given as text. Raises Invalid `invalid_id`."""
-    if isinstance(run_id, UUID):
-        return run_id
-    try:
-        return UUID(str(run_id))
-    except ValueError:
-        raise Invalid("invalid_id", f"The id of a run is a UUID, and not {str(run_id)[:100]!r}.") from None
 
 
 class Callee(Protocol):

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overlo
 from uuid import UUID
 
 from leasehold.app.arguments import Arguments, hints_of
-from leasehold.app.calls import OPTIONS, Call, Options, SubmitOptions, checked_id
+from leasehold.app.calls import OPTIONS, Call, Options, SubmitOptions
 from leasehold.app.connection import Connections
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.failed import Failed
@@ -24,7 +24,7 @@ from leasehold.app.results import Results
 from leasehold.app.run import Run
 from leasehold.app.source_location import declaration_error, location_of
 from leasehold.app.startable import StartableTask
-from leasehold.app.terms import STEP, TaskTerms, wrong_type
+from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
 from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import MAX_DELAY, NAME, Pipeline, PipelineLimit, RunTerms, Step
@@ -58,8 +58,6 @@ class Task(Generic[P, R]):
         DeclarationError with file and line.
         """
         check_function(function)
-        if (mistake := wrong_type(terms)) is not None:
-            raise declaration_error(function, mistake)
         self._connections = connections if connections is not None else Connections(app)
         self.function = function
         self.location = location_of(function)
@@ -142,11 +140,9 @@ class Task(Generic[P, R]):
         """The call, checked, for `submit_many`. Raises InvalidArguments."""
         return Call(self, self.arguments.encoded(args, kwargs))
 
-    def find(self, run_id: UUID | str) -> Run[R]:
-        """The handle of the run of this task with this id. The run is looked up when the handle is first used. Raises
-        Invalid `invalid_id` for what is not a UUID.
-        """
-        return Run(checked_id(run_id), self.name, self.results, self._connections)
+    def find(self, run_id: UUID) -> Run[R]:
+        """The handle of the run of this task with this id. The run is looked up when the handle is first used."""
+        return Run(run_id, self.name, self.results, self._connections)
 
     def _call_with_options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[R]:
         """The call of `submit`. A keyword argument with the name of an option is the option, unless a parameter has

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 from leasehold.app.arguments import Arguments
 from leasehold.app.failed import Failed
@@ -12,18 +12,6 @@ from leasehold.app.retry import Retry
 from leasehold.app.run_limits import Batch, Limit, Unique
 from leasehold.domain.pipeline import Pipeline
 
-#: The types of options, each with a value as somebody would write it. None is of every type.
-_TYPES: dict[str, tuple[type, str]] = {
-    "name": (str, '"send_receipt"'),
-    "queue": (str, '"mail"'),
-    "retry": (Retry, "Retry(times=3)"),
-    "timeout": (timedelta, "timedelta(seconds=60)"),
-    "cancel_grace": (timedelta, "timedelta(seconds=60)"),
-    "debounce": (timedelta, "timedelta(seconds=60)"),
-    "limit": (Limit, "Limit(at_most=3)"),
-    "unique": (Unique, "Unique()"),
-    "version": (int, "2"),
-}
 #: The name of the only step of a task's pipeline.
 STEP = "run"
 
@@ -70,14 +58,3 @@ class TaskTerms:
     batch: Batch | None = None
     on_failure: Follower | None = None
     cancel_grace: timedelta = timedelta(seconds=30)
-
-
-def wrong_type(terms: Any) -> str | None:
-    """What is wrong with the first option whose value has another type than it must have. None: nothing. `terms`: of a
-    task or a workflow.
-    """
-    for name, (type_, example) in _TYPES.items():
-        value = getattr(terms, name, None)
-        if value is not None and not isinstance(value, type_):
-            return f"{name} is a {type_.__name__}, such as {name}={example}, and not {value!r}"
-    return None

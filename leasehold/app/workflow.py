@@ -14,7 +14,7 @@ from leasehold.app.handling import done_with_result
 from leasehold.app.results import Results
 from leasehold.app.source_location import declaration_error
 from leasehold.app.task import KeywordTask, PositionalTask, Task
-from leasehold.app.terms import TaskTerms, wrong_type
+from leasehold.app.terms import TaskTerms
 
 A = TypeVar("A")  # the type of the first argument after the context
 P = ParamSpec("P")  # the parameters after the context
@@ -113,8 +113,6 @@ def workflow_of(
     Raises DeclarationError with file and line.
     """
     _check_function(function)
-    if (mistake := wrong_type(terms)) is not None:
-        raise declaration_error(function, mistake)
     workflow_class: Any = PositionalWorkflow if takes_positional(function, skip=1) else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
     workflow: Workflow = workflow_class(app, function, task_terms, local_names, connections)

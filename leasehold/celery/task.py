@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
 
-from leasehold.app.calls import Options, checked_id
+from leasehold.app.calls import Options
 from leasehold.app.current import Current, current
 from leasehold.app.retry import MAX_TIMES
 from leasehold.app.retry import Retry as RetryRule
@@ -121,7 +122,7 @@ class CeleryTask:
         options = Options(
             delay=None if eta is not None else timedelta(seconds=max(countdown or 0, 0)) or None,
             priority=_priority_of(priority),
-            id=None if task_id is None else checked_id(task_id),
+            id=None if task_id is None else UUID(task_id),
             start_at=None if eta is None else _in_utc(eta),
         )
         run = Prepared(self.task, options).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at)
@@ -139,18 +140,7 @@ class CeleryTask:
         """The call, which takes no result of the call before it."""
         return Signature.of(self.app, self.name, args, kwargs, immutable=True)
 
-    def signature(
-        self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> Signature:
-        """As Celery's: `signature((1, 2), {"b": 3})` is `s(1, 2, b=3)`. Raises NotSupported for options, but
-        `immutable`.
-        """
-        immutable = bool(options.pop("immutable", False))
-        if options:
-            raise NotSupported(
-                f"signature() has no options here, such as {', '.join(sorted(options))}: give them to apply_async"
-            )
-        return Signature.of(self.app, self.name, args or (), kwargs or {}, immutable=immutable)
+    signature = s
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802 - Celery's name
         return AsyncResult(task_id, self.app)

@@ -17,15 +17,12 @@ NAME = re.compile(NAME_PATTERN, re.ASCII)
 
 def check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the tags as they are. Raises Invalid `invalid_tags`."""
-    pairs: object = tags  # type checkers know a mapping, but nothing checks what a program gives
-    if not isinstance(pairs, Mapping):
-        raise Invalid("invalid_tags", "Tags are a mapping of names to values.")
     if len(tags) > MAX_TAGS:
         raise Invalid("invalid_tags", f"A job has at most {MAX_TAGS} tags.")
     for name, value in tags.items():
-        if not NAME.fullmatch(str(name)):
+        if not NAME.fullmatch(name):
             raise Invalid("invalid_tags", f"The name of a tag must match {NAME_PATTERN}.")
-        text: object = value  # as above
+        text: object = value  # type checkers know a str, but nothing checks what a program gives
         if not isinstance(text, str) or not 1 <= len(text) <= MAX_TAG_CHARACTERS:
             raise Invalid("invalid_tags", f"The value of a tag is a text of 1 to {MAX_TAG_CHARACTERS} characters.")
         if storable_text(text) != text:

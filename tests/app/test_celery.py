@@ -29,15 +29,7 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.db.database import Connection
-from leasehold.domain.errors import (
-    DeclarationError,
-    Invalid,
-    LeaseLost,
-    ObjectExists,
-    Permanent,
-    Retryable,
-    StoreUnavailable,
-)
+from leasehold.domain.errors import DeclarationError, LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
 from tests.app.celery_program import SECONDS, first_steps
 from tests.app.conftest import Serve
 
@@ -513,7 +505,6 @@ def test_what_the_facade_lacks_is_refused_where_the_task_is_declared(options: di
         (lambda: app.send_task("nobody.knows"), "knows no task"),
         (app.autodiscover_tasks, "packages that are named"),
         (lambda: app.submit_canvas({}, [1, 2]), "one argument"),
-        (lambda: add.signature((1, 2), countdown=3), "no options here, such as countdown: give them to apply_async"),
         (lambda: chain(add.s(1, 2)).apply_async(countdown=3), "no options .*: submit it in a task"),
         (lambda: chain(add.s(1)).delay(y=2), "no keyword arguments .*: give them to its calls, as in"),
         (lambda: group([]), "^leasehold.celery has no chain or group of nothing: make it only if there are calls$"),
@@ -523,17 +514,6 @@ def test_what_the_facade_lacks_is_refused_where_the_task_is_declared(options: di
 def test_what_else_it_lacks_is_refused_with_what_to_do(refused: Callable[[], Any], words: str) -> None:
     with pytest.raises(NotSupported, match=words):
         refused()
-
-
-def test_a_signature_has_its_arguments_in_a_tuple_as_celerys_has() -> None:
-    assert add.signature((1, 2)).plan == add.s(1, 2).plan
-    assert add.signature(args=(1,), kwargs={"y": 2}, immutable=True).plan == add.si(1, y=2).plan
-    assert add.signature().plan == add.s().plan
-
-
-def test_the_id_of_a_task_is_a_uuid() -> None:
-    with pytest.raises(Invalid, match="is a UUID, and not 'order-17'"):
-        add.apply_async((1, 2), task_id="order-17")
 
 
 def test_a_name_that_it_lacks_cannot_be_imported_and_the_error_says_what_to_do() -> None:

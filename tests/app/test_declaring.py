@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from leasehold import App, Context, DeclarationError, InvalidArguments, Permanent, Pipelines, Retry, current
+from leasehold import App, DeclarationError, InvalidArguments, Permanent, Pipelines, Retry, current
 from leasehold.app.current import NotInTask
 
 
@@ -170,46 +170,6 @@ def test_an_argument_that_does_not_fit_is_refused_with_its_path() -> None:
         with pytest.raises(InvalidArguments) as refused:
             call()
         assert refused.value.path == path
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"timeout": 60}, r"timeout is a timedelta, such as timeout=timedelta\(seconds=60\), and not 60"),
-        ({"cancel_grace": 60}, "cancel_grace is a timedelta"),
-        ({"debounce": 60}, "debounce is a timedelta"),
-        ({"retry": 3}, r"retry is a Retry, such as retry=Retry\(times=3\), and not 3"),
-        ({"limit": 3}, "limit is a Limit"),
-        ({"unique": True}, "unique is a Unique"),
-        ({"queue": 7}, "queue is a str"),
-        ({"name": 7}, "name is a str"),
-    ],
-)
-def test_an_option_of_a_wrong_type_is_refused_where_it_is_declared(options: Any, sentence: str) -> None:
-    def send() -> None: ...
-
-    async def order(ctx: Context) -> None: ...
-
-    with pytest.raises(DeclarationError, match=rf"test_declaring.py:\d+.*{sentence}"):
-        App("a").task(**options)(send)
-    if options.keys() & {"timeout", "cancel_grace", "queue", "name"}:
-        with pytest.raises(DeclarationError, match=rf"test_declaring.py:\d+.*{sentence}"):
-            App("a").workflow(**options)(order)
-
-
-def test_the_version_of_a_workflow_is_a_number() -> None:
-    async def order(ctx: Context) -> None: ...
-
-    with pytest.raises(DeclarationError, match="version is a int, such as version=2, and not '2'"):
-        App("a").workflow(version="2")(order)  # type: ignore[call-overload]  # that is the test
-
-
-@pytest.mark.parametrize(
-    "fields", [{"times": "3"}, {"delay": 2}, {"factor": "4"}, {"longest": 3600}, {"never": ValueError}, {"never": (1,)}]
-)
-def test_a_retry_of_wrong_types_says_what_to_write(fields: Any) -> None:
-    with pytest.raises(DeclarationError, match=rf"Retry\.{next(iter(fields))} is .*such as"):
-        Retry(**fields)
 
 
 class Size(BaseModel):
