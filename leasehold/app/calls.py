@@ -11,7 +11,7 @@ from uuid import UUID
 from leasehold.app.run_limits import KEY_LASTS, Unique
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Invalid
-from leasehold.domain.ids import new_id
+from leasehold.domain.ids import id_of, new_id
 from leasehold.domain.pipeline import MAX_DELAY, Pipeline
 from leasehold.domain.tags import check_tags
 
@@ -28,14 +28,14 @@ class SubmitOptions(TypedDict, total=False):
     `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
     It must have the same arguments, and over HTTP the same options, too. `delay`: the run starts that much later.
     `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low. `id`: an id for the run, a
-    UUIDv7 that you made: a repeated submission with it starts no second run.
+    UUIDv7 that you made, or its text: a repeated submission with it starts no second run.
     """
 
     key: str | None
     delay: timedelta | None
     tags: Mapping[str, str] | None
     priority: Priority
-    id: UUID | None
+    id: UUID | str | None
 
 
 #: The names of the options of `submit`.
@@ -52,7 +52,7 @@ class Options:
     delay: timedelta | None = None
     tags: Mapping[str, str] | None = None
     priority: Priority = "normal"
-    id: UUID | None = None
+    id: UUID | str | None = None
     start_at: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +66,8 @@ class Options:
             raise Invalid("invalid_delay", f"A run starts in {MAX_DELAY.days} days at the latest.")
         if self.priority not in PRIORITIES:
             raise Invalid("invalid_priority", f"A priority is one of {', '.join(PRIORITIES)}.")
+        if self.id is not None:
+            object.__setattr__(self, "id", id_of(self.id))
         if self.tags:
             check_tags(self.tags)
 
@@ -77,7 +79,7 @@ class Callee(Protocol):
     terms: TaskTerms
     pipeline: Pipeline
 
-    def find(self, run_id: UUID) -> Any:
+    def find(self, run_id: UUID | str) -> Any:
         """The handle of the task's run with this id."""
 
 
@@ -99,7 +101,7 @@ class Call(Generic[R]):
     @property
     def run_id(self) -> UUID:
         """The id that the run will have, unless an earlier submission had the same key."""
-        return self.options.id or self.id
+        return self.id if self.options.id is None else id_of(self.options.id)
 
     @property
     def key(self) -> str | None:

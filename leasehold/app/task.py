@@ -26,6 +26,7 @@ from leasehold.app.source_location import declaration_error, location_of
 from leasehold.app.startable import StartableTask
 from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
+from leasehold.domain.ids import id_of
 from leasehold.domain.params import params_of_json
 from leasehold.domain.pipeline import MAX_DELAY, NAME, Pipeline, PipelineLimit, RunTerms, Step
 
@@ -140,9 +141,11 @@ class Task(Generic[P, R]):
         """The call, checked, for `submit_many`. Raises InvalidArguments."""
         return Call(self, self.arguments.encoded(args, kwargs))
 
-    def find(self, run_id: UUID) -> Run[R]:
-        """The handle of the run of this task with this id. The run is looked up when the handle is first used."""
-        return Run(run_id, self.name, self.results, self._connections)
+    def find(self, run_id: UUID | str) -> Run[R]:
+        """The handle of the run of this task with this id. The run is looked up when the handle is first used. Raises
+        Invalid `invalid_id` for what is neither a UUID nor the text of one.
+        """
+        return Run(id_of(run_id), self.name, self.results, self._connections)
 
     def _call_with_options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[R]:
         """The call of `submit`. A keyword argument with the name of an option is the option, unless a parameter has

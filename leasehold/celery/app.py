@@ -105,9 +105,9 @@ class Celery:
         self._tasks_of_app[leasehold_task.name] = task
         return leasehold_task
 
-    def find(self, run_id: UUID) -> Run[Any]:
+    def find(self, run_id: UUID | str) -> Run[Any]:
         """The run with this id, of any of the app's tasks. The `find` of any task finds it. The
-        canvas is used, because every app has a canvas.
+        canvas is used, because every app has a canvas. Raises Invalid `invalid_id`.
         """
         run: Run[Any] = self._canvas.find(run_id)
         return run

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from leasehold.celery.apps import CeleryApp, newest_app
 from leasehold.domain.errors import NotFound, TaskFailed
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from leasehold.app.run import Run
 
 #: A run's status -> Celery's state. Any other status is PENDING.
@@ -25,11 +26,13 @@ EXPIRED = "task_expired"
 
 
 class AsyncResult:
-    """The handle of a run. An id that no run has is PENDING, as in Celery."""
+    """The handle of a run. An id that no run has is PENDING, as in Celery. Raises Invalid `invalid_id` for an
+    id that is no UUID.
+    """
 
     def __init__(self, id: str | UUID, app: CeleryApp | None = None) -> None:  # noqa: A002 - Celery's name
-        self.id = str(id)
-        self._run: Run[Any] = (app or newest_app()).find(UUID(self.id))
+        self._run: Run[Any] = (app or newest_app()).find(id)
+        self.id = str(self._run.id)
 
     def __repr__(self) -> str:
         return f"<AsyncResult: {self.id}>"

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
-from uuid import UUID
 
 from leasehold.app.calls import Options
 from leasehold.app.current import Current, current
@@ -109,7 +108,7 @@ class CeleryTask:
         `countdown`. A run whose attempt begins after `expires` is REVOKED. `priority`: 0 to 9, 9 is the most urgent.
         `task_id`: a UUID.
 
-        Raises TypeError for arguments that the function does not take, and NotSupported.
+        Raises TypeError for arguments that the function does not take, NotSupported, and Invalid `invalid_id`.
         """
         for name in other_options:
             if name not in IGNORED:
@@ -122,7 +121,7 @@ class CeleryTask:
         options = Options(
             delay=None if eta is not None else timedelta(seconds=max(countdown or 0, 0)) or None,
             priority=_priority_of(priority),
-            id=None if task_id is None else UUID(task_id),
+            id=task_id,
             start_at=None if eta is None else _in_utc(eta),
         )
         run = Prepared(self.task, options).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at)

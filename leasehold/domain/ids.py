@@ -7,9 +7,28 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
+from leasehold.domain.errors import Invalid
+
 
 def new_id() -> UUID:
     return uuid7()
+
+
+def id_of(value: object) -> UUID:
+    """The id that a program names: a UUID, also of a library other than the standard one, or its text. Raises Invalid
+    `invalid_id`.
+    """
+    if isinstance(value, UUID):
+        return value
+    octets = getattr(value, "bytes", None)
+    try:
+        if isinstance(value, str):
+            return UUID(value)
+        if isinstance(octets, bytes):
+            return UUID(bytes=octets)
+    except ValueError:
+        pass
+    raise Invalid("invalid_id", f"The id of a run is a UUID or the text of one, not {repr(value)[:100]}.")
 
 
 def id_of_instant(instant: datetime) -> UUID:

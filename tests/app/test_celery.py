@@ -29,7 +29,15 @@ from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, R
 from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.db.database import Connection
-from leasehold.domain.errors import DeclarationError, LeaseLost, ObjectExists, Permanent, Retryable, StoreUnavailable
+from leasehold.domain.errors import (
+    DeclarationError,
+    Invalid,
+    LeaseLost,
+    ObjectExists,
+    Permanent,
+    Retryable,
+    StoreUnavailable,
+)
 from tests.app.celery_program import SECONDS, first_steps
 from tests.app.conftest import Serve
 
@@ -429,6 +437,15 @@ def test_arguments_that_do_not_fit_raise_where_they_are_submitted() -> None:
 def test_an_id_that_no_run_has_is_pending() -> None:
     result = AsyncResult(uuid4())
     assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
+
+
+def test_an_id_that_is_no_uuid_is_refused_where_it_is_given() -> None:
+    for call in (lambda: AsyncResult("abc"), lambda: add.apply_async((1, 2), task_id="abc")):
+        with pytest.raises(Invalid, match="is a UUID or the text of one, not 'abc'") as refused:
+            call()
+        assert refused.value.code == "invalid_id"
+    given = uuid4()
+    assert AsyncResult(str(given).upper()) == AsyncResult(given)
 
 
 def test_two_functions_of_one_name_are_refused_with_the_way_out() -> None:

@@ -443,6 +443,35 @@ async def test_a_repeated_id_starts_no_second_run_and_another_tasks_id_is_refuse
         await large.asubmit(1, id=mine)
 
 
+async def test_an_id_may_be_text_and_a_repetition_gives_the_first_run(connection: Connection) -> None:
+    mine = new_id()
+    first = await send_receipt.asubmit(Order(id=1), id=str(mine))
+    prepared = await send_receipt.options(id=str(mine).upper()).asubmit(Order(id=1))
+    assert first == prepared == send_receipt.find(mine)
+    assert first.id == prepared.id == mine
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+
+
+async def test_a_run_is_found_by_its_id_as_text(serve: Serve) -> None:
+    async with serve(app), asyncio.timeout(SECONDS):
+        run = await speak.asubmit(1)
+        found = speak.find(str(run.id))
+        chunks = [(one.event, one.chunk) async for one in found.astream()]
+        await found.aresult()
+    assert chunks == [("chunk", "word 0"), ("restart", None), ("chunk", "word 0"), ("chunk", {"end": True})]
+
+
+@pytest.mark.parametrize("wrong", ["", "17", "not an id", 17, b"x" * 16, None])
+def test_what_is_no_id_is_refused_where_it_is_given(wrong: Any) -> None:
+    calls: list[Callable[[], object]] = [lambda: send_receipt.find(wrong)]
+    if wrong is not None:  # the default: the platform makes the id
+        calls += [lambda: send_receipt.options(id=wrong), lambda: send_receipt.submit(Order(id=1), id=wrong)]
+    for call in calls:
+        with pytest.raises(Invalid, match="is a UUID") as refused:
+            call()
+        assert refused.value.code == "invalid_id"
+
+
 async def test_many_are_written_together_in_order_or_not_at_all(connection: Connection, using: Using) -> None:
     calls = [Order(id=n) for n in range(40)] + [send_receipt.options(key="k").call(Order(id=40))]
     runs = await send_receipt.asubmit_many(calls)
