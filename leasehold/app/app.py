@@ -26,6 +26,7 @@ from leasehold.app.terms import TaskOptions, TaskTerms
 from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow, WorkflowTerms, workflow_of
 from leasehold.domain.errors import DeclarationError, Invalid, InvalidArguments
 from leasehold.domain.kind import Kind
+from leasehold.domain.option_types import check_text, check_time
 from leasehold.domain.pipeline import NAME, Pipeline
 from leasehold.domain.registry import CatchUp, DeclaredSchedule, Overlap, Pipelines
 
@@ -59,7 +60,8 @@ class App:
 
     def __init__(self, name: str) -> None:
         """`name`: small letters, digits, `_` and `-`. Raises DeclarationError."""
-        if not NAME.fullmatch(name):
+        given: object = name  # type checkers know a str, but nothing checks what a program gives
+        if not isinstance(given, str) or not NAME.fullmatch(name):
             location = location_of_caller(inspect.currentframe())
             raise DeclarationError(
                 f"{location}: the app's name {name!r} must begin with a small letter, and have small letters, digits, "
@@ -202,6 +204,12 @@ class App:
             from leasehold.domain import cron  # noqa: PLC0415 - it loads the time zones
 
             task = self._declare(function, terms, caller_locals(inspect.currentframe()))
+            try:
+                check_text("expression", expression, "@daily")
+                check_text("zone", zone, "UTC")
+                check_time("catch_up_within", catch_up_within)
+            except DeclarationError as error:
+                raise declaration_error(function, str(error)) from None
             try:
                 cron.check(expression, zone)
                 payload = task.arguments.encoded((), {})

@@ -12,6 +12,7 @@ from leasehold.app.run_limits import KEY_LASTS, Unique
 from leasehold.app.terms import TaskTerms
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import id_of, new_id
+from leasehold.domain.option_types import time_sentence
 from leasehold.domain.pipeline import MAX_DELAY, Pipeline
 from leasehold.domain.tags import check_tags
 
@@ -56,10 +57,15 @@ class Options:
     start_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        if self.key is not None and not (
-            1 <= len(self.key) <= MAX_KEY and self.key.isascii() and self.key.isprintable()
+        # Type checkers know the types of the options, but nothing checks what a program gives.
+        key: object = self.key
+        if key is not None and not (
+            isinstance(key, str) and 1 <= len(key) <= MAX_KEY and key.isascii() and key.isprintable()
         ):
             raise Invalid("invalid_key", f"A key has 1 to {MAX_KEY} printable ASCII characters.")
+        delay: object = self.delay
+        if delay is not None and not isinstance(delay, timedelta):
+            raise Invalid("invalid_delay", f"{time_sentence('delay', delay)}.")
         if self.delay is not None and not timedelta(0) <= self.delay <= MAX_DELAY:
             raise Invalid("invalid_delay", f"A delay is 0 to {MAX_DELAY.days} days long.")
         if self.start_at is not None and self.start_at - datetime.now(UTC) > MAX_DELAY:
@@ -68,7 +74,7 @@ class Options:
             raise Invalid("invalid_priority", f"A priority is one of {', '.join(PRIORITIES)}.")
         if self.id is not None:
             object.__setattr__(self, "id", id_of(self.id))
-        if self.tags:
+        if self.tags is not None:
             check_tags(self.tags)
 
 

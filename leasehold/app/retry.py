@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from leasehold.app.source_location import PlaceOfCaller
 from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
+from leasehold.domain.option_types import check_time, check_whole
 
 #: PostgreSQL counts attempts in a smallint. More attempts than this help nobody.
 MAX_TIMES = 1000
@@ -31,12 +33,26 @@ class Retry:
     never: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
+        with PlaceOfCaller():
+            self._check()
+
+    def _check(self) -> None:
+        """Raises DeclarationError."""
+        check_whole("Retry.times", self.times)
+        check_time("Retry.delay", self.delay)
+        check_time("Retry.longest", self.longest)
         if not 0 <= self.times <= MAX_TIMES:
             raise DeclarationError(f"Retry.times must be 0 to {MAX_TIMES}, not {self.times}")
         if self.delay < timedelta(0) or self.longest < timedelta(0):
             raise DeclarationError("Retry.delay and Retry.longest must not be negative")
         if self.delay > LONGEST or self.longest > LONGEST:
             raise DeclarationError(f"Retry.delay and Retry.longest must be at most {LONGEST.days} days")
+        factor: object = self.factor  # type checkers know its type, but nothing checks what a program gives
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise DeclarationError(f"Retry.factor is a number, not {factor!r}")
+        never: object = self.never  # as above
+        if not isinstance(never, tuple) or not all(map(_is_exception, never)):
+            raise DeclarationError(f"Retry.never is a tuple of exceptions such as (ValueError,), not {never!r}")
         if not 1 <= self.factor <= MAX_FACTOR:
             raise DeclarationError(f"Retry.factor must be 1 to {MAX_FACTOR}, not {self.factor}")
 
@@ -51,3 +67,7 @@ class Retry:
                 break
             delay = min(delay * self.factor, self.longest)
         return tuple(delays)
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)

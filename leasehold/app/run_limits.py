@@ -12,7 +12,9 @@ from typing import Any
 
 import orjson
 
+from leasehold.app.source_location import PlaceOfCaller
 from leasehold.domain.errors import DeclarationError
+from leasehold.domain.option_types import check_time, check_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,21 @@ class Limit:
     by: str | None = None
 
     def __post_init__(self) -> None:
+        with PlaceOfCaller():
+            self._check()
+
+    def _check(self) -> None:
+        """Raises DeclarationError."""
+        for name, bound in (("at_most", self.at_most), ("per_minute", self.per_minute)):
+            if bound is not None:
+                check_whole(f"Limit.{name}", bound)
         if self.at_most is None and self.per_minute is None:
             raise DeclarationError("a Limit needs at_most, per_minute or both")
         if any(bound is not None and bound < 1 for bound in (self.at_most, self.per_minute)):
             raise DeclarationError("at_most and per_minute must be at least 1: a limit of 0 would hold every run")
-        if self.by is not None and not self.by.startswith("/"):
-            raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {self.by!r}")
+        by: object = self.by  # type checkers know its type, but nothing checks what a program gives
+        if by is not None and not (isinstance(by, str) and by.startswith("/")):
+            raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {by!r}")
 
 
 #: For how long the key of a submission counts: as long as the platform stores it (leasehold.db.idempotency.KEEP).
@@ -53,10 +64,13 @@ class Batch:
     wait: timedelta = timedelta(milliseconds=50)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= MAX_BATCH:
-            raise DeclarationError(f"Batch.size is 1 to {MAX_BATCH}, not {self.size}")
-        if not timedelta(0) <= self.wait <= MAX_BATCH_WAIT:
-            raise DeclarationError(f"Batch.wait is 0 to {MAX_BATCH_WAIT.total_seconds():g} s")
+        with PlaceOfCaller():
+            check_whole("Batch.size", self.size)
+            check_time("Batch.wait", self.wait)
+            if not 1 <= self.size <= MAX_BATCH:
+                raise DeclarationError(f"Batch.size is 1 to {MAX_BATCH}, not {self.size}")
+            if not timedelta(0) <= self.wait <= MAX_BATCH_WAIT:
+                raise DeclarationError(f"Batch.wait is 0 to {MAX_BATCH_WAIT.total_seconds():g} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +83,17 @@ class Unique:
     within: timedelta = KEY_LASTS
 
     def __post_init__(self) -> None:
+        with PlaceOfCaller():
+            self._check()
+
+    def _check(self) -> None:
+        """Raises DeclarationError."""
         by: object = self.by  # type checkers know a tuple, but nothing checks the caller's types
         if isinstance(by, str):
             raise DeclarationError(f"Unique.by is a tuple of names such as ({by!r},), not a string")
+        if not isinstance(by, tuple | list) or not all(isinstance(name, str) for name in by):
+            raise DeclarationError(f"Unique.by is a tuple of names such as ('customer',), not {by!r}")
+        check_time("Unique.within", self.within)
         if not timedelta(0) < self.within <= KEY_LASTS:
             hours = KEY_LASTS.total_seconds() / 3600
             raise DeclarationError(f"Unique.within is more than 0 and at most {hours:g} hours")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from inspect import unwrap
+from inspect import currentframe, unwrap
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from leasehold.domain.errors import DeclarationError
+
+#: The package of the platform.
+_PLATFORM = __name__.partition(".")[0]
 
 
 def location_of(function: Callable[..., Any]) -> str:
@@ -26,6 +29,22 @@ def location_of_caller(frame: FrameType | None) -> str:
     """`file:line` of the frame's caller."""
     caller = None if frame is None else frame.f_back
     return "?" if caller is None else _location(caller.f_code.co_filename, caller.f_lineno)
+
+
+class PlaceOfCaller:
+    """`with PlaceOfCaller():` puts the file and line of the user's code that is running before each DeclarationError:
+    of the innermost frame that is not the platform's.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, DeclarationError):
+            frame = currentframe()
+            while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PLATFORM:
+                frame = frame.f_back
+            place = "?" if frame is None else _location(frame.f_code.co_filename, frame.f_lineno)
+            raise DeclarationError(f"{place}: {error}") from None
 
 
 def _location(file: str, line: int) -> str:

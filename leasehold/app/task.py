@@ -59,6 +59,10 @@ class Task(Generic[P, R]):
         DeclarationError with file and line.
         """
         check_function(function)
+        try:
+            terms.check_types()
+        except DeclarationError as error:
+            raise declaration_error(function, str(error)) from None
         self._connections = connections if connections is not None else Connections(app)
         self.function = function
         self.location = location_of(function)

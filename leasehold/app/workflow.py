@@ -14,12 +14,16 @@ from leasehold.app.handling import done_with_result
 from leasehold.app.results import Results
 from leasehold.app.source_location import declaration_error
 from leasehold.app.task import KeywordTask, PositionalTask, Task
-from leasehold.app.terms import TaskTerms
+from leasehold.app.terms import TaskTerms, check_name_and_times
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.option_types import is_whole
 
 A = TypeVar("A")  # the type of the first argument after the context
 P = ParamSpec("P")  # the parameters after the context
 Q = ParamSpec("Q")  # the parameters after the first argument
 R = TypeVar("R")  # the type of the result
+#: The highest version: PostgreSQL stores it as a smallint.
+MAX_VERSION = 32_767
 _FIRST_PARAMETER = "the first parameter of a workflow is its context: async def f(ctx: Context, ...)"
 
 
@@ -32,6 +36,12 @@ class WorkflowTerms:
     version: int = 1
     timeout: timedelta = timedelta(minutes=5)
     cancel_grace: timedelta = timedelta(seconds=30)
+
+    def check_types(self) -> None:
+        """Raises DeclarationError for an option of a wrong type: it says what to write."""
+        check_name_and_times(self.name, self.queue, self.timeout, self.cancel_grace)
+        if not is_whole(self.version) or not 1 <= self.version <= MAX_VERSION:
+            raise DeclarationError(f"version is a whole number of 1 to {MAX_VERSION}, not {self.version!r}")
 
 
 class WorkflowHandling:
@@ -113,6 +123,10 @@ def workflow_of(
     Raises DeclarationError with file and line.
     """
     _check_function(function)
+    try:
+        terms.check_types()
+    except DeclarationError as error:
+        raise declaration_error(function, str(error)) from None
     workflow_class: Any = PositionalWorkflow if takes_positional(function, skip=1) else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
     workflow: Workflow = workflow_class(app, function, task_terms, local_names, connections)

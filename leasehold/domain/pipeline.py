@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from leasehold.domain.backoff import DEFAULT_LADDER
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.json_pointer import find_value
+from leasehold.domain.option_types import check_time, check_whole
 
 #: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share: those
 #: that run in the worker's own process.
@@ -132,16 +133,24 @@ class Step:
     timeout_seconds: int | None = None  # a template's time limit; it overrides the code's `timeout`
 
     def __post_init__(self) -> None:
+        for text in (self.name, self.queue):
+            given: object = text  # type checkers know a str, but nothing checks what a program gives
+            if not isinstance(given, str):
+                raise DeclarationError(f"step {self.name!r}: its name and its queue are str, not {given!r}")
         if not NAME.fullmatch(self.name):
             raise DeclarationError(f"step name {self.name!r} must match {NAME.pattern}")
         if not NAME.fullmatch(self.queue):
             raise DeclarationError(f"step {self.name}: queue {self.queue!r} must match {NAME.pattern}")
+        check_whole(f"step {self.name}: max_attempts", self.max_attempts)
+        check_time(f"step {self.name}: timeout", self.timeout)
         if self.max_attempts < 1:
             raise DeclarationError(f"step {self.name}: max_attempts must be at least 1")
         if self.timeout <= timedelta(0):
             raise DeclarationError(f"step {self.name}: timeout must be positive")
         if not self.retry_ladder:
             raise DeclarationError(f"step {self.name}: the retry ladder must have at least one delay")
+        for delay in self.retry_ladder:
+            check_time(f"step {self.name}: a delay of retry_ladder", delay)
 
 
 #: The longest grace of a cancel, because a client waits until the cancelled run has stopped.
@@ -176,6 +185,10 @@ class RunTerms:
     unlimited: bool = False  # exempt from declared concurrency limits: the pipeline does the platform's own work
 
     def __post_init__(self) -> None:
+        for name, time in (("timeout", self.timeout), ("start_within", self.start_within)):
+            if time is not None:
+                check_time(name, time)
+        check_time("grace", self.grace)
         if not timedelta(0) <= self.grace <= MAX_GRACE:
             raise DeclarationError(f"the grace of a cancel is 0 to {MAX_GRACE.total_seconds():g} s, not {self.grace}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from leasehold.domain.errors import Invalid
 from leasehold.domain.storable import storable_text
@@ -17,14 +18,16 @@ NAME = re.compile(NAME_PATTERN, re.ASCII)
 
 def check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the tags as they are. Raises Invalid `invalid_tags`."""
+    given: Any = tags  # type checkers know texts, but nothing checks what a program gives
+    if not isinstance(given, Mapping):
+        raise Invalid("invalid_tags", f'Tags are names with values, such as {{"customer": "7"}}, not {given!r}.')
     if len(tags) > MAX_TAGS:
         raise Invalid("invalid_tags", f"A job has at most {MAX_TAGS} tags.")
-    for name, value in tags.items():
-        if not NAME.fullmatch(name):
+    for name, value in given.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise Invalid("invalid_tags", f"The name of a tag must match {NAME_PATTERN}.")
-        text: object = value  # type checkers know a str, but nothing checks what a program gives
-        if not isinstance(text, str) or not 1 <= len(text) <= MAX_TAG_CHARACTERS:
+        if not isinstance(value, str) or not 1 <= len(value) <= MAX_TAG_CHARACTERS:
             raise Invalid("invalid_tags", f"The value of a tag is a text of 1 to {MAX_TAG_CHARACTERS} characters.")
-        if storable_text(text) != text:
+        if storable_text(value) != value:
             raise Invalid("invalid_tags", "The value of a tag has no NUL character and no half of a surrogate pair.")
     return tags

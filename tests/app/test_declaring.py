@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field
 
-from leasehold import App, DeclarationError, InvalidArguments, Permanent, Pipelines, Retry, current
+from leasehold import (
+    App,
+    Batch,
+    Context,
+    DeclarationError,
+    InvalidArguments,
+    Limit,
+    Permanent,
+    Pipelines,
+    Retry,
+    RunTerms,
+    Step,
+    Unique,
+    current,
+)
 from leasehold.app.current import NotInTask
 
 
@@ -100,6 +116,96 @@ def test_the_grace_of_a_cancel_has_bounds(seconds: int) -> None:
     with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+.*the grace of a cancel is 0 to 3600 s"):
         App("shop").task(cancel_grace=timedelta(seconds=seconds))(named("one"))
     assert App("shop").task(cancel_grace=timedelta(hours=1))(named("one")).pipeline.terms.grace == timedelta(hours=1)
+
+
+async def waits(ctx: Context) -> None: ...
+
+
+def plain(n: int = 1) -> int:
+    return n
+
+
+def declared(**options: Any) -> None:
+    App("shop").task(**options)(plain)
+
+
+def declared_workflow(**options: Any) -> None:
+    App("shop").workflow(**options)(waits)
+
+
+def declared_cron(**options: Any) -> None:
+    App("shop").cron(**({"expression": "@daily"} | options))(plain)
+
+
+@pytest.mark.parametrize(
+    ("declare", "option", "value", "words"),
+    [
+        (declared, "timeout", 60, "timeout is a timedelta, not 60: write timeout=timedelta(seconds=60)"),
+        (declared, "timeout", "1 h", "timeout is a timedelta, not '1 h': write timeout=timedelta(seconds=60)"),
+        (declared, "timeout", None, "timeout is a timedelta, not None"),
+        (declared, "cancel_grace", 2.5, "not 2.5: write cancel_grace=timedelta(seconds=2.5)"),
+        (declared, "debounce", 60, "write debounce=timedelta(seconds=60)"),
+        (declared, "retry", 3, "retry is a Retry, not 3: write retry=Retry(times=3)"),
+        (declared, "limit", 3, "limit is a Limit, not 3: write limit=Limit(at_most=3)"),
+        (declared, "unique", True, "unique is a Unique, not True: write unique=Unique()"),
+        (declared, "batch", 10, "batch is a Batch, not 10: write batch=Batch(size=10)"),
+        (declared, "on_failure", plain, "on_failure is a task, not <function plain"),
+        (declared, "name", 5, "name is a str, not 5: write name='5'"),
+        (declared, "queue", ["mail"], "queue is a str, not ['mail']: write queue='default'"),
+        (declared, "process", "no", "process is a bool, not 'no': write process=True"),
+        (declared, "isolated", 1, "isolated is a bool, not 1: write isolated=True"),
+        (declared_workflow, "timeout", 60, "write timeout=timedelta(seconds=60)"),
+        (declared_workflow, "cancel_grace", 60, "write cancel_grace=timedelta(seconds=60)"),
+        (declared_workflow, "version", "2", "version is a whole number of 1 to 32767, not '2'"),
+        (declared_workflow, "version", 0, "version is a whole number of 1 to 32767, not 0"),
+        (declared_workflow, "queue", None, "queue is a str, not None: write queue='default'"),
+        (declared_workflow, "name", 5, "name is a str, not 5"),
+        (declared_cron, "timeout", 60, "write timeout=timedelta(seconds=60)"),
+        (declared_cron, "catch_up_within", 60, "write catch_up_within=timedelta(seconds=60)"),
+        (declared_cron, "expression", 5, "expression is a str, not 5"),
+        (declared_cron, "zone", None, "zone is a str, not None: write zone='UTC'"),
+        (Retry, "never", ValueError, "Retry.never is a tuple of exceptions such as (ValueError,), not <class"),
+        (Retry, "never", [ValueError], "Retry.never is a tuple of exceptions such as (ValueError,), not [<class"),
+        (Retry, "never", ("ValueError",), "Retry.never is a tuple of exceptions such as (ValueError,), not ('Val"),
+        (Retry, "times", "3", "Retry.times is a whole number, not '3'"),
+        (Retry, "times", 2.5, "Retry.times is a whole number, not 2.5"),
+        (Retry, "times", True, "Retry.times is a whole number, not True"),
+        (Retry, "factor", "4", "Retry.factor is a number, not '4'"),
+        (Retry, "delay", 2, "Retry.delay is a timedelta, not 2: write delay=timedelta(seconds=2)"),
+        (Retry, "longest", 60, "Retry.longest is a timedelta, not 60: write longest=timedelta(seconds=60)"),
+        (Limit, "at_most", "5", "Limit.at_most is a whole number, not '5'"),
+        (Limit, "per_minute", 0.5, "Limit.per_minute is a whole number, not 0.5"),
+        (Limit, "at_most", 0, "at_most and per_minute must be at least 1"),
+        (partial(Limit, at_most=1), "by", 5, "Limit.by is a JSON pointer such as /customer, not 5"),
+        (Batch, "size", "10", "Batch.size is a whole number, not '10'"),
+        (partial(Batch, size=2), "wait", 1, "Batch.wait is a timedelta, not 1: write wait=timedelta(seconds=1)"),
+        (Unique, "within", 3600, "Unique.within is a timedelta, not 3600: write within=timedelta(seconds=3600)"),
+        (Unique, "by", 5, "Unique.by is a tuple of names such as ('customer',), not 5"),
+        (Unique, "by", (5,), "Unique.by is a tuple of names such as ('customer',), not (5,)"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused_with_the_place_and_what_to_write(
+    declare: Callable[..., Any], option: str, value: Any, words: str
+) -> None:
+    with pytest.raises(DeclarationError, match=rf"^\S*test_declaring\.py:\d+: .*{re.escape(words)}"):
+        declare(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("declare", "words"),
+    [
+        (lambda: Step("a", timeout=60), "step a: timeout is a timedelta, not 60"),  # type: ignore[arg-type]
+        (lambda: Step("a", retry_ladder=(1,)), "step a: a delay of retry_ladder is a timedelta, not 1"),  # type: ignore[arg-type]
+        (lambda: Step("a", max_attempts="5"), "step a: max_attempts is a whole number, not '5'"),  # type: ignore[arg-type]
+        (lambda: RunTerms(timeout=60), "timeout is a timedelta, not 60"),  # type: ignore[arg-type]
+        (lambda: RunTerms(start_within=60), "start_within is a timedelta, not 60"),  # type: ignore[arg-type]
+        (lambda: RunTerms(grace=60), r"grace is a timedelta, not 60: write grace=timedelta\(seconds=60\)"),  # type: ignore[arg-type]
+        (lambda: App(5), r"test_declaring\.py:\d+: the app's name 5 must begin"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_pipeline_is_refused_for_an_option_of_a_wrong_type_too(declare: Callable[[], Any], words: str) -> None:
+    with pytest.raises(DeclarationError, match=words):
+        declare()
 
 
 def test_a_lambda_and_a_class_are_refused() -> None:

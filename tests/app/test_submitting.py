@@ -319,7 +319,9 @@ async def test_arguments_are_checked_where_submit_is_called_and_nothing_is_writt
     "options",
     [{"key": ""}, {"key": "é"}, {"key": "x" * 201}, {"delay": timedelta(seconds=-1)}, {"priority": "urgent"},
      {"tags": {"Customer": "7"}}, {"tags": {"customer": 7}}, {"tags": {"customer": "7\x00"}},
-     {"tags": {"customer": "\ud83d"}}, {"tags": {"customer": ""}}, {"tags": {"customer": "7" * 65}}],
+     {"tags": {"customer": "\ud83d"}}, {"tags": {"customer": ""}}, {"tags": {"customer": "7" * 65}},
+     {"key": 17}, {"key": b"17"}, {"delay": 60}, {"delay": "60"}, {"priority": []}, {"tags": ["a"]}, {"tags": "a"},
+     {"tags": {7: "customer"}}],
 )  # fmt: skip
 async def test_options_are_checked_too(options: Any, connection: Connection) -> None:
     with pytest.raises(Invalid):

@@ -1,0 +1,50 @@
+"""The types of the options that a program gives. Nothing else checks them: a program without a type checker may give
+anything.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypeGuard
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.sentences import with_article
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether the value is an int, and neither True nor False."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def time_sentence(name: str, value: object) -> str:
+    """The sentence that refuses a value in place of a timedelta. `name`: of the option; a class may stand before it,
+    as in `Retry.delay`.
+    """
+    seconds = value if is_whole(value) or isinstance(value, float) else 60
+    option = name.rpartition(".")[2].rpartition(" ")[2]
+    return f"{name} is a timedelta, not {value!r}: write {option}=timedelta(seconds={seconds})"
+
+
+def check_time(name: str, value: object) -> None:
+    """Raises DeclarationError unless the value is a timedelta. `name`: as for `time_sentence`."""
+    if not isinstance(value, timedelta):
+        raise DeclarationError(time_sentence(name, value))
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raises DeclarationError unless the value is an int, and neither True nor False."""
+    if not is_whole(value):
+        raise DeclarationError(f"{name} is a whole number, not {value!r}")
+
+
+def check_text(name: str, value: object, example: str) -> None:
+    """Raises DeclarationError unless the value is a str. `example`: what the program might write in place of it."""
+    if not isinstance(value, str):
+        text = str(value) if is_whole(value) else example
+        raise DeclarationError(f"{name} is a str, not {value!r}: write {name}={text!r}")
+
+
+def check_kind(name: str, value: object, kind: type, example: str) -> None:
+    """Raises DeclarationError unless the value is a `kind`. `example`: what the program might write in place of it."""
+    if not isinstance(value, kind):
+        raise DeclarationError(f"{name} is {with_article(kind.__name__)}, not {value!r}: write {name}={example}")
