@@ -33,6 +33,12 @@ _UNSUPPORTED = {
     "chunks": "use group(...), or a leasehold task with batch=",
     "current_task": "use bind=True and self, or leasehold's current()",
     "signals": "use leasehold's @app.middleware and @app.lifespan",
+    "signature": "use the task's own: task.signature(args, kwargs), or task.s(...)",
+    "subtask": "use the task's own: task.signature(args, kwargs), or task.s(...)",
+    "maybe_signature": "use the task's own: task.signature(args, kwargs), or task.s(...)",
+    "xmap": "use group(task.s(item) for item in items)",
+    "xstarmap": "use group(task.s(*item) for item in items)",
+    "uuid": "use str(uuid.uuid4())",
     "bootsteps": "use leasehold's @app.lifespan",
 }
 

@@ -18,6 +18,7 @@ from leasehold.celery import result
 from leasehold.celery.apps import CeleryApp, made_apps, newest_app
 from leasehold.celery.canvas import run_plan
 from leasehold.celery.exceptions import NotSupported
+from leasehold.celery.lacking import OF_APP, Lacking
 from leasehold.celery.options import check_setting, not_supported, options_of
 from leasehold.celery.task import CeleryTask, code_of
 from leasehold.domain.errors import Permanent
@@ -45,10 +46,12 @@ class Conf:
             setattr(self, name, value)
 
 
-class Celery:
+class Celery(Lacking):
     """`main`: the name of the app. `broker` and `backend` are ignored: LEASEHOLD_DATABASE_URL and LEASEHOLD_AMQP_URL
     say where runs go. Raises NotSupported for other arguments of Celery's.
     """
+
+    _IN_CELERY, _LACKS = "Celery", OF_APP
 
     def __init__(self, main: str | None = None, *, broker: str = "", backend: str = "", **unsupported: Any) -> None:
         del broker, backend

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from leasehold.celery.apps import CeleryApp
 from leasehold.celery.exceptions import NotSupported
+from leasehold.celery.lacking import OF_SIGNATURE, Lacking
 from leasehold.celery.result import AsyncResult
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ Plan = dict[str, Any]
 _NOTHING = object()
 
 
-class Signature:
+class Signature(Lacking):
     """A call, or several calls with their order. It can be submitted, and combined with others."""
+
+    _IN_CELERY, _LACKS = "Signature", OF_SIGNATURE
 
     def __init__(self, app: CeleryApp, plan: Plan) -> None:
         self.app = app

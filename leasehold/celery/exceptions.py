@@ -17,6 +17,17 @@ class NotSupported(CeleryError):
     """A feature of Celery that leasehold.celery does not have. The message says what to do instead."""
 
 
+class NotSupportedName(NotSupported, AttributeError):
+    """An attribute or method that the object has in Celery, and not here. It is an AttributeError, so `hasattr` says
+    False.
+    """
+
+    def __init__(self, message: str, *, name: str, obj: object) -> None:
+        super().__init__(message)
+        self.name = name
+        self.obj = obj
+
+
 class MaxRetriesExceededError(CeleryError):
     """`self.retry` was called after the last retry, without an exception to raise. `task_args` and `task_kwargs`: the
     arguments of the run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from leasehold.celery.apps import CeleryApp, newest_app
+from leasehold.celery.lacking import OF_RESULT, Lacking
 from leasehold.domain.errors import NotFound, TaskFailed
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ _STATES = {
 EXPIRED = "task_expired"
 
 
-class AsyncResult:
+class AsyncResult(Lacking):
     """The handle of a run. An id that no run has is PENDING, as in Celery. Raises Invalid `invalid_id` for an
     id that is no UUID.
     """
+
+    _IN_CELERY, _LACKS = "AsyncResult", OF_RESULT
 
     def __init__(self, id: str | UUID, app: CeleryApp | None = None) -> None:  # noqa: A002 - Celery's name
         self._run: Run[Any] = (app or newest_app()).find(id)

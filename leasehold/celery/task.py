@@ -16,6 +16,7 @@ from leasehold.app.task import Prepared
 from leasehold.celery.apps import CeleryApp
 from leasehold.celery.canvas import Signature
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
+from leasehold.celery.lacking import OF_REQUEST, OF_TASK, Lacking
 from leasehold.celery.options import IGNORED, CeleryOptions, not_supported
 from leasehold.celery.result import EXPIRED, AsyncResult
 from leasehold.domain.errors import (
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
 
 #: Celery's priorities are 0 to 9. Those from _HIGH_FROM on are `high` here, and those below _LOW_BELOW are `low`.
 _HIGH_FROM, _LOW_BELOW = 7, 3
+#: Options of apply_async that a signature of Celery's may have.
+_APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 
-class Request:
+class Request(Lacking):
     """`self.request` of a task with `bind=True`. `attempt`: the attempt that calls the function. None: the program
     calls it directly, and the request has no id.
     """
+
+    _IN_CELERY, _LACKS = "Context", OF_REQUEST
 
     def __init__(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, attempt: Current | None = None
@@ -54,11 +59,12 @@ class Request:
         self.is_eager = False
 
 
-class CeleryTask:
+class CeleryTask(Lacking):
     """A call of the object runs the function in this process. `name`: the task's name in Celery. `task`: the task in
     Leasehold.
     """
 
+    _IN_CELERY, _LACKS = "Task", OF_TASK
     MaxRetriesExceededError = MaxRetriesExceededError
 
     def __init__(self, app: CeleryApp, function: Callable[..., Any], name: str, options: CeleryOptions) -> None:
@@ -113,8 +119,7 @@ class CeleryTask:
         for name in other_options:
             if name not in IGNORED:
                 raise not_supported(name)
-        if queue not in (None, self.options.queue):
-            raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
+        self._check_queue(queue)
         self.check(args or (), kwargs or {})
         now = datetime.now(UTC)
         expires_at = None if expires is None else _expiry_of(expires, now).isoformat()
@@ -126,6 +131,11 @@ class CeleryTask:
         )
         run = Prepared(self.task, options).submit(args=list(args or ()), kwargs=dict(kwargs or {}), expires=expires_at)
         return AsyncResult(run.id, self.app)
+
+    def _check_queue(self, queue: str | None) -> None:
+        """Raises NotSupported for another queue than the task's."""
+        if queue not in (None, self.options.queue):
+            raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises TypeError for arguments that the function does not take."""
@@ -139,7 +149,29 @@ class CeleryTask:
         """The call, which takes no result of the call before it."""
         return Signature.of(self.app, self.name, args, kwargs, immutable=True)
 
-    signature = s
+    def signature(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        immutable: bool = False,
+        **other_options: Any,
+    ) -> Signature:
+        """The call with these arguments; `immutable`: as `.si`. Raises NotSupported for an option of `apply_async`: a
+        signature has none.
+        """
+        for name, value in {**(options or {}), **other_options}.items():
+            if name == "queue":
+                self._check_queue(value)
+            elif name in _APPLY_OPTIONS:
+                reason = f"give it where you submit the call, as in apply_async({name}=...)"
+                raise NotSupported(f"leasehold.celery has no {name} of a signature: {reason}")
+            elif name not in IGNORED:
+                raise not_supported(name)
+        return Signature.of(self.app, self.name, args or (), kwargs or {}, immutable=immutable)
+
+    subtask = signature
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802 - Celery's name
         return AsyncResult(task_id, self.app)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,6 +28,7 @@ from leasehold.app.local import LocalAttempt
 from leasehold.celery import AsyncResult, Celery, Signature, chain, chord, group, shared_task
 from leasehold.celery.apps import made_apps
 from leasehold.celery.exceptions import MaxRetriesExceededError, NotSupported, Retry
+from leasehold.celery.lacking import OF_APP, OF_REQUEST, OF_RESULT, OF_SIGNATURE, OF_TASK
 from leasehold.celery.options import options_of
 from leasehold.celery.task import Request, _BoundSelf
 from leasehold.db.database import Connection
@@ -378,6 +381,16 @@ def test_settings_may_come_from_a_module_that_imports_others() -> None:
         made_apps.remove(own)
 
 
+def test_a_signature_takes_its_arguments_as_celery_does() -> None:
+    for make in (add.signature, add.subtask):
+        assert make((1, 2)).plan == add.s(1, 2).plan
+        assert make([1], {"y": 2}).plan == make(args=(1,), kwargs={"y": 2}).plan == add.s(1, y=2).plan
+        assert make((1, 2), immutable=True).plan == add.si(1, 2).plan
+        assert make((1, 2), queue="default", acks_late=True).plan == make((1, 2), None, {"acks_late": True}).plan
+        assert make().plan == add.s().plan
+    assert add.signature((1,))(2) == 3
+
+
 def test_the_header_of_a_chord_may_be_a_single_call() -> None:
     header: Any
     for header in (add.s(1, 2), chain(add.s(1, 2), add.s(3)), group(add.s(1, 2)), [add.s(1, 2)]):
@@ -526,11 +539,69 @@ def test_what_the_facade_lacks_is_refused_where_the_task_is_declared(options: di
         (lambda: chain(add.s(1)).delay(y=2), "no keyword arguments .*: give them to its calls, as in"),
         (lambda: group([]), "^leasehold.celery has no chain or group of nothing: make it only if there are calls$"),
         (chain, "no chain or group of nothing"),
+        (
+            lambda: add.signature((1, 2), countdown=3),
+            r"no countdown of a signature: .* apply_async\(countdown=\.\.\.\)",
+        ),
+        (lambda: add.signature((1, 2), None, {"expires": 3}), "no expires of a signature"),
+        (lambda: add.signature((1, 2), queue="other"), "declare it with queue='other'"),
+        (lambda: add.signature((1, 2), link=add.s(1)), "link: use chain"),
     ],
 )
 def test_what_else_it_lacks_is_refused_with_what_to_do(refused: Callable[[], Any], words: str) -> None:
     with pytest.raises(NotSupported, match=words):
         refused()
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (lambda: add, "map", r"^leasehold.celery has no Task.map: use group\(task.s\(item\) for item in items\)$"),
+        (lambda: add, "starmap", "no Task.starmap: use group"),
+        (lambda: add, "chunks", "no Task.chunks: use group"),
+        (lambda: add, "apply", r"no Task.apply: call the function here, as in task\(1, 2\)"),
+        (lambda: add, "retry", "no Task.retry: declare the task with bind=True"),
+        (lambda: _BoundSelf(add, Request()), "update_state", r"no Task.update_state: use .*current\(\)"),
+        (Request, "hostname", "no Context.hostname: use .*current"),
+        (lambda: add.s(1), "set", r"no Signature.set: give it to apply_async\(\.\.\.\)"),
+        (lambda: chain(add.s(1)), "on_error", "no Signature.on_error: use on_failure="),
+        (lambda: AsyncResult(uuid4()), "info", "no AsyncResult.info: use get"),
+        (lambda: AsyncResult(uuid4()), "join", r"no AsyncResult.join: use get\(\)"),
+        (lambda: app, "control", "no Celery.control: use the console"),
+        (lambda: app, "on_after_configure", "no Celery.on_after_configure: .*@app.cron"),
+    ],
+)
+def test_a_name_that_an_object_lacks_is_refused_and_is_an_attribute_error_too(
+    make: Callable[[], Any], name: str, words: str
+) -> None:
+    """So `hasattr`, `getattr` with a default and the protocols of copies and mocks go on to work."""
+    with pytest.raises(NotSupported, match=words):
+        getattr(make(), name)
+    assert not hasattr(make(), name)
+    assert getattr(make(), name, 7) == getattr(make(), "unheard_of", 7) == 7
+    with pytest.raises(AttributeError, match="has no attribute 'unheard_of'"):
+        make().unheard_of  # noqa: B018 - that is the test
+
+
+def test_a_signature_may_be_copied() -> None:
+    assert copy.deepcopy(add.s(1).plan) == copy.copy(add.s(1)).plan
+
+
+@pytest.mark.parametrize(
+    ("table", "celerys"),
+    [
+        (OF_TASK, "celery.app.task:Task"),
+        (OF_SIGNATURE, "celery.canvas:Signature"),
+        (OF_RESULT, "celery.result:AsyncResult celery.result:GroupResult"),
+        (OF_REQUEST, "celery.app.task:Context"),
+        (OF_APP, "celery:Celery"),
+    ],
+)
+def test_the_names_that_it_refuses_are_celerys(table: dict[str, str], celerys: str) -> None:
+    classes = [pkgutil.resolve_name(name) for name in celerys.split()]
+    of_instances = {"task", "args", "kwargs", "options", "on_after_configure", "on_after_finalize", "on_configure",
+                    "on_init", "on_after_fork", "steps", "user_options", "properties", "parent", "results"}  # fmt: skip
+    assert {name for name in table if not any(hasattr(one, name) for one in classes)} <= of_instances
 
 
 def test_a_name_that_it_lacks_cannot_be_imported_and_the_error_says_what_to_do() -> None:
