@@ -22,7 +22,7 @@ from leasehold.telemetry.dead_letters import DEAD, bounded_code
 from leasehold.telemetry.duties import counted
 from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, ended_jobs
-from leasehold.transitions.jobs.deletions import COUNTS_AT_NO_RATE, IS_TOLD, LEAVES_NO_RUN
+from leasehold.transitions.jobs.deletions import COUNTS_AT_NO_RATE, IS_REPORTED, LEAVES_NO_RUN
 from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in, run_units
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
@@ -320,7 +320,7 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
-        f" AND {IS_TOLD}"
+        f" AND {IS_REPORTED}"
         " AND NOT EXISTS (SELECT 1 FROM journal e JOIN job parent ON parent.id = e.job_id"
         "   WHERE e.child_id = job.id AND e.kind = 'result' AND e.state = 'open'"
         f"     AND {unindexed('parent.finished_at IS NULL')})"

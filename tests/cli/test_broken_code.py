@@ -20,7 +20,7 @@ BROKEN = {
     "x = (": ("SyntaxError: '(' was never closed", "SyntaxError"),
     "import nosuchmodule": ("ModuleNotFoundError: No module named 'nosuchmodule'", "ModuleNotFoundError"),
     "raise SystemExit(0)": ("SystemExit: 0", "SystemExit"),
-    "from leasehold import Retry\nRetry(times='x')": ("TypeError: ", "TypeError"),
+    "from leasehold import Pipelines\nPipelines(1)": ("AttributeError: ", "AttributeError"),
     "try:\n    1/0\nexcept ZeroDivisionError:\n    {}['x']": ("KeyError: 'x'", "KeyError"),
 }
 

@@ -73,7 +73,7 @@ LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
 
 #: SQL: nobody waits for a message about the end of `job`, which is made from its row, or for the run that follows its
 #: failure. Or they have waited for a day: then nobody can write it.
-IS_TOLD = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
+IS_REPORTED = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
 
 #: SQL: no rate of a concurrency limit counts the admission of `job` any more: that would be forgotten with the job.
 COUNTS_AT_NO_RATE = f"""NOT EXISTS (
@@ -88,7 +88,7 @@ WITH deleted AS (
     DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
       AND {LEAVES_NO_RUN}
       AND {COUNTS_AT_NO_RATE}
-      AND {IS_TOLD}
+      AND {IS_REPORTED}
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
