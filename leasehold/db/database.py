@@ -20,6 +20,7 @@ import orjson
 from asyncpg.pool import PoolConnectionProxy
 
 from leasehold.db.commit_points import connection_class
+from leasehold.db.failover import WatchedConnection
 from leasehold.db.servers import WrongServerGuard, open_connection
 from leasehold.runtime.holding import record_borrowed
 from leasehold.settings import Settings
@@ -148,6 +149,13 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
         yield connection
     finally:
         await connection.close()
+
+
+def is_ours(connection: object) -> bool:
+    """Whether a pool or `connect` of this module made the connection, so that it takes jsonb as Python values."""
+    # `_con`: of a connection that a pool lends. `isinstance` does not tell: for asyncpg's classes it is true for every
+    # connection of asyncpg.
+    return WatchedConnection in type(getattr(connection, "_con", connection)).__mro__
 
 
 async def is_direct(connection: Connection) -> bool:

@@ -87,7 +87,8 @@ class Attempt(AttemptIdentity, Protocol):
         `connection`: lent by `connection()`, with a transaction open. The note commits with that transaction, and only
         while this attempt has its lease, so the changes of the transaction happen once. Call `remember` last in the
         transaction, because it locks the task. If another claim has the task by now, it raises LeaseLost: then let the
-        transaction roll back.
+        transaction roll back. Raises Permanent `bad_connection` for a connection that cannot write the note, such as
+        one of a pool of your own.
         """
 
     async def item(self) -> Any:

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
@@ -47,7 +49,8 @@ hanging = Pipeline(
 class Shared:
     """What all attempts of a worker share."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.users = 0
         self.closed = False
 
@@ -58,8 +61,8 @@ OPENED: list[Shared] = []
 
 @scripted.opens
 @asynccontextmanager
-async def shared(_settings: Settings) -> AsyncIterator[Shared]:
-    OPENED.append(Shared())
+async def shared(settings: Settings) -> AsyncIterator[Shared]:
+    OPENED.append(Shared(settings))
     yield OPENED[-1]
     OPENED[-1].closed = True
 
@@ -145,6 +148,19 @@ async def _diverged_in_a_note(attempt: Attempt) -> Any:
     await attempt.remember({"loss": float("inf")})
 
 
+async def _remembered_elsewhere(attempt: Attempt) -> Any:
+    own = await asyncpg.connect(attempt.opened.settings.database_url.get_secret_value())
+    try:
+        async with own.transaction():
+            await attempt.remember({"n": 1}, own)
+    finally:
+        await own.close()
+
+
+async def _remembered_in_a_session(attempt: Attempt) -> Any:
+    await attempt.remember({"n": 1}, AsyncSession())
+
+
 async def _diverged_in_a_snooze(_attempt: Attempt) -> Any:
     return Snooze(timedelta(milliseconds=1), {"loss": float("-inf")})
 
@@ -156,6 +172,8 @@ BAD: dict[str, Callable[[Attempt], Awaitable[Any]]] = {
     "nonsense": _nonsense,
     "not finite": _diverged,
     "not finite in a note": _diverged_in_a_note,
+    "a connection of its own": _remembered_elsewhere,
+    "a session of SQLAlchemy": _remembered_in_a_session,
     "not finite in a snooze": _diverged_in_a_snooze,
 }
 

@@ -173,6 +173,8 @@ async def test_a_connection_that_breaks_while_an_attempt_remembers_costs_it_noth
         ("not finite in a note", "bad_output", 1),
         ("not finite in a snooze", "bad_output", 1),
         ("nonsense", "bad_answer", 1),
+        ("a connection of its own", "bad_connection", 1),
+        ("a session of SQLAlchemy", "bad_connection", 1),
     ],
 )
 async def test_a_step_that_cannot_succeed_fails_its_job_with_a_code(

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+import asyncpg
 import structlog
 from pydantic import ValidationError
 
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.outbox import Announcement
 from leasehold.db.artifacts import note_of, value_of
-from leasehold.db.database import Connection, Pool
+from leasehold.db.database import Connection, Pool, is_ours
 from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, Permanent, StepTimeout
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
@@ -247,9 +248,28 @@ class InlineAttempt:
     async def remember(self, note: Mapping[str, Any], connection: Connection | None = None) -> None:
         _finite(note, "the note")
         if connection is not None:
-            await notes.remember(connection, self.lease, note)
+            await self._remember_on(connection, note)
             return
         await self._on_primary(partial(notes.remember, lease=self.lease, note=note))
+
+    async def _remember_on(self, connection: Connection, note: Mapping[str, Any]) -> None:
+        """Write the note on the handler's connection. Raises Permanent `bad_connection` for one that cannot."""
+        if is_ours(connection):
+            await notes.remember(connection, self.lease, note)
+            return
+        refusal = Permanent(
+            "bad_connection",
+            "remember takes a connection that the attempt lends:"
+            " async with attempt.connection() as connection, connection.transaction()",
+        )
+        if not hasattr(connection, "fetchval"):  # no connection of asyncpg
+            raise refusal
+        try:
+            await notes.remember(connection, self.lease, note)
+        except asyncpg.UntranslatableCharacterError:  # a DataError, too: the note has a NUL character
+            raise
+        except (asyncpg.DataError, asyncpg.UndefinedTableError) as error:
+            raise refusal from error
 
 
 def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
