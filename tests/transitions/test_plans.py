@@ -26,7 +26,7 @@ OF_WORKERS = STATEMENTS | {
     "to_cancel": ("uuid, uuid[]", claims.CANCELLED),
     "release": ("uuid[], uuid[], int[]", releasing.RELEASE),
     "acknowledge_cancel": ("uuid[], uuid[], int[]", cancellation.ACKNOWLEDGE_CANCEL),
-    "snooze": ("uuid[], uuid[], int[], float8[], jsonb[], jsonb[], text[]", snoozing.SNOOZE),
+    "snooze": ("uuid[], uuid[], int[], float8[], jsonb[], jsonb[], text[], bool[]", snoozing.SNOOZE),
 }
 #: What the API reads while a client polls or streams.
 READS = {
