@@ -151,7 +151,7 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-def is_ours(connection: object) -> bool:
+def is_of_platform(connection: object) -> bool:
     """Whether a pool or `connect` of this module made the connection, so that it takes jsonb as Python values."""
     # `_con`: of a connection that a pool lends. `isinstance` does not tell: for asyncpg's classes it is true for every
     # connection of asyncpg.

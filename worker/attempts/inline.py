@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.outbox import Announcement
 from leasehold.db.artifacts import note_of, value_of
-from leasehold.db.database import Connection, Pool, is_ours
+from leasehold.db.database import Connection, Pool, is_of_platform
 from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, Permanent, StepTimeout
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
@@ -254,7 +254,7 @@ class InlineAttempt:
 
     async def _remember_on(self, connection: Connection, note: Mapping[str, Any]) -> None:
         """Write the note on the handler's connection. Raises Permanent `bad_connection` for one that cannot."""
-        if is_ours(connection):
+        if is_of_platform(connection):
             await notes.remember(connection, self.lease, note)
             return
         refusal = Permanent(
