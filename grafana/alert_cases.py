@@ -193,7 +193,7 @@ def tests(rule_file: str) -> Mapping[str, Any]:
         "evaluation_interval": "1m",
         "tests": [
             *(_test_of(case) for case in CASES),
-            _test_of_no_alert("nothing fires on a healthy day", _series({}), ("10m", "2h", "24h")),
+            _test_of_no_alert("nothing fires on half a healthy day", _series({}), ("10m", "2h", "12h")),
             _test_of_no_alert(
                 "nothing fires where no API and no store is used", _series_of_workers_alone(), ("10m", "2h")
             ),
