@@ -137,11 +137,7 @@ async def _make_once(
                 f"This form has made the key lh_{earlier_key.prefix} before. Open the page again to make another."
             )
             raise Conflict("key_made_before", sentence) from None
-        new_key = earlier_key.key
-        return {
-            "key": new_key.text, "prefix": new_key.prefix, "tenant_id": earlier_key.tenant_id,
-            "expires_at": new_key.expires_at,
-        }  # fmt: skip
+        return endpoints.new_key_answer(earlier_key.key, earlier_key.tenant_id)
 
 
 def _secret_page(request: Request, new_key: dict[str, Any], owner: str) -> Response:

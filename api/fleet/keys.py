@@ -25,7 +25,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import Forbidden
 from leasehold.domain.json_values import Integer, JsonNumber
 from leasehold.limits import keys
-from leasehold.security.credentials import list_keys
+from leasehold.security.credentials import NewKey, list_keys
 from leasehold.security.roles import ROLE_PREFIX, role_and_scopes
 
 router = APIRouter(tags=["keys"], prefix="/v1", route_class=AuthenticatedFirst)
@@ -124,6 +124,11 @@ async def list_all_keys(
     return json_response({"keys": [_key_answer(row) for row in rows[:limit]], "next_cursor": next_cursor})
 
 
+def new_key_answer(key: NewKey, tenant_id: str) -> dict[str, Any]:
+    """The answer with the new key, which alone has its secret."""
+    return {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": key.expires_at}
+
+
 def _key_answer(row: dict[str, Any]) -> dict[str, Any]:
     role, scopes = role_and_scopes(row["scopes"])
     answer = row | {"role": role, "scopes": scopes}
@@ -162,7 +167,7 @@ async def make_key(
             cell=services.settings.cell,  # a key names its cell, if several installations (cells) share the tenants
             seed=seed,
         )  # fmt: skip
-    return {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": key.expires_at}
+    return new_key_answer(key, tenant_id)
 
 
 @router.post(
@@ -193,7 +198,7 @@ async def make_successor(
         key = await keys.rotate(
             connection, caller.actor, prefix, overlap, at_most, tenant_of(caller), cell=cell, seed=seed
         )
-    return {"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"], "expires_at": key.expires_at}
+    return new_key_answer(key, row["tenant_id"])
 
 
 @router.post(

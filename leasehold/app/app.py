@@ -20,7 +20,7 @@ from leasehold.app.decorators import BatchDecorator, TaskDecorator, WorkflowDeco
 from leasehold.app.middleware import Middleware, around
 from leasehold.app.processes import Processes
 from leasehold.app.run_limits import Batch
-from leasehold.app.source_location import declaration_error, location_of_caller
+from leasehold.app.source_location import declaration_error, declared_at, location_of_caller
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskOptions, TaskTerms
 from leasehold.app.workflow import KeywordWorkflow, PositionalWorkflow, Workflow, WorkflowTerms, workflow_of
@@ -204,12 +204,10 @@ class App:
             from leasehold.domain import cron  # noqa: PLC0415 - it loads the time zones
 
             task = self._declare(function, terms, caller_locals(inspect.currentframe()))
-            try:
+            with declared_at(function):
                 check_text("expression", expression, "@daily")
                 check_text("zone", zone, "UTC")
                 check_time("catch_up_within", catch_up_within)
-            except DeclarationError as error:
-                raise declaration_error(function, str(error)) from None
             try:
                 cron.check(expression, zone)
                 payload = task.arguments.encoded((), {})
@@ -218,10 +216,8 @@ class App:
             except Invalid as error:
                 raise declaration_error(function, error.message) from error
             within_seconds = int(catch_up_within.total_seconds())
-            try:
+            with declared_at(function):
                 schedule = DeclaredSchedule(task.name, expression, zone, payload, overlap, catch_up, within_seconds)
-            except DeclarationError as error:
-                raise declaration_error(function, str(error)) from error
             self._schedules.append(schedule)
             return task
 

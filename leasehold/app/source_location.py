@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import currentframe, unwrap
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,15 @@ def location_of_caller(frame: FrameType | None) -> str:
     """`file:line` of the frame's caller."""
     caller = None if frame is None else frame.f_back
     return "?" if caller is None else _location(caller.f_code.co_filename, caller.f_lineno)
+
+
+@contextmanager
+def declared_at(function: Callable[..., Any]) -> Iterator[None]:
+    """`with declared_at(function):` puts the function's place before each DeclarationError."""
+    try:
+        yield
+    except DeclarationError as error:
+        raise declaration_error(function, str(error)) from error
 
 
 class PlaceOfCaller:

@@ -22,7 +22,7 @@ from leasehold.app.handling import Handling
 from leasehold.app.local import LocalAttempt
 from leasehold.app.results import Results
 from leasehold.app.run import Run
-from leasehold.app.source_location import declaration_error, location_of
+from leasehold.app.source_location import declaration_error, declared_at, location_of
 from leasehold.app.startable import StartableTask
 from leasehold.app.terms import STEP, TaskTerms
 from leasehold.domain.errors import DeclarationError, StepTimeout
@@ -59,10 +59,8 @@ class Task(Generic[P, R]):
         DeclarationError with file and line.
         """
         check_function(function)
-        try:
+        with declared_at(function):
             terms.check_types()
-        except DeclarationError as error:
-            raise declaration_error(function, str(error)) from None
         self._connections = connections if connections is not None else Connections(app)
         self.function = function
         self.location = location_of(function)
@@ -386,7 +384,7 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
         raise declaration_error(
             function, f"the task's name {name!r} must match {NAME.pattern}: give another with name="
         )
-    try:
+    with declared_at(function):
         step = Step(
             STEP,
             queue=terms.queue or (ISOLATED_QUEUE if terms.isolated else "default"),
@@ -403,5 +401,3 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
             params=arguments.model,
             terms=RunTerms(title=name, description=inspect.getdoc(function) or "", grace=terms.cancel_grace),
         )
-    except DeclarationError as error:
-        raise declaration_error(function, str(error)) from error

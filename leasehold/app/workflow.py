@@ -12,7 +12,7 @@ from leasehold.app.arguments import POSITIONAL, Arguments, hints_of, takes_posit
 from leasehold.app.connection import Connections
 from leasehold.app.handling import done_with_result
 from leasehold.app.results import Results
-from leasehold.app.source_location import declaration_error
+from leasehold.app.source_location import declaration_error, declared_at
 from leasehold.app.task import KeywordTask, PositionalTask, Task
 from leasehold.app.terms import TaskTerms, check_name_and_times
 from leasehold.domain.errors import DeclarationError
@@ -123,10 +123,8 @@ def workflow_of(
     Raises DeclarationError with file and line.
     """
     _check_function(function)
-    try:
+    with declared_at(function):
         terms.check_types()
-    except DeclarationError as error:
-        raise declaration_error(function, str(error)) from None
     workflow_class: Any = PositionalWorkflow if takes_positional(function, skip=1) else KeywordWorkflow
     task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout, cancel_grace=terms.cancel_grace)
     workflow: Workflow = workflow_class(app, function, task_terms, local_names, connections)

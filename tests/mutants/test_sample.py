@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import pytest
 
@@ -19,6 +17,7 @@ from mutants.places import ROOT, mutants
 from mutants.servers import TEMPLATE
 from tests.support.bucket import Bucket
 from tests.support.databases import Databases
+from tests.support.seeds import seed_of_this_commit
 
 SAMPLE = 10
 SECONDS = 30.0
@@ -97,18 +96,10 @@ async def test_a_test_that_does_not_run_among_the_first_notices_a_mutant_too(her
     assert (judgement.verdict, judgement.ran) == ("survived", len(others))
 
 
-def hash_of_the_commit() -> str:
-    with suppress(OSError):  # no git here
-        return subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, check=False, capture_output=True, text=True
-        ).stdout
-    return ""
-
-
 async def test_a_sample_by_the_hash_of_the_commit_is_noticed_by_the_tests_that_noticed_it_before(here: Judge) -> None:
     killers = state.killers()
     known = [one for one in mutants() if one.id in killers and judges(killers[one.id]) and one.id not in equivalents()]
-    random.Random(hash_of_the_commit()).shuffle(known)
+    random.Random(seed_of_this_commit()).shuffle(known)
     noticed, missed = 0, []
     while noticed < SAMPLE:
         mutant = known.pop()
