@@ -78,7 +78,8 @@ _KEEP_SECONDS = 7 * 24 * 3600
     operation_id="createConversion",
     summary="Send a model to convert",
     description="A multipart form: `model`, `ref_images[]`, `user_id`, `tenant_id`, `model_id`, `version`, "
-    "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`, and `preprocessing` (JSON: "
+    "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`, `accuracy_guard` (layers "
+    "stay float where int8 would lose more than a point of top-1 agreement), `preprocessing` (JSON: "
     "`mean`, `scale`, `layout`), `tags` (a JSON object of texts), and `callback_url`: each time the job ends, the "
     "platform sends a `job.*` event to this URL, as to a webhook. The tenant's callback secret signs the event.",
     status_code=201,

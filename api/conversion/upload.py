@@ -53,6 +53,7 @@ _PARAMETER_FIELDS = (
     "enable_sim_fp",
     "enable_sim_fixed",
     "enable_sim_hw",
+    "accuracy_guard",
 )
 _FLAG = {"type": "boolean", "default": False}
 #: The schema of `user_id` and `tenant_id`: the client's own names for its users and tenants.
@@ -77,6 +78,7 @@ FORM: dict[str, Any] = {
     "enable_sim_fp": _FLAG,
     "enable_sim_fixed": _FLAG,
     "enable_sim_hw": _FLAG,
+    "accuracy_guard": _FLAG,
 }
 
 
@@ -286,6 +288,8 @@ def _params_of(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams
         raise Invalid("invalid_request", "Not acceptable: preprocessing is not JSON.") from None
     if params.enable_sim_hw and toolchain != "kneron":
         raise Invalid("hardware_simulation_unavailable", "enable_sim_hw needs the vendor's toolchain.")
+    if params.accuracy_guard and toolchain == "kneron":
+        raise Invalid("invalid_request", "accuracy_guard needs the open toolchain.")
     return params
 
 

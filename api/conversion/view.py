@@ -31,6 +31,8 @@ _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
     "toolchain",
 )  # fmt: skip
+#: A parameter that the row has only if it differs from this default -> the default.
+_NEW_PARAMETERS = {"accuracy_guard": False}
 #: The `stage_status` of an ended conversion. Before the end, `stage_status` is the name of the current stage in capital
 #: letters, such as `ONNX`.
 _STAGE_STATUS_AT_END = {"completed": "COMPLETED", "failed": "FAILED"}
@@ -90,7 +92,8 @@ def file_name_of(artifact: str) -> str:
 
 
 def _parameters(params: dict[str, Any]) -> dict[str, Any]:
-    return {name: params[name] for name in _PARAMETERS}
+    later = {name: params.get(name, default) for name, default in _NEW_PARAMETERS.items()}
+    return {name: params[name] for name in _PARAMETERS} | later
 
 
 def _timing(step: dict[str, Any]) -> dict[str, Any] | None:

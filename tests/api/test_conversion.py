@@ -58,11 +58,11 @@ async def objects(api: Running) -> list[str]:
 async def test_a_model_that_is_sent_becomes_a_job_with_its_bytes_in_the_store(
     api: Running, client: httpx2.AsyncClient
 ) -> None:
-    answer = await send(client, images=2, enable_evaluate="true")
+    answer = await send(client, images=2, enable_evaluate="true", accuracy_guard="true")
     assert answer.status_code == 201
     job = answer.json()
     assert (job["status"], job["stage_status"], job["user_id"]) == ("created", "ONNX", "u1")
-    assert job["parameters"]["enable_evaluate"] is True
+    assert job["parameters"]["enable_evaluate"] is job["parameters"]["accuracy_guard"] is True
     assert (job["input"]["size_bytes"], job["input"]["ref_images_count"]) == (11, 2)
     assert await api.services.store.fetch_bytes(job["input"]["object_key"], max_bytes=100) == b"model bytes"
     assert (await client.get(answer.headers["Location"])).json() == job
@@ -367,6 +367,21 @@ async def test_a_model_that_cannot_be_stored_leaves_the_database_clean(
         assert await count(rows, table) == 0, table
     async with serving(settings) as api, client_of(api.url, key.text) as client:
         assert (await send(client)).status_code == 201
+
+
+async def test_with_the_vendors_toolchain_the_hardware_is_simulated_and_no_layer_can_stay_float(
+    settings: Settings, make_key: MakeKey
+) -> None:
+    key = await make_key(scopes=SCOPES)
+    vendors = settings.model_copy(update={"conversion_toolchain": "kneron"})
+    async with serving(vendors) as api, client_of(api.url, key.text) as client:
+        answer = await send(client, accuracy_guard="true")
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert "accuracy_guard" in answer.json()["detail"]
+        answer = await send(client, enable_sim_hw="true")
+        assert answer.status_code == 201
+        assert answer.json()["parameters"]["toolchain"] == "kneron"
+        assert answer.json()["parameters"]["accuracy_guard"] is False
 
 
 async def test_the_record_has_every_field_of_the_requirement(client: httpx2.AsyncClient, rows: Connection) -> None:

@@ -1,5 +1,5 @@
-"""Finds the layers that lose most accuracy in int8, for the report of the quantise step (of the open toolchain, which
-uses onnxruntime instead of a vendor's tools).
+"""Finds the layers that lose most accuracy in int8, for the report and the accuracy guard of the quantise step (of the
+open toolchain, which uses onnxruntime instead of a vendor's tools).
 
 It runs the float and the int8 model on the same inputs, and compares the outputs of each layer.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,44 @@ from leasehold.pipelines.conversion.toolchain.comparison import LARGEST_FLOAT
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 
-_REPORTED_LAYERS = 5
+#: The report of a conversion names this many of the worst layers.
+REPORTED_LAYERS = 5
+_MAX_NAME = 200  # characters of a layer's name in a report
 _MAX_SAMPLES = 2  # each sample costs a run of both models, with the outputs of all layers
 #: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.
 _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
 #: Operators without weights: they cannot add quantisation noise. But they can make the signal smaller, and then the
-#: noise is a larger share of the signal. So their outputs are measured, but the report does not name them.
+#: noise is a larger share of the signal. So their outputs are measured, but the report names the layer before them, and
+#: only if its own output was not measured.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
-def worst_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors], directory: Path) -> list[dict[str, Any]]:
-    """The layers that add most noise, the worst first. A layer's noise is that of its worst sample.
+@dataclass(frozen=True, slots=True)
+class NoisyLayer:
+    """A node of the graph, and the noise of its worst sample.
 
-    `noise`: the power of the noise in the layer's output, as a share of the signal's power. `added`: this noise less
-    the noise of the layer's noisiest input.
+    `name`: the name of the node; if it has none, that of its output. `noise`: the power of the noise in the layer's
+    output, as a share of the signal's power. `added`: this noise less the noise of the layer's noisiest input.
     """
+
+    name: str
+    operator: str
+    noise: float
+    added: float
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "layer": self.name[:_MAX_NAME],
+            "operator": self.operator,
+            "noise": self.noise,
+            "added": self.added,
+        }
+
+
+def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors], directory: Path) -> list[NoisyLayer]:
+    """All measured layers. The layer that adds most noise is the first."""
     model = onnx.load_model(float_path, load_external_data=False)
     int8_model = onnx.load_model(int8_path, load_external_data=False)
     names = _comparable_outputs(model, int8_model)
@@ -52,8 +74,15 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors], d
             noise[name] = max(noise[name], _noise(reference[name], quantised[name]))
     float_exposed.unlink()
     int8_exposed.unlink()
-    layers = _added_noise(graph, noise)
-    return sorted(layers, key=lambda layer: (-layer["added"], layer["layer"]))[:_REPORTED_LAYERS]
+    layers: dict[str, NoisyLayer] = {}
+    for layer in sorted(_layers_of(graph, noise), key=lambda layer: (-layer.added, layer.name)):
+        layers.setdefault(layer.name, layer)  # a node may have several outputs: its worst one counts
+    return list(layers.values())
+
+
+def name_of(node: onnx.NodeProto) -> str:
+    """The name of a node, or of its first output if it has none."""
+    return node.name or next((name for name in node.output if name), "")
 
 
 def _comparable_outputs(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str]:
@@ -103,21 +132,27 @@ def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> 
     return error / signal if signal else float(error > 0)
 
 
-def _added_noise(graph: onnx.GraphProto, noise: dict[str, float]) -> list[dict[str, Any]]:
-    """The noise that each measured layer adds. `noise`: by the name of a measured output. An output that is not
-    measured counts with the noise of the noisiest input of its node.
+def _layers_of(graph: onnx.GraphProto, noise: dict[str, float]) -> list[NoisyLayer]:
+    """The measured layers. `noise`: by the name of a measured output. An output that is not measured counts with the
+    noise of the noisiest input of its node.
+
+    The int8 graph has no Relu after a convolution: the quantised output cuts off what is negative. So the convolution's
+    own output cannot be compared, but that of the Relu can. Its noise is the convolution's.
     """
     noise_of: dict[str, float] = {}
+    unmeasured: dict[str, onnx.NodeProto] = {}  # by the name of an output: the layer that has added its noise
     layers = []
     for node in graph.node:
         input_noise = max((noise_of.get(name, 0.0) for name in node.input), default=0.0)
+        layer: onnx.NodeProto | None = node
+        if node.op_type in _MOVING_OPERATORS | _WITHOUT_WEIGHTS:
+            layer = next((unmeasured[name] for name in node.input if name in unmeasured), None)
         for name in node.output:
             noise_of[name] = noise.get(name, input_noise)
-            if name in noise and node.op_type not in _WITHOUT_WEIGHTS:
-                layers.append({
-                    "layer": (node.name or name)[:200],
-                    "operator": node.op_type,
-                    "noise": noise[name],
-                    "added": noise[name] - input_noise,
-                })  # fmt: skip
+            if layer is None:
+                continue
+            if name in noise:
+                layers.append(NoisyLayer(name_of(layer), layer.op_type, noise[name], noise[name] - input_noise))
+            else:
+                unmeasured[name] = layer
     return layers

@@ -8,6 +8,7 @@ and a step drops the parsed model before it opens the next session.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from leasehold.pipelines.conversion import nef
 from leasehold.pipelines.conversion.pipeline import ConversionParams
 from leasehold.pipelines.conversion.toolchain import optimise as optimising
 from leasehold.pipelines.conversion.toolchain import refusals
+from leasehold.pipelines.conversion.toolchain.accuracy_guard import guard
 from leasehold.pipelines.conversion.toolchain.artifacts import (
     BIE,
     BIE_REPORT,
@@ -37,7 +39,7 @@ from leasehold.pipelines.conversion.toolchain.artifacts import (
     report_progress,
 )
 from leasehold.pipelines.conversion.toolchain.comparison import Comparison, Description, milliseconds
-from leasehold.pipelines.conversion.toolchain.layer_sensitivity import worst_layers
+from leasehold.pipelines.conversion.toolchain.layer_sensitivity import REPORTED_LAYERS, NoisyLayer, noisiest_layers
 from leasehold.pipelines.conversion.toolchain.loading import load
 from leasehold.pipelines.conversion.toolchain.quantise import quantise_static
 from leasehold.pipelines.conversion.toolchain.references import Samples, samples
@@ -102,31 +104,29 @@ def optimise(work: Work) -> Done:
 
 def quantise(work: Work) -> Done:
     """Quantise to int8. The report compares the int8 model with the float model. The `enable_*` parameters add timings,
-    the worst layers and statistics of the outputs.
+    the worst layers and statistics of the outputs. With `accuracy_guard`, layers may stay float.
     """
     params: ConversionParams = work.params
     source, target = work.files[ONNX], work.directory / "out.bie"
     report_progress(work, 0, "reading the reference images")
     model_inputs = facts_of(load(source, params.limits))["inputs"]
     inputs_to_run = samples(work.files["references"], model_inputs, params.preprocessing, params.limits, params.seed)
-
-    def on_sample(number: int) -> None:
-        report_progress(
-            work, 5 + 55 * number / len(inputs_to_run), f"calibrating on {number + 1} of {len(inputs_to_run)}"
-        )
-
-    quantise_static(source, target, inputs_to_run, on_sample)
-    both_models = _run_both(work, source, target, inputs_to_run)
+    quantisation = _Quantisation(work, source, target, inputs_to_run)
+    agreement = quantisation.make()
+    guarded = guard(agreement, quantisation.find_layers, quantisation.make) if params.accuracy_guard else None
+    if quantisation.layers is None and (params.enable_evaluate or agreement < _GOOD_AGREEMENT):
+        quantisation.find_layers()
+    both_models = quantisation.both_models
     report: dict[str, Any] = TOOLCHAIN | {
         "onnx": read_json(work.files[ONNX_REPORT]),
         "calibration": {"data": inputs_to_run.origin, "samples": len(inputs_to_run)},
         "outputs": both_models.comparison.figures(),
         "bytes": {"float": source.stat().st_size, "int8": target.stat().st_size},
     }
-    agreement = min(output["top1_agreement"] for output in report["outputs"].values())
-    if params.enable_evaluate or agreement < _GOOD_AGREEMENT:
-        report_progress(work, 85, "finding the worst layers")
-        report["worst_layers"] = worst_layers(source, target, inputs_to_run, work.directory)
+    if quantisation.layers is not None:
+        report["worst_layers"] = [layer.report() for layer in quantisation.layers[:REPORTED_LAYERS]]
+    if guarded is not None:
+        report["accuracy_guard"] = guarded.report()
     # `sim_fp` and `sim_fixed` are the vendor's words for statistics of the float and the int8 outputs.
     if params.enable_sim_fp:
         report["sim_fp"] = both_models.float_answers.figures()
@@ -135,6 +135,8 @@ def quantise(work: Work) -> Done:
     value: dict[str, Any] = {name: report[name] for name in ("calibration", "outputs", "bytes")}
     if params.enable_evaluate:
         value["milliseconds"] = both_models.milliseconds
+    if guarded is not None:
+        value["accuracy_guard"] = guarded.summary()
     return Done(json_file(work, BIE_REPORT, report) | {BIE: File(target, BINARY)}, value)
 
 
@@ -184,6 +186,10 @@ class _BothModels:
     int8_answers: Description = field(default_factory=Description)
     milliseconds: dict[str, float] = field(default_factory=dict)
 
+    def agreement(self) -> float:
+        """The share of the samples to which both models give the same top-1 answer; of the worst output."""
+        return min(output["top1_agreement"] for output in self.comparison.figures().values())
+
     def add(self, float_answer: Tensors, int8_answer: Tensors, params: ConversionParams) -> None:
         """Add the answers of both models to one sample."""
         self.comparison.add(float_answer, int8_answer)
@@ -193,12 +199,54 @@ class _BothModels:
             self.int8_answers.add(int8_answer)
 
 
-def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples) -> _BothModels:
-    """Run both models on each input. Only the answers to one input are in memory."""
+class _Quantisation:
+    """Makes the int8 model at `target`, and compares it with the float model at `source` on `inputs`.
+
+    `both_models`: the figures of the last model that was made. `layers`: the layers of the first one, which is int8 as
+    a whole, the noisiest first; None until `find_layers`.
+    """
+
+    def __init__(self, work: Work, source: Path, target: Path, inputs: Samples) -> None:
+        self._work = work
+        self._source = source
+        self._target = target
+        self._inputs = inputs
+        self._params: ConversionParams = work.params
+        # Only the accuracy guard makes the model more than once. It measures the ranges of the tensors once.
+        self._ranges = work.directory / "ranges.json" if self._params.accuracy_guard else None
+        self.both_models = _BothModels()
+        self.layers: Sequence[NoisyLayer] | None = None
+
+    def make(self, float_layers: Sequence[NoisyLayer] = ()) -> float:
+        """Make the model with `float_layers` in float. Returns its top-1 agreement with the float model."""
+        names = [layer.name for layer in float_layers]
+        quantise_static(
+            self._source, self._target, self._inputs, self._on_sample, ranges=self._ranges, float_layers=names
+        )
+        note = f", with {len(names)} layers in float" if names else ""
+        self.both_models = _run_both(self._work, self._source, self._target, self._inputs, note)
+        return self.both_models.agreement()
+
+    def find_layers(self) -> Sequence[NoisyLayer]:
+        """The layers of the model that was made last, the noisiest first."""
+        report_progress(self._work, 85, "finding the worst layers")
+        layers = noisiest_layers(self._source, self._target, self._inputs, self._work.directory)
+        if self.layers is None:
+            self.layers = layers
+        return layers
+
+    def _on_sample(self, number: int) -> None:
+        count = len(self._inputs)
+        report_progress(self._work, 5 + 55 * number / count, f"calibrating on {number + 1} of {count}")
+
+
+def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples, note: str = "") -> _BothModels:
+    """Run both models on each input. Only the answers to one input are in memory. `note`: for the progress."""
     params: ConversionParams = work.params
     float_model, int8_model, both_models = Runnable(float_path), Runnable(int8_path), _BothModels()
     for number, sample in enumerate(inputs):
-        report_progress(work, 60 + 25 * number / len(inputs), f"comparing on {number + 1} of {len(inputs)}")
+        summary = f"comparing on {number + 1} of {len(inputs)}{note}"
+        report_progress(work, 60 + 25 * number / len(inputs), summary)
         both_models.add(float_model.run(sample), int8_model.run(sample), params)
     if params.enable_evaluate:
         first_input = next(iter(inputs))

@@ -1,0 +1,65 @@
+"""The accuracy guard of the quantise step (of the open toolchain): it keeps layers in float until the int8 model agrees
+with the float model.
+
+The layers that add most noise become float first. Each round keeps twice as many layers in float as the round before,
+so that few rounds are needed. The ranges of the tensors are measured once, before the first round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leasehold.pipelines.conversion.toolchain.layer_sensitivity import NoisyLayer
+
+#: The guard keeps no layer in float if both models give the same top-1 answer to this share of the samples: one point
+#: of a hundred may be lost.
+GOAL = 0.99
+#: At most this many layers become float. A model that needs more is better used in float as a whole.
+MAX_FLOAT_LAYERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What the guard did. `before`, `after`: the top-1 agreement of int8 and float, without and with `float_layers`."""
+
+    before: float
+    after: float
+    float_layers: Sequence[NoisyLayer]
+
+    def report(self) -> dict[str, Any]:
+        return self.summary() | {"float_layers": [layer.report() for layer in self.float_layers]}
+
+    def summary(self) -> dict[str, Any]:
+        """As the report, with the number of layers in place of the layers."""
+        return {
+            "goal": GOAL,
+            "reached": self.after >= GOAL,
+            "agreement_before": self.before,
+            "agreement": self.after,
+            "float_layers": len(self.float_layers),
+        }
+
+
+def guard(
+    agreement: float,
+    find_layers: Callable[[], Sequence[NoisyLayer]],
+    quantise_again: Callable[[Sequence[NoisyLayer]], float],
+) -> Guarded:
+    """Keep layers in float until the agreement reaches GOAL, or until no further layer may become float.
+
+    `agreement`: of the model that is int8 as a whole. `find_layers`: the layers of the model that was made last, the
+    noisiest first; it is called only below the goal. `quantise_again`: makes the model with these layers in float, and
+    returns its agreement.
+    """
+    before, float_layers = agreement, list[NoisyLayer]()
+    while agreement < GOAL and len(float_layers) < MAX_FLOAT_LAYERS:
+        names = {layer.name for layer in float_layers}
+        # The noise of one layer hides that of the layers after it. So each round measures the layers anew.
+        candidates = [layer for layer in find_layers() if layer.added > 0 and layer.name not in names]
+        if not candidates:
+            break
+        float_layers += candidates[: max(len(float_layers), 1)]
+        agreement = quantise_again(float_layers)
+    return Guarded(before, agreement, float_layers)

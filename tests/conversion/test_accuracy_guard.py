@@ -1,0 +1,158 @@
+"""`accuracy_guard`: layers stay float where the int8 model would lose more than a point of top-1 agreement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper, shape_inference
+
+from leasehold.pipelines.conversion.pipeline import ConversionParams
+from leasehold.pipelines.conversion.toolchain.accuracy_guard import GOAL, MAX_FLOAT_LAYERS, Guarded, guard
+from leasehold.pipelines.conversion.toolchain.layer_sensitivity import NoisyLayer
+from tests.conversion.conftest import PARAMS, Bench
+from tests.conversion.models import network, pictures, saved
+
+
+def fragile() -> onnx.ModelProto:
+    """A network that int8 breaks at two places. A bias of -1000 in the first convolution lets onnxruntime take larger
+    steps for its weights. The second convolution is all zeros: one of its inputs is always 0 (Relu of -1000), and has
+    weights so large that all others are below half a step.
+    """
+    model = network()
+    weights = {one.name: one for one in model.graph.initializer}
+    for name, place, value in (("b1", np.s_[7], -1000), ("w2", np.s_[:, 7], 500)):
+        changed = numpy_helper.to_array(weights[name]).copy()
+        changed[place] = value
+        weights[name].CopyFrom(numpy_helper.from_array(changed, name))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1
+    return model
+
+
+def report_of(made: dict[str, Path]) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(made["output/report.json"].read_bytes())["bie"]
+    return read
+
+
+async def test_the_layers_that_cost_the_answers_stay_float_and_the_report_says_which_and_why(bench: Bench) -> None:
+    directory = bench.directory()
+    model, images = saved(fragile(), directory / "model"), pictures(directory / "references", 8)
+    plain = report_of(await bench.convert(model, images))
+    assert plain["outputs"]["y"]["top1_agreement"] < GOAL
+    assert "accuracy_guard" not in plain
+
+    made = await bench.convert(model, images, accuracy_guard=True)
+    said = report_of(made)
+    guarded = said["accuracy_guard"]
+    assert (guarded["reached"], guarded["goal"]) == (True, GOAL)
+    assert guarded["agreement_before"] == plain["outputs"]["y"]["top1_agreement"]
+    assert guarded["agreement"] == said["outputs"]["y"]["top1_agreement"] == 1
+    assert [layer["operator"] for layer in guarded["float_layers"]] == ["Conv", "Conv"]
+    assert guarded["float_layers"][0] == said["worst_layers"][0] == plain["worst_layers"][0]
+    assert min(layer["added"] for layer in guarded["float_layers"]) > 0.5
+    quantised = onnx.load(made["output/out.bie"])
+    kept = {one.name: one for one in quantised.graph.initializer if one.data_type == TensorProto.FLOAT}
+    assert any(numpy_helper.to_array(one).shape == (16, 8, 3, 3) for one in kept.values())
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in quantised.graph.node}, "the rest is int8"
+
+
+async def test_a_node_without_a_name_can_stay_float(bench: Bench) -> None:
+    model, directory = fragile(), bench.directory()
+    assert not any(node.name for node in model.graph.node)
+    earlier = directory / "report"
+    earlier.write_text("{}")
+    done = await bench.run(
+        "bie",
+        {
+            "output/out.onnx": saved(shape_inference.infer_shapes(model), directory / "model"),
+            "output/onnx-report.json": earlier,
+            "references": pictures(directory / "references", 8),
+        },
+        accuracy_guard=True,
+    )
+    assert done.value is not None
+    summary = done.value["accuracy_guard"]
+    assert (summary["reached"], summary["agreement"], summary["float_layers"]) == (True, 1.0, 2)
+
+
+async def test_a_model_that_keeps_its_answers_is_the_same_with_the_guard(bench: Bench) -> None:
+    directory = bench.directory()
+    model, images = saved(network(), directory / "model"), pictures(directory / "references", 8)
+    plain, guarded = await bench.convert(model, images), await bench.convert(model, images, accuracy_guard=True)
+    assert guarded["output/out.bie"].read_bytes() == plain["output/out.bie"].read_bytes()
+    assert report_of(guarded)["accuracy_guard"] == {
+        "goal": GOAL, "reached": True, "agreement_before": 1, "agreement": 1, "float_layers": [],
+    }  # fmt: skip
+
+
+def layers(*names: str, added: float = 1.0) -> list[NoisyLayer]:
+    return [NoisyLayer(name, "Conv", 1.0, added) for name in names]
+
+
+class Model:
+    """A model of layers with these names, the noisiest first. It agrees once `enough` of them are in float."""
+
+    def __init__(self, names: Sequence[str], enough: int = 1000) -> None:
+        self.names = list(names)
+        self.enough = enough
+        self.rounds: list[list[str]] = []
+
+    def find_layers(self) -> list[NoisyLayer]:
+        return layers(*self.names)
+
+    def quantise_again(self, float_layers: Sequence[NoisyLayer]) -> float:
+        self.rounds.append([layer.name for layer in float_layers])
+        return GOAL if len(float_layers) >= self.enough else GOAL - 0.01
+
+    def guard(self, agreement: float = 0.5) -> Guarded:
+        return guard(agreement, self.find_layers, self.quantise_again)
+
+
+def test_each_round_keeps_twice_as_many_layers_in_float_until_the_goal_is_reached() -> None:
+    model = Model("abcdefghijkl", enough=5)
+    guarded = model.guard()
+    assert model.rounds == [["a"], ["a", "b"], ["a", "b", "c", "d"], list("abcdefgh")]
+    assert (guarded.before, guarded.after, len(guarded.float_layers)) == (0.5, GOAL, 8)
+    assert guarded.summary()["reached"] is True
+
+
+def test_a_layer_whose_noise_another_one_hid_is_found_in_the_next_round() -> None:
+    model = Model("ab", enough=3)
+    found = iter([layers("a") + layers("hidden", added=-1.0), layers("hidden", "a"), layers("b")])
+    guarded = guard(0.5, lambda: next(found), model.quantise_again)
+    assert model.rounds == [["a"], ["a", "hidden"], ["a", "hidden", "b"]]
+    assert guarded.summary()["reached"] is True
+
+
+def test_at_the_goal_nothing_is_done_again() -> None:
+    def no_layers() -> list[NoisyLayer]:
+        raise AssertionError("nobody looks for layers: that costs two runs of each model")
+
+    model = Model("abc")
+    assert guard(GOAL, no_layers, model.quantise_again) == Guarded(GOAL, GOAL, [])
+    assert model.rounds == []
+
+
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [("abc", [1, 2, 3]), ("", []), ([str(n) for n in range(100)], [1, 2, 4, 8, 16, 32, MAX_FLOAT_LAYERS])],
+)
+def test_a_goal_that_no_layer_can_reach_ends_with_what_was_tried(names: Sequence[str], counts: list[int]) -> None:
+    model = Model(names)
+    guarded = model.guard()
+    assert [len(one) for one in model.rounds] == counts
+    assert guarded.summary()["reached"] is False
+    assert guarded.summary()["float_layers"] == len(guarded.report()["float_layers"]) == (counts or [0])[-1]
+
+
+def test_a_worker_of_an_earlier_release_gets_no_parameter_that_it_does_not_know() -> None:
+    assert "accuracy_guard" not in ConversionParams(**PARAMS).model_dump(mode="json")
+    assert "accuracy_guard" not in ConversionParams(**PARAMS).model_dump_json()
+    asked = ConversionParams(**PARAMS, accuracy_guard=True)
+    assert ConversionParams.model_validate(asked.model_dump(mode="json")) == asked
