@@ -330,7 +330,7 @@ class Settings(SettingsWithFiles):
         1_000_000, ge=0, description="Unfinished jobs that a tenant may have; 0: no bound."
     )
     stored_bytes_per_tenant: int = Field(
-        1024 * 1024 * MIB, ge=0, description="Bytes stored for a tenant, originals and outputs; 0: no bound."
+        1024 * 1024 * MIB, ge=0, description="Bytes stored for a tenant: what clients sent, and outputs; 0: no bound."
     )
     templates_per_tenant: int = Field(1000, ge=1, description="Versions of templates that a tenant may write.")
     schedules_per_tenant: int = Field(1000, ge=1, description="Schedules that a tenant may have.")

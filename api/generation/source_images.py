@@ -49,7 +49,8 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
     ),
     responses=problems({
         HTTPStatus.BAD_REQUEST: "`bad_request`: the form is malformed",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`image_missing`, `too_many_images`, `too_large`, `unsupported_format`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`image_missing`, `too_many_images`, `too_large`, `unsupported_format`, "
+        "`batch_too_large`: an image is larger than all bytes that the tenant may store",
         HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
         HTTPStatus.SERVICE_UNAVAILABLE: "`busy`",
@@ -155,11 +156,11 @@ class _Form:
         tenant_hash = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]
         key = f"sources/{tenant_hash}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
-            self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer)
+            self.limit_fields = await self._services.admission.charge_upload(connection, self._caller.payer, len(image))
             # The row is written before the object, because housekeeping finds objects by their rows.
             # The URLs' time begins with the answer, which may follow the first image by _UPLOAD_SECONDS.
             lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds + _UPLOAD_SECONDS)
-            expires_at = await generations.keep_source(connection, tenant_id, key, lifetime)
+            expires_at = await generations.keep_source(connection, tenant_id, key, len(image), lifetime)
         if expires_at is not None:  # None: the same image was stored before
             self._new_keys[key] = expires_at
         await self._services.store.put(key, image, content_type=kind, metadata={})

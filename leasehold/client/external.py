@@ -115,8 +115,8 @@ class Task:
     async def read(self, name: str, step: str | None = None) -> bytes:
         """Read a file that a needed step has stored. `step`: the step, needed only if several have a file of this name.
 
-        Raises KeyError for an unknown file, Retryable `file_unreadable` if the store refuses, and Retryable
-        `file_corrupt` if the bytes are not those that were stored.
+        Raises KeyError for an unknown file, Retryable `file_unreadable` if the store refuses or does not answer, and
+        Retryable `file_corrupt` if the bytes are not those that were stored.
         """
         for file in self.files:
             if file["name"] == name and step in (None, file["step"]):
@@ -126,24 +126,24 @@ class Task:
                     raise Retryable(
                         f"the bytes of {name} are not those that were stored", code="file_corrupt"
                     ) from error
-                except httpx2.HTTPStatusError as error:
-                    raise Retryable(f"{error} for {name}", code="file_unreadable") from error
+                except httpx2.HTTPError as error:
+                    raise Retryable(f"{_failure_of_store(error)} for {name}", code="file_unreadable") from error
         raise KeyError(name)
 
     async def write(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> None:
         """Upload a file. Other steps and clients see it once the task is completed. Raises LeaseLost, Refused, and
-        Retryable `file_unwritable` if the store refuses.
+        Retryable `file_unwritable` if the store refuses or does not answer.
         """
         file = {"name": name, "size": len(data), "content_type": content_type}
         (ticket,) = (await self.post("files", files=[file]))["files"]
-        answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
-        # The file exists already if this attempt has written it before, for example when the store's answer was lost
-        # and the handler tried again. The API verifies the bytes when the task is completed.
-        if answer.status_code != _EXISTS_ALREADY:
-            try:
+        try:
+            answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
+            # The file exists already if this attempt has written it before, for example when the store's answer was
+            # lost and the handler tried again. The API verifies the bytes when the task is completed.
+            if answer.status_code != _EXISTS_ALREADY:
                 check_answer(answer)
-            except httpx2.HTTPStatusError as error:
-                raise Retryable(f"{error} for {name}", code="file_unwritable") from error
+        except httpx2.HTTPError as error:
+            raise Retryable(f"{_failure_of_store(error)} for {name}", code="file_unwritable") from error
         self.sent[name] = hashlib.sha256(data).hexdigest()
 
     async def post(self, verb: str, **body: Any) -> dict[str, Any]:
@@ -223,6 +223,13 @@ class Task:
         """Raises LeaseLost once the lease is lost."""
         if self.lost:
             raise LeaseLost
+
+
+def _failure_of_store(error: httpx2.HTTPError) -> str:
+    """A sentence without the signed URL. The message of an error of the network may be empty."""
+    if isinstance(error, httpx2.HTTPStatusError):  # of `check_answer`
+        return str(error)
+    return f"the store did not answer ({type(error).__name__})"
 
 
 Handler = Callable[[Task], Awaitable[dict[str, Any] | None]]

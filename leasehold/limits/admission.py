@@ -166,9 +166,11 @@ class Admission:
             quotas.append(quota)
         return _header_fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
 
-    async def charge_upload(self, connection: Connection, payer: Payer) -> dict[str, str]:
-        """As `charge`, for one upload that begins. Also raises TooMany `storage_full`."""
-        await self._usage.reserve(connection, payer.tenant_id, 0)
+    async def charge_upload(self, connection: Connection, payer: Payer, size: int = 0) -> dict[str, str]:
+        """As `charge`, for one upload that begins. `size`: the bytes that it stores, if the tenant's stored bytes count
+        them from now on. Also raises TooMany `storage_full`.
+        """
+        await self._usage.reserve(connection, payer.tenant_id, 0, size)
         return await self.charge(connection, payer, 1, "uploads")
 
     async def check_stored_bytes(self, connection: Connection, tenant_id: str, size: int) -> None:

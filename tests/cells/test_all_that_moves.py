@@ -279,8 +279,8 @@ async def test_the_old_cell_deletes_no_object_of_a_tenant_that_has_moved(two: Tw
     late = "clock_timestamp() - interval '1 day'"
     source = "sources/0123456789abcdef/image.png"
     async with rows_of(two.a) as rows:
-        await generations.keep_source(rows, "acme", source, timedelta(hours=1))
-        await generations.keep_source(rows, "other", "sources/fedcba9876543210/image.png", timedelta(hours=-1))
+        await generations.keep_source(rows, "acme", source, 3, timedelta(hours=1))
+        await generations.keep_source(rows, "other", "sources/fedcba9876543210/image.png", 3, timedelta(hours=-1))
         code, _printed, errors = await move(two, tmp_path)
         assert code == 0, errors
         for table in ("media", "upload", "job", "source_image"):

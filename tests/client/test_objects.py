@@ -102,6 +102,18 @@ async def test_a_file_that_the_store_does_not_take_fails_the_attempt_without_its
     assert task.sent == {}
 
 
+async def test_a_store_that_is_away_fails_the_attempt_with_the_codes_of_its_refusals() -> None:
+    async with httpx2.AsyncClient(timeout=40) as store:
+        task = _task(store, f"http://127.0.0.1:1/{SIGNED}")
+        with pytest.raises(Retryable, match=r"the store did not answer \(ConnectError\) for a") as unread:
+            await task.read("a")
+        with pytest.raises(Retryable, match=r"the store did not answer \(ConnectError\) for a") as unwritten:
+            await task.write("a", BYTES)
+    assert (unread.value.code, unwritten.value.code) == ("file_unreadable", "file_unwritable")
+    for error in (unread.value, unwritten.value):
+        assert SIGNED not in "".join(traceback.format_exception(error))
+
+
 @readers
 async def test_what_was_stored_is_read(read: Read, refusal: type[Exception]) -> None:
     async with store_of("", BYTES) as url, httpx2.AsyncClient(timeout=40) as store:

@@ -239,6 +239,26 @@ async def test_a_file_whose_bytes_do_not_end_is_given_up() -> None:
     assert out == b"file_corrupt\n"
 
 
+#: Reads a file and writes one, at the URL of its argument. Prints the names and codes of the errors, and whether their
+#: messages show the URL.
+USES_A_FILE = f"""
+import {{ Task }} from "{HERE.parents[1] / "clients/typescript/src/worker.js"}";
+const url = process.argv[1];
+const file = {{ step: "made", name: "a", size: 8, sha256: "00", content_type: "x/y", url }};
+const claim = {{ task_id: "1", step: "used", files: [file], epoch: 1 }};
+const task = new Task(claim, async () => ({{ files: [{{ url, headers: {{}} }}] }}), fetch);
+const shown = (error) => console.log(error.name, error.code, error.message.includes(url));
+await task.read("a").catch(shown);
+await task.write("a", "bytes").catch(shown);
+process.exit();
+"""
+
+
+async def test_a_store_that_is_away_fails_the_attempt_with_the_codes_of_its_refusals() -> None:
+    out = await evaluated(USES_A_FILE, "http://127.0.0.1:1/")
+    assert out == b"Retryable file_unreadable false\nRetryable file_unwritable false\n"
+
+
 #: A worker that is told to stop while the API answers nothing. Its clock is the script's.
 STOPS = f"""
 import {{ mock }} from "node:test";

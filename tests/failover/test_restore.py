@@ -273,7 +273,7 @@ async def test_source_images_are_as_old_as_the_store_says(
         [f"sources/{'0' * 16}/{letter * 64}.{ending}" for ending in ("jpg", "png", "webp")] for letter in "abcd"
     ]
     for key in (*kept, *expired, *lost):
-        await generations.keep_source(rows, "t", key, timedelta(hours=-1 if key in expired else 1))
+        await generations.keep_source(rows, "t", key, 3, timedelta(hours=-1 if key in expired else 1))
     not_ours = ["sources/site/a.png", f"sources/{'0' * 16}/{'A' * 64}.png", f"sources/{'0' * 16}/{'a' * 64}.gif"]
     for key in (*kept, *left, *not_ours):
         await store.put(key, b"image", content_type="image/png", metadata={})

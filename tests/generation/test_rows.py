@@ -59,7 +59,7 @@ async def test_statistics_count_up_to_their_bound_and_of_one_server(
 
 
 async def test_a_source_image_is_dropped_by_its_tenant_and_if_nobody_has_kept_it_longer(connection: Connection) -> None:
-    kept_until = await generations.keep_source(connection, "acme", "key", timedelta(hours=1))
+    kept_until = await generations.keep_source(connection, "acme", "key", 3, timedelta(hours=1))
     assert kept_until is not None
     await generations.drop_sources(connection, "rival", {"key": kept_until})
     await generations.drop_sources(connection, "acme", {"key": kept_until - timedelta(seconds=1)})

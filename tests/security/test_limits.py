@@ -677,6 +677,23 @@ async def test_reference_images_count_as_kept(known: Settings, rows: Connection)
         assert (await send("second")).status_code == 201
 
 
+async def test_source_images_count_as_kept(known: Settings, rows: Connection) -> None:
+    """A client may upload them and never order a generation."""
+
+    async def send(*images: bytes) -> httpx2.Response:
+        return await acme.http.post("/v1/upload/images", files=[("image", ("a.png", image)) for image in images])
+
+    async with world(known, rows, stored_bytes_per_tenant=3 * len(PNG)) as acme:
+        problem(await send(PNG, PNG + b"another", PNG + b"a third"), 429, "storage_full")
+        # The refused form's images expire at once, and count until housekeeping has deleted them.
+        assert await rows.fetchval("SELECT count(*) FROM source_image WHERE expires_at < clock_timestamp()") == 2
+        await rows.execute("DELETE FROM source_image")
+        assert (await eventually(lambda: send(PNG, PNG + b"2"), 200)).status_code == 200
+        assert await rows.fetch("SELECT size FROM source_image ORDER BY size") == [(len(PNG),), (len(PNG) + 1,)]
+        problem(await send(PNG + b"3"), 429, "storage_full")
+        assert await rows.fetchval("SELECT count(*) FROM source_image") == 2
+
+
 async def eventually(ask: Request, status: int) -> httpx2.Response:
     """What a worker or the sweeper wrote is counted anew after a moment."""
     async with asyncio.timeout(60):

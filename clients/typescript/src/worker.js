@@ -200,7 +200,8 @@ export class Task {
 
   /**
    * Read a file that a needed step has stored. `step`: that step, if several have a file of this name. Rejects with
-   * RangeError for an unknown file, and with Retryable `file_corrupt` for bytes with another SHA-256.
+   * RangeError for an unknown file, with Retryable `file_unreadable` if the store refuses or does not answer, and with
+   * Retryable `file_corrupt` for bytes with another SHA-256.
    * @param {string} name
    * @param {{ step?: string }} [options]
    * @returns {Promise<Uint8Array>}
@@ -208,15 +209,18 @@ export class Task {
   async read(name, { step } = {}) {
     const file = this.files.find((one) => one.name === name && (step === undefined || one.step === step));
     if (file === undefined) throw new RangeError(`no needed step has a file ${name}`);
-    const answer = await this.#fetch(file.url, { signal: this.signal });
-    if (!answer.ok) throw new Retryable(`the store answered ${answer.status} for ${name}`, { code: "file_unreadable" });
-    const bytes = await bodyOf(answer, file.size);
+    const bytes = await this.#withStore(name, "file_unreadable", async () => {
+      const answer = await this.#fetch(file.url, { signal: this.signal });
+      if (!answer.ok) throw new Retryable(`the store answered ${answer.status} for ${name}`, { code: "file_unreadable" });
+      return bodyOf(answer, file.size);
+    });
     if (bytes !== undefined && (await sha256(bytes)) === file.sha256) return bytes;
     throw new Retryable(`the bytes of ${name} are not those that were stored`, { code: "file_corrupt" });
   }
 
   /**
-   * Upload a file. Others see it once the task is completed. Rejects with LeaseLost, ApiError, Unavailable.
+   * Upload a file. Others see it once the task is completed. Rejects with LeaseLost, ApiError, Unavailable, and with
+   * Retryable `file_unwritable` if the store refuses or does not answer.
    * @param {string} name
    * @param {Uint8Array | string} data a text is stored as UTF-8
    * @param {string} [contentType]
@@ -226,13 +230,33 @@ export class Task {
     const files = [{ name, size: bytes.byteLength, content_type: contentType }];
     const [ticket] = (await this.post("files", { files })).files;
     const body = /** @type {BodyInit} */ (bytes);
-    const answer = await this.#fetch(ticket.url, { method: "PUT", headers: ticket.headers, body, signal: this.signal });
+    const answer = await this.#withStore(name, "file_unwritable", () =>
+      this.#fetch(ticket.url, { method: "PUT", headers: ticket.headers, body, signal: this.signal }),
+    );
     await answer.body?.cancel();
     // An earlier try may have stored the file without its answer arriving. The completion verifies the bytes.
     if (!answer.ok && answer.status !== EXISTS_ALREADY) {
       throw new Retryable(`the store answered ${answer.status} for ${name}`, { code: "file_unwritable" });
     }
     this.#sent.set(name, await sha256(bytes));
+  }
+
+  /**
+   * What `ask` resolves to. An error of the network fails the attempt with the code: it would be a TypeError.
+   * @template T
+   * @param {string} name
+   * @param {string} code
+   * @param {() => Promise<T>} ask
+   * @returns {Promise<T>}
+   */
+  async #withStore(name, code, ask) {
+    try {
+      return await ask();
+    } catch (error) {
+      this.signal.throwIfAborted();
+      if (error instanceof Retryable) throw error;
+      throw new Retryable(`the store did not answer for ${name}`, { code });
+    }
   }
 
   /** The files that `write` has uploaded. */

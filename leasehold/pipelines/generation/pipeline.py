@@ -134,6 +134,7 @@ GENERATION = Kind(
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
     # Opened once by each process of the API, for the endpoints.
     opens="leasehold.pipelines.generation.providers:open_catalogue",
+    stored="SELECT coalesce(sum(size), 0) FROM source_image WHERE tenant_id = $1",
     # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.
     objects=NamedObjects(
         prefix="sources/",

@@ -220,19 +220,23 @@ async def counts(connection: Connection, tenant_id: str, server_id: str | None) 
     return await connection.fetch(_COUNTS, tenant_id, server_id, MAX_COUNTED)
 
 
-async def keep_source(connection: Connection, tenant_id: str, key: str, duration: timedelta) -> datetime | None:
-    """Record an uploaded source image, which expires after `duration`. If the same image is stored already, the call
-    can only make it expire later.
+async def keep_source(
+    connection: Connection, tenant_id: str, key: str, size: int, duration: timedelta
+) -> datetime | None:
+    """Record an uploaded source image of `size` bytes, which expires after `duration`. If the same image is stored
+    already, the call can only make it expire later.
 
     Returns the time of expiry of a new image. None: the image was stored already. Raises Unavailable `busy` if the same
     image is condemned: its object may be deleted at any moment, so the caller must not rely on it.
     """
     row = await connection.fetchrow(
-        "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ($1, $2, clock_timestamp() + $3)"
-        " ON CONFLICT (key) DO UPDATE SET expires_at = greatest(source_image.expires_at, excluded.expires_at)"
+        "INSERT INTO source_image (key, tenant_id, size, expires_at) VALUES ($1, $2, $3, clock_timestamp() + $4)"
+        " ON CONFLICT (key) DO UPDATE SET expires_at = greatest(source_image.expires_at, excluded.expires_at),"
+        " size = excluded.size"
         f" WHERE source_image.expires_at <> {_CONDEMNED} RETURNING expires_at, xmax = 0 AS is_new",
         key,
         tenant_id,
+        size,
         duration,
     )
     if row is None:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import TIMESTAMP, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, Text, Uuid, func
+from sqlalchemy import (
+    TIMESTAMP,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    Table,
+    Text,
+    Uuid,
+    func,
+)
 
 from leasehold.db.tables import metadata
 
@@ -22,12 +34,15 @@ generation = Table(
     Index("generation_task_id", "tenant_id", "task_id", unique=True),
 )
 
-# An image that a client has sent with a request. `key`: of the object that has its bytes.
+# An image that a client has uploaded. `key`: of the object that has its bytes. `size`: the number of these bytes; 0 in
+# a row that an earlier release has written.
 source_image = Table(
     "source_image",
     metadata,
     Column("key", Text, primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("expires_at", TIMESTAMP(timezone=True), nullable=False),
+    Column("size", BigInteger, nullable=False, server_default="0"),
     Index("source_image_expires", "expires_at"),
+    Index("source_image_tenant", "tenant_id"),  # for the bytes that a tenant has stored
 )
