@@ -356,6 +356,9 @@ async def test_at_its_deadline_an_order_is_asked_for_once_more(
     assert said["error"] is None or said["error"]["code"] == "deadline_exceeded"
     (bought,) = simulator.bought
     assert (bought.polls, bought.cancelled) == (1, cancelled)
+    # What is made is stored, however long the download takes: the sweep of deadlines does not end the job meanwhile.
+    left = await connection.fetchval("SELECT deadline_at - clock_timestamp() FROM job WHERE pipeline = 'generation'")
+    assert (left > timedelta(hours=3)) is (status == "completed")
 
 
 @pytest.mark.parametrize(("api", "worker"), [(-10, 0), (0, 10)], ids=["api behind", "worker ahead"])

@@ -22,6 +22,9 @@ QUEUE = "generation"
 #: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
 #: the job this long after the deadline.
 BACKSTOP = timedelta(minutes=2)
+#: How long the job may last after the provider has made the files: four attempts of the step `store`, and some time for
+#: workers that are away.
+STORE_TIME = timedelta(hours=4)
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 
 

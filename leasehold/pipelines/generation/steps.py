@@ -16,7 +16,7 @@ from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Done, Snooze
 from leasehold.pipelines.generation.files import FileUnavailable, UnusableFile, download
 from leasehold.pipelines.generation.operations import withdraw
-from leasehold.pipelines.generation.pipeline import GenerationParams, generation
+from leasehold.pipelines.generation.pipeline import STORE_TIME, GenerationParams, generation
 from leasehold.pipelines.generation.provider import (
     Finished,
     Order,
@@ -28,6 +28,7 @@ from leasehold.pipelines.generation.provider import (
 )
 from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 from leasehold.runtime import failpoints
+from leasehold.transitions.jobs.deadlines import extend_deadline
 
 #: The longest pause before the next request to a provider that is busy or down.
 _MAX_BACKOFF_SECONDS = 120.0
@@ -93,6 +94,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
     if not note:  # this is the first attempt
         purchase = await attempt.value("submit")
         if "urls" in purchase:  # the provider returned the files immediately
+            await _give_time_to_store(attempt)
             return Done(value=purchase | {"submitted_at": purchase["at"]})
         first_note = {"ref": purchase["ref"], "submitted_at": purchase["at"], "misses": 0}
         return Snooze(_with_jitter(params.poll_seconds), first_note)
@@ -111,6 +113,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
             _retry_delay(params, error, misses, seconds_left), note | {"misses": misses, "last_error": error.message}
         )
     if isinstance(answer, Finished):
+        await _give_time_to_store(attempt)
         return Done(value={"urls": list(answer.urls), "at": _now().isoformat(), "submitted_at": note["submitted_at"]})
     if seconds_left <= 0:
         raise await _cancelled_late_order(attempt, provider, note, credential)
@@ -180,6 +183,12 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
 
 def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
     return attempt.params, attempt.opened
+
+
+async def _give_time_to_store(attempt: Attempt) -> None:
+    """The order is made and paid: from now on the deadline of the order must not end the job."""
+    async with attempt.connection() as connection:
+        await extend_deadline(connection, attempt.job_id, STORE_TIME)
 
 
 async def _seconds_left(attempt: Attempt) -> float:

@@ -1,0 +1,19 @@
+"""Moves the deadline of a job. No state changes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+from leasehold.db.database import Connection
+
+_EXTEND = """
+-- extend_deadline
+UPDATE job SET deadline_at = greatest(deadline_at, clock_timestamp() + $2::interval)
+WHERE id = $1 AND deadline_at IS NOT NULL AND finished_at IS NULL
+"""
+
+
+async def extend_deadline(connection: Connection, job_id: UUID, at_least: timedelta) -> None:
+    """Let an unfinished job with a deadline go on for `at_least` from now. A later deadline stays."""
+    await connection.execute(_EXTEND, job_id, at_least)
