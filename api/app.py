@@ -60,8 +60,8 @@ PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
 #: FastAPI tries routes in order: first the busiest routes, then the routes of the shipped kinds of work (such as
-#: media), then the rest. After them come the routes of other kinds, which can use no path of the platform, and last
-#: those of the console.
+#: media), then the rest. After them come the routes of other kinds, which may use no path of the platform. The
+#: console's routes come last.
 _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
@@ -157,9 +157,9 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     shipped_routers = [load(name) for kind in kinds if kind in SHIPPED for name in kind.routers]
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = _paths_of(platform_routers)
-    # The console comes last, because its last route takes every path below the console's path. The routes of other
-    # kinds come before it, so they could hide its pages: that is refused. To find a route that would take the path of a
-    # page, each parameter in the path is replaced by an example, `x`.
+    # The console comes last, because its last route takes every path below the console's path. A route of another kind
+    # comes before it, and could hide a page of the console: such a kind is refused. To find such a route, each
+    # parameter in the path of a page is replaced by an example, `x`.
     console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:

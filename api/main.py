@@ -76,8 +76,8 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
 
 
 def _open_sockets(host: str, port: int) -> list[socket.socket] | None:
-    """If `host` is `ALL` (`::`): one socket for all addresses of IPv4 and IPv6, because uvicorn's own socket for `::`
-    would be for IPv6 alone. None for any other `host`: uvicorn opens the socket.
+    """For the `host` `ALL` (`::`), open one socket for all addresses of IPv4 and IPv6: uvicorn's own socket for `::`
+    would be for IPv6 alone. For any other `host`, return None: then uvicorn opens the socket.
     """
     if host != ALL:
         return None
@@ -110,5 +110,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (BadSetting, DeclarationError) as error:
         log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
         raise SystemExit(1) from error
-    freeze_loaded()  # the collector no longer looks at what is loaded by now
+    freeze_loaded()  # the garbage collector no longer examines the objects that exist by now
     server.run(_open_sockets(options.host, options.port))

@@ -1,8 +1,8 @@
 """The worker's process: it reads the settings, starts the log, and runs one worker until a signal ends it.
 
 SIGTERM or SIGINT drains the worker: it claims nothing more, and ends when its attempts have ended. A second signal
-stops it immediately. While the worker starts, the first signal stops it immediately. A handler that catches its
-CancelledError and goes on is left behind: it cannot keep the process.
+stops it immediately. While the worker starts, the first signal stops it immediately. If a handler catches its
+CancelledError and goes on, the process ends without that handler.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ for _result in ("claimed", "duplicate", "stale"):
 HINTS_CLAIMED = HINTS.labels("claimed")
 for _found_by in ("hint", "look", "next"):
     CLAIMS.labels(_found_by)
-#: The state that a task was claimed in -> the label `kind` of its wait.
+#: A task's state before its claim -> the label `kind` of its time in WAIT.
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
 

@@ -273,7 +273,9 @@ async def _open_servers(
 
 
 async def _close_pool(pool: Pool) -> None:
-    """Close the pool. It waits for each connection that is in use, and a handler that did not stop may keep one."""
+    """Close the pool. `Pool.close` waits for each connection that is in use, and a handler that did not stop may keep
+    one.
+    """
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await pool.close()

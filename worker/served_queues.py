@@ -38,8 +38,9 @@ class ServedQueues:
 
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
-        """The queues that the settings name; if they name none, all queues that the pipelines declare. The worker also
-        serves these queues pinned to its labels: only workers with the label `l` serve a queue `queue@l`.
+        """The queues that the settings name; if they name none, all queues that the pipelines declare. For each of its
+        labels the worker also serves a queue `QUEUE@LABEL` of each queue. Only workers with that label serve such a
+        queue.
         """
         declared_queues = {step.queue for pipeline in pipelines for step in pipeline.steps}
         every = served_queues(frozenset(settings.queues or declared_queues), settings.labels)

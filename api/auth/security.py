@@ -148,7 +148,7 @@ def request_id_of(request: Request) -> str:
 
 
 def requirements(dependant: Dependant) -> list[Require]:
-    """Every Require of a route: the dependant itself and all its dependencies."""
+    """Every Require of a route. `dependant`: FastAPI's record of the route, or of one of its dependencies."""
     direct_requirements = [dependant.call] if isinstance(dependant.call, Require) else []
     return direct_requirements + [require for child in dependant.dependencies for require in requirements(child)]
 

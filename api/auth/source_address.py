@@ -18,8 +18,8 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 
 def source_address(request: Request) -> str | None:
-    """The nearest address, on the way back to the client, that is not in LEASEHOLD_TRUSTED_PROXIES. If all are in it,
-    the farthest address. None: the server does not know the address of its peer.
+    """The first address, on the way from this server to the client, that is not in LEASEHOLD_TRUSTED_PROXIES. If all
+    addresses are in it: the last address. None: the server does not know the address of its peer.
 
     Each proxy appends the address of its own peer to X-Forwarded-For. So this function reads the header from its end.
     It reads only the entries that trusted proxies wrote, because a client may have invented the others.

@@ -24,12 +24,12 @@ from leasehold.db.job_reads import Row
 from leasehold.domain.sentences import counted
 from leasehold.transitions.jobs import EXTERNAL
 
-#: Counting stops at these numbers: of the tasks of a queue, of the tasks of all queues together, and of dead letters
-#: (steps that failed for good).
+#: Counting stops at MAX_TASKS tasks in a queue, at _MAX_OF_ALL tasks in all queues together, and at _MAX_LETTERS dead
+#: letters (steps that failed for good).
 MAX_TASKS, _MAX_OF_ALL, _MAX_LETTERS = 500, 1000, 100
-#: Counting stops at _MAX_UNSETTLED: of the orders whose outcome only a person can say, and of the steps for which no
-#: external worker comes. An order is what a step asked of a provider. Such orders are searched among the _MAX_SEARCHED
-#: newest failed jobs of each error code.
+#: Counting stops at _MAX_UNSETTLED orders whose outcome only a person can decide, and at _MAX_UNSETTLED due steps that
+#: no external worker claims. An order is the request of a step to a provider. The search for such orders reads the
+#: _MAX_SEARCHED newest failed jobs of each error code.
 _MAX_UNSETTLED, _MAX_SEARCHED = overview_reads.MAX_SILENT, 300
 #: How much the explanation of a late job reads: entries of its ledger (what its workers did), waiting steps, and tasks
 #: ahead of it. This is little, because the page shows only one reason.
@@ -107,7 +107,7 @@ async def _findings_about_parts(request: Request, caller: Caller) -> list[Findin
     readiness = readiness_of(request)
     failed_checks = [check for check in await readiness.checks() if not check.ok]
     results = [result for result in await readiness.findings() if not result.ok] if OPERATE in caller.scopes else []
-    # A part may have several results. In reversed order the first one overwrites the others.
+    # Of several results of a part, the first counts: in reversed order it overwrites the others.
     meanings = {result.part: f" {_capitalized(result.meaning)}." for result in reversed(results)}
     findings = [
         Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.{meanings.get(check.name, '')}")
@@ -131,7 +131,7 @@ async def _findings_about_fleet(connection: Connection, numbers: Numbers) -> lis
         findings.append(Finding("bad", "No worker has a heartbeat: nothing runs.", "/workers", "Workers"))
     for row in numbers.queues or ():
         findings += _findings_about_queue(row, has_workers=bool(numbers.workers))
-    for row in await overview_reads.quarantined(connection):  # what a duty, a worker's maintenance loop, set aside
+    for row in await overview_reads.quarantined(connection):  # units that a duty (a maintenance loop) set aside
         findings.append(
             Finding(
                 "warn",

@@ -18,7 +18,7 @@ from leasehold.db.job_reads import Row
 WIDTH, HEIGHT, _GAP_X, _GAP_Y = 168, 30, 44, 12
 #: Up to _MAX_PARTS parts of one step have a box each. A graph of more than _MAX_BOXES boxes is not drawn.
 _MAX_PARTS, _MAX_BOXES = 6, 60
-#: A box of many parts has the first of these states that one of its parts has.
+#: The state of a box of many parts is the first of these states that at least one of the parts has.
 _WORST_FIRST = ("failed", "running", "retry", "waiting", "pending", "blocked", "cancelled", "skipped", "succeeded")
 #: A step, or the key of a box -> the steps or keys that it needs.
 Links: TypeAlias = Mapping[str, Sequence[str]]
@@ -130,7 +130,7 @@ def _draw(nodes: Mapping[str, _Node], needs: Links) -> Graph:
 
 
 def _levels(needs: Links) -> dict[str, int]:
-    """The column of each box: one to the right of the rightmost box that it needs."""
+    """The column of each box: the next column after the rightmost box that it needs."""
     levels = dict.fromkeys(needs, 0)
     for _ in needs:  # at most one round for each box: a chain of all boxes would need that many
         has_moved = False

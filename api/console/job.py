@@ -72,9 +72,9 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     body = answer(access)
     steps, outputs = body["steps"], body["outputs"]
     has_ended = access.row["status"] in JOB_TERMINAL
-    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. As long as
-    # `made_of` is the same, the page is the same. Then the refresh ends here, and has read one row: that of the job. An
-    # unfinished job has the empty `made_of`, with which each refresh makes the page anew.
+    # The page of an ended job is refreshed, too, because somebody else may retry or delete the job. While `made_of` is
+    # the same, the page is the same. Then the refresh ends here, after it has read only the job's row. For an
+    # unfinished job `made_of` is empty, and each refresh renders the page anew.
     made_of = (endpoints.etag_of(services, access, body), caller.scopes) if has_ended else ()
     if (no_content := unchanged(request, made_of)) is not None:
         return no_content
@@ -120,7 +120,9 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
 
 
 def _more(things: Sequence[object], shown: int, at_most: int) -> str | None:
-    """How many further things the job has, `+` if it may have more than the `at_most` that were read. None: no more."""
+    """How many further things the job has, with a `+` if `at_most` things were read and there may be more. None: no
+    more.
+    """
     if len(things) <= shown:
         return None
     return f"{len(things) - shown}{'+' if len(things) >= at_most else ''}"
@@ -160,9 +162,9 @@ async def _read_details(request: Request, connection: Connection, caller: Caller
 
 
 def _wait_of(request: Request, access: JobAccess, row: Row) -> dict[str, Any]:
-    """A wait of the job's workflow, for the page. Its form answers this wait once (`once`). The next wait for the same
-    signal has another key: with the same key, an answer within the same minute would count as a repetition, and the
-    workflow would not get it.
+    """A wait of the job's workflow, for the page. `once`: the idempotency key of its form, by which the form answers
+    this wait once. Each wait has a key of its own. If two waits for the same signal had the same key, an answer to the
+    second within the same minute would count as a repetition, and the workflow would not get it.
     """
     wait = (row["name"], row["branch"], row["number"], row["epoch"])
     once = form_idempotency_key(request, "signal", str(access.id), *map(str, wait))
@@ -170,7 +172,7 @@ def _wait_of(request: Request, access: JobAccess, row: Row) -> dict[str, Any]:
 
 
 async def _existing_operations(connection: Connection, caller: Caller, acts: Sequence[Act]) -> set[str]:
-    """The ids of the bulk operations that the acts name, if the operation still exists: the page links to it."""
+    """The ids of the bulk operations that the acts name and that still exist. The page links to these operations."""
     operation_ids = {UUID(act.details["operation"]) for act in acts if "operation" in act.details}
     if not operation_ids:
         return set()
@@ -205,8 +207,9 @@ def _with_workers(ledger: Sequence[Mapping[str, Any]], external_steps: set[str])
 
 
 def _is_by_worker(entry: Mapping[str, Any], external_steps: set[str]) -> bool:
-    """Whether the worker with the lease wrote the entry. A sweep writes how the attempt of a lost worker ended. The
-    platform ends an external step that runs past its time limit; other workers report that themselves.
+    """Whether the worker with the lease wrote the entry. Two kinds of entries come from the platform. A sweep writes
+    how the attempt of a lost worker ended. The platform also writes the timeout of an external step; for other steps
+    the worker writes the timeout.
     """
     cause = entry.get("cause")
     is_by_platform = cause == "loss" or (cause == "timeout" and entry.get("step") in external_steps)
@@ -348,7 +351,7 @@ async def signal(request: Request, job_id: UUID, name: Name, caller: Signaller, 
         schema = await signals.schema_of(connection, job_id, caller.tenant_id, name)
     max_depth = services.settings.json_max_depth
     payload = payload_of(inputs_of(schema), form, max_depth)
-    problem = refusal(orjson.dumps(payload), max_depth)  # the member of a field makes its JSON one level deeper
+    problem = refusal(orjson.dumps(payload), max_depth)  # a field's JSON is a member of the payload: one level deeper
     if problem is not None:
         raise Invalid(problem.code, problem.detail)
     await signal_run(request, job_id, name, caller, SignalRequest(payload=payload), form.get("once") or None)
@@ -362,6 +365,6 @@ async def delete(request: Request, job_id: UUID, caller: Deleter) -> Response:
         response = await endpoints.delete_job(request, job_id, caller)
     except Gone as error:  # a second press of the button, or somebody else was faster
         return go_to(request, "/jobs", error.message)
-    must_stop_first = bool(response.body)  # the answer is 202 with a body then, and else 204 without one
+    must_stop_first = bool(response.body)  # 202 has a body; 204 (deleted immediately) has none
     sentence = "The job stops, and is deleted then." if must_stop_first else f"The job {job_id} is deleted."
     return go_to(request, f"/jobs/{job_id}" if must_stop_first else "/jobs", sentence)

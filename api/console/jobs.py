@@ -45,7 +45,7 @@ _SHARED_SECONDS = 5.0
 Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
 Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
-#: The number of jobs on a page, and of rows that a refresh may read to count newer jobs.
+#: PAGE: the number of jobs on a page. _MAX_READ: how many rows a refresh may read to count newer jobs.
 PAGE = 50
 _MAX_READ = 2000
 #: Prepared filters, by name. For an operator, `views_of` adds the operator's own tenant to a filter without a time,

@@ -115,7 +115,8 @@ async def _make_once(
 ) -> dict[str, Any]:
     """Call `make` with a seed for the new key, and return its answer. A second press of the form's button has the same
     seed. So the second press finds the key of the first, and makes the same secret from the seed, although no secret is
-    stored. The second answer needs the secret, because a browser that sends the form twice shows only this answer.
+    stored. The answer to the second press must have the secret, because a browser that sends a form twice shows only
+    the second answer.
     """
     press = press_of(request, form)  # equal for all presses of one form's button
     if press is None:

@@ -74,9 +74,9 @@ def press_of(request: Request, form: Form) -> str | None:
 
 
 async def act_once(request: Request, caller: Caller, form: Form, act: Callable[[], Awaitable[Outcome]]) -> Response:
-    """Call `act`, and answer the form. A second press gets the answer to the first, and does not call `act`. It calls
-    `act` all the same if the form has no field `once`, or if the first press changed nothing. Raises the errors of
-    `act`.
+    """Call `act`, and answer the form. A second press gets the answer to the first without a call of `act`. In two
+    cases a second press calls `act` again: the form has no field `once`, or the first press changed nothing. Raises the
+    errors of `act`.
     """
 
     async def work() -> Answer:

@@ -114,7 +114,9 @@ async def _admit_person(request: Request, services: Services, identity: Identity
 
 
 def _begin_session(request: Request, services: Services, row: Row, following: str, began: int) -> Response:
-    """`began`: the time of the sign-in, by the clock of the database, which also says when sessions have ended."""
+    """`began`: the time of the sign-in by the clock of PostgreSQL, because the same clock says when a person's sessions
+    have ended.
+    """
     response = redirect_to(request, following)
     # The person's `generation`: sessions that began in a lower generation have ended.
     session.begin(services, request, response, session.owner_of(row["id"], row["generation"]), began)
@@ -128,7 +130,9 @@ async def show_tenants(request: Request, caller: session.Anybody) -> Response:
 
 @router.post("/tenants/go")
 async def change_tenant(request: Request, caller: session.Anybody, form: Fields) -> Response:
-    """Begin a session in another tenant of the same person. It ends when the session that it comes from would have."""
+    """Begin a session in another tenant of the same person. The new session ends when the present session would have
+    ended.
+    """
     services = services_of(request)
     rows = await _rows_of_person(request, caller.person_id)
     row = next((row for row in rows if row["tenant_id"] == form.get("tenant")), None)

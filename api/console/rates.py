@@ -28,10 +28,11 @@ from leasehold.domain.states import JobState
 PARTS, SAMPLE = 12, 80
 _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
 #: The largest number of rows that the query of a part may read. `job_lists` counts three rows for each job, so the
-#: query reads at most two times SAMPLE jobs. Among them are jobs past their retention, which it leaves out.
+#: query reads at most two times SAMPLE jobs. The second half makes up for jobs past their retention, which the query
+#: reads and leaves out.
 _MAX_READ = 480
-#: A sample counts as covering at least this share of its part: never 0, because it divides. So the page shows up to
-#: 26,000 jobs a second.
+#: The least share of its part that a sample counts as covering. It is above 0, because `_part` divides by it. With this
+#: share, the page shows at most 26,000 jobs a second.
 _MIN_COVERED = 0.00001
 
 
@@ -101,10 +102,10 @@ def _part(start: datetime, end: datetime, job_page: Page) -> Part:
     n, failed = len(job_page.rows), sum(row["status"] == JobState.FAILED for row in job_page.rows)
     # `ended_at`: the job at which the query stopped, because it had read _MAX_READ rows.
     has_all_jobs = not job_page.has_more and job_page.ended_at is None
-    if not n or has_all_jobs:  # without a job there is no time to estimate from
+    if not n or has_all_jobs:  # without a job, nothing can be estimated
         return Part(start, n, failed, exact=has_all_jobs)
-    # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part. Some may be
-    # newer than now: they were created while the parts were read, or the clock of this process is slow.
+    # The sample has the newest jobs, so it covers the time from its oldest job to the end of the part. A job may be
+    # newer than now: it was created while the parts were read, or the clock of this process is slow.
     end = max(end, job_page.rows[0]["created_at"])
     covered_share = max((end - job_page.rows[-1]["created_at"]) / (end - start), _MIN_COVERED)
     return Part(start, round(n / covered_share), round(failed / covered_share), exact=False)

@@ -141,8 +141,9 @@ def page(
 
 
 def unchanged(request: Request, made_of: tuple[object, ...]) -> Response | None:
-    """The answer 204, if the browser shows the last page that its session got from this URL, and that page was rendered
-    from an equal `made_of`. None: the page must be rendered. An endpoint whose page needs many reads calls this first.
+    """The answer 204, if the browser's page is up to date: it is the last page that its session got from this URL, and
+    was rendered from an equal `made_of`. None: the page must be rendered. An endpoint whose page needs many reads calls
+    this first.
     """
     viewer = session.viewer_or_none(request)
     if not made_of or viewer is None or _flash_of(request) is not None:
@@ -216,8 +217,8 @@ def _is_refresh(request: Request) -> bool:
 
 
 def _flash_of(request: Request) -> tuple[bool, str] | None:
-    """The sentence for this page. None for a refresh. Showing the sentence deletes its cookie, and a refresh of another
-    open page may come first: then the page after the form would show nothing.
+    """The sentence for this page. None for a refresh: the page that shows the sentence deletes its cookie. If a refresh
+    of another open page came first and showed it, the page after the form would show nothing.
     """
     return None if _is_refresh(request) else _read_flash(request.cookies.get(FLASH, ""))
 
@@ -268,7 +269,7 @@ def between(start: datetime | str | None, end: datetime | str | None) -> float |
 
 
 def due_at(job: Mapping[str, Any]) -> datetime:
-    """From when on the job waits: its submission, or the later time for which its run is scheduled."""
+    """The instant from which the job waits: its submission, or the later time for which its run is scheduled."""
     scheduled_at = (job.get("run") or {}).get("scheduled_at")
     created_at = _as_datetime(job["created_at"])
     return created_at if scheduled_at is None else max(created_at, _as_datetime(scheduled_at))
@@ -333,8 +334,8 @@ def number(count: float) -> str:
 
 
 def pretty(value: Any, path: str = "") -> str:
-    """JSON for people. A large value is cut, and the text says how many characters are missing. `path`: of the endpoint
-    of the API that has the whole value; the text names it.
+    """JSON for people. A large value is cut, and the text says how many characters are missing. `path`: the address in
+    the API that answers the whole value; the text of a cut value names it.
     """
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
     left_out = len(text) - _MAX_JSON

@@ -120,8 +120,8 @@ Anybody = Annotated[Caller, Depends(SignedIn())]
 
 
 def begin(services: Services, request: Request, response: Response, owner: str, began: int | None = None) -> None:
-    """Begin a session on the response. `began`: the time of the sign-in, if the person signed in for another session;
-    None: now. Raises Unavailable without sealing keys, which sign the cookie.
+    """Begin a session on the response. `began`: the time of the sign-in, if the person signed in earlier; None: now.
+    Raises Unavailable without sealing keys, which sign the cookie.
     """
     now = int(time())
     session = Session(owner, now if began is None else began, now, secrets.token_urlsafe(16))

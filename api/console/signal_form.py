@@ -39,7 +39,7 @@ class Input:
 
 
 def inputs_of(schema: Any) -> list[Input]:
-    """The fields for a payload that fits the schema. `schema` is None (or no object): any payload fits."""
+    """The fields for a payload that fits the schema. If `schema` is None (or no object), any payload fits."""
     if not isinstance(schema, dict):
         return [Input("", "Payload (JSON)", "json", required=False)]
     properties = schema.get("properties")
@@ -76,8 +76,8 @@ def _input_of(name: str, schema: Any, *, required: bool) -> Input | None:
 
 def payload_of(inputs: list[Input], form: Mapping[str, str], max_depth: int) -> Any:
     """The payload that a person has filled in. Raises Invalid for text that is not the JSON or the number that its
-    field expects, and for JSON that a request could not have (strict_json.py): a parser would change an integer beyond
-    64 bits. The endpoint checks the payload against the schema.
+    field expects, and for JSON that the API also refuses in requests (strict_json.py): for example an integer beyond 64
+    bits, which a parser would change. Only the endpoint checks the payload against the schema.
     """
     if [field.name for field in inputs] == [""]:
         return _typed_value(inputs[0], form.get("payload", ""), max_depth)

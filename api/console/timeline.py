@@ -34,10 +34,11 @@ _ENDS = {
     "suspended": ("ok", "suspended"),
     "cancelled": ("off", "cancelled"),
 }
-#: The kinds of ledger entries by which a step ends that no worker runs: it does not wait any more.
+#: The kinds of ledger entries that end a step while no worker runs it. After such an entry the step does not wait any
+#: more.
 _STOPS = frozenset({"cancelled", "skipped"})
-#: The kinds of ledger entries by which a worker ends its own attempt. It does not write the other kinds of _ENDS, or
-#: not it alone: `cancelled` may also come from the API or from another worker.
+#: The kinds of ledger entries by which a worker ends its own attempt. Of the other kinds of _ENDS, other workers write
+#: `lost` and `taken_over`. `cancelled` may come from the worker, but also from the API or from another worker.
 WRITTEN_BY_WORKERS = _ENDS.keys() - {"lost", "taken_over", "cancelled"}
 
 
@@ -115,8 +116,8 @@ def _ready_times(
     ledger: Sequence[Mapping[str, Any]],
     tasks: Sequence[Row],
 ) -> dict[str, datetime]:
-    """When the first wait of each step began: when the steps that it needs had ended. A part of a fan-out, and a step
-    of a workflow, waits since its creation. A step that is still blocked is absent.
+    """When the first wait of each step began: when the last of the steps that it needs had succeeded. A part of a
+    fan-out, and a step of a workflow, waits since its creation. A step that is still blocked is absent.
     """
     needs = needs_of(tasks)
     created_at = {task["step"]: instant_of(task["id"]) for task in tasks if task["parent_id"] is not None}

@@ -46,8 +46,8 @@ async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Res
         raise NotFound("webhook_not_found", "There is no such webhook.")
     answer = content_of(await endpoints.list_deliveries(request, webhook_id, caller, _MAX_DELIVERIES + 1))
     deliveries = answer["deliveries"]
-    # Each message that a person sends is the newest delivery then. So it changes the forms' idempotency key, and the
-    # person can send another within the same minute.
+    # A message that a person sends becomes the newest delivery, and so changes the forms' idempotency key. Then the
+    # person can send another message within the same minute.
     newest = deliveries[0]["id"] if deliveries else ""
     return page(
         request,

@@ -1,8 +1,8 @@
 """Reads the form of a new conversion from the socket into the object store, within bounds of bytes, time and memory.
 
 conversion.py calls `receive`, which stores the model in parts, and all reference images in one tar archive. After an
-error, the rest of the form is still read, because a client that is still sending would not read an earlier answer.
-Nothing of a form with an error stays in the store.
+error, the API still reads the rest of the form, because most clients read no answer before they have sent the whole
+form. Nothing of a form with an error stays in the store.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class _Form:
         if self._part.file_name is None:
             self._fields[self._part.name] = self._buffer.decode("utf-8", "replace")
         elif self._part.name in _IMAGE_FIELDS and (self._part.file_name or self._buffer):
-            # Else it is what a browser sends for a field without a file: no name, and no byte.
+            # A part without a name and without a byte is what a browser sends if the person chose no file.
             await self._store_image()
 
     async def _store_image(self) -> None:

@@ -36,7 +36,7 @@ _NEW_PARAMETERS = {"accuracy_guard": False}
 #: The `stage_status` of an ended conversion. Before the end, `stage_status` is the name of the current stage in capital
 #: letters, such as `ONNX`.
 _STAGE_STATUS_AT_END = {"completed": "COMPLETED", "failed": "FAILED"}
-#: The error of a cancelled conversion: its job has none, but the client reads `failed`.
+#: The error of a cancelled conversion: the record says `failed`, but the row of a cancelled job has no error.
 _CANCELLED = {"code": "cancelled", "message": "The conversion was cancelled.", "retryable": True}
 
 

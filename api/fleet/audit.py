@@ -113,8 +113,8 @@ async def export_audit(request: Request, caller: Reader, tenant: Tenant = None) 
 async def _export_lines(services: Services, tenant_ids: list[str]) -> AsyncIterator[bytes]:
     """The export in pieces. No connection is held while the client reads a piece."""
     for tenant_id in tenant_ids:
-        # One snapshot has the head and the oldest rows. Otherwise retention might delete, between the two reads, rows
-        # that the head promises.
+        # Read the head and the oldest rows in one snapshot. Otherwise retention could act between the two reads, and
+        # delete rows that the head promises.
         async with (
             services.pool.acquire() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),

@@ -220,8 +220,8 @@ async def _find_here(services: Services, job: UUID | None, tenant: str | None) -
 
 
 async def search_cells(request: Request, job: UUID | None, tenant: str | None) -> FoundInCells:
-    """Find the cells that have the job or the tenant. The other cells are asked only if this cell has neither, or if
-    the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
+    """Find the cells that have the job or the tenant. The other cells are asked only if this cell does not have it, or
+    if the tenant has moved away. Raises Invalid as `_find_here` does, and NotFound `no_cells`.
     """
     services = services_of(request)
     others = cells_of(services)

@@ -70,8 +70,8 @@ class Check:
 
 
 class _SharedRun(Generic[_Result]):
-    """Runs `run` at most once in `seconds`. Requests that arrive meanwhile share the result. Those that wait when the
-    run fails share its error, and the next request runs it again.
+    """Runs `run` at most once in `seconds`. Requests that arrive meanwhile share the result. If the run fails, the
+    requests that wait for it share its error, and the next request starts a new run.
     """
 
     def __init__(self, run: Callable[[], Coroutine[Any, Any, _Result]], seconds: float) -> None:

@@ -1,8 +1,8 @@
 """/v1/people: admins list the people who sign in to the console by OpenID Connect, set their roles, disable them, and
 end their sessions.
 
-Nobody can give a scope that they lack: who sets a role or enables a person must have every scope that the person then
-has.
+Nobody can give a scope that they lack: an admin who sets a role or enables a person must have every scope that the
+person then has.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ async def change_person(request: Request, person_id: UUID, body: PersonChange, c
         people.refuse_own_person(caller.person_id, row)
         await people.change(connection, caller.actor, row, people.Change(body.role, body.disabled))
         changed_row = await people.find(connection, person_id, tenant_of(caller))
-        if body.role is not None or body.disabled is False:  # the error rolls the change back
+        if body.role is not None or body.disabled is False:  # a refusal rolls the change back
             refuse_scopes_not_held(services, caller, changed_row["scopes"])
     return json_response(_json_of(changed_row))
 

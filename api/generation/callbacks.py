@@ -26,8 +26,8 @@ ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 # The endpoint declares no body, so the route class reads none.
 router = APIRouter(tags=["generation"], route_class=AuthenticatedFirst)
 #: Only a poll step that snoozes (sleeps until a time) can be woken. If the poll step does not snooze yet, the endpoint
-#: waits for this many seconds, and then answers 503: the provider calls again. A provider waits longer for the answer
-#: (Ark: five seconds).
+#: waits for this many seconds, and then answers 503: the provider calls again. The time is shorter than a provider
+#: waits for the answer (Ark: five seconds).
 _WAIT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 

@@ -226,7 +226,7 @@ def _new_generation(
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
         keep_seconds=settings.generation_keep_seconds,
-        # A poll ends the job at the order's own deadline. This later one ends a job that does not poll.
+        # A poll ends the job at the order's own deadline. This later deadline ends a job that does not poll.
         deadline_at=params.deadline_at + BACKSTOP,
         trace=trace,
         id=job_id,

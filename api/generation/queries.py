@@ -103,7 +103,7 @@ async def _query(
     if matches(if_none_match, headers["ETag"]) and not consume:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     generation_answer = answer(services, row)
-    # A client that has gone while it waited does not get the result, so it does not consume it.
+    # A client that disconnected while it waited does not get the result, so its query must not consume the result.
     if consume and is_finished(row) and not await request.is_disconnected():
         async with services.pool.acquire() as connection:
             if not await generations.consume(connection, caller.tenant_id, row["job_id"]):  # another query was faster

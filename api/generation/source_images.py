@@ -67,7 +67,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:
-        if not time_limit.expired():  # not the client was too slow, but the database
+        if not time_limit.expired():  # the database was too slow, and not the client
             raise
         raise form_too_slow() from None
     except StoreError as error:
@@ -94,7 +94,7 @@ class _Form:
         self._max_bytes = services.settings.generation_source_max_bytes
         self._buffer = bytearray()
         self._is_file = False  # whether the part that is arriving is a file
-        self._is_named = False  # and has a name
+        self._is_named = False  # whether this file has a name
         self._keys: list[str] = []
         self._new_keys: dict[str, datetime] = {}  # the keys of images that were not stored before, and when they expire
         self._error: RequestError | StoreError | None = None

@@ -54,8 +54,8 @@ class Guarded(HttpToolsProtocol):
     connections are open, a new connection takes the place of the connection that has been quiet longest.
 
     All connections of a server share the class variables. `head_seconds`: the time in which the head of a request must
-    arrive. `open`: the connections that count for `at_most`. `quiet`: those of them that are quiet, the longest first.
-    `refusing`: connections beyond `at_most` that still get their 503.
+    arrive. `open`: the connections that count for `at_most`. `quiet`: the quiet connections among them; the connection
+    that has been quiet longest is the first. `refusing`: connections beyond `at_most` that still get their 503.
     """
 
     at_most: ClassVar[int] = 1000

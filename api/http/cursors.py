@@ -1,8 +1,8 @@
-"""Opaque cursors of lists. A cursor names a page's last row in base64url: by its id, its instant and id, its name and
-version, or two texts. A cursor contains no secret.
+"""Opaque cursors of lists. A cursor names the last row of a page, in base64url: by the row's id, by its instant and id,
+by its name and version, or by two texts. A cursor contains no secret.
 
 Every text of the right length and alphabet is a valid cursor, so that the OpenAPI document can have the exact pattern.
-Any other text is refused with `invalid_cursor`.
+Cursors of earlier releases are valid, too. Any other text is refused with `invalid_cursor`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
 _MAX_CHARACTERS = 200
-#: The longest cursor of two texts: the limit with the longest names has 2,541 bytes of UTF-8, 400 of its tenant and
-#: 2,141 of its key (fleet/operators.py).
+#: The longest cursor of two texts. A concurrency limit has the longest texts, 2,541 bytes of UTF-8: 400 of its tenant
+#: and 2,141 of its key (fleet/operators.py).
 _MAX_TEXTS_CHARACTERS = 3392
 _ID_BYTES, _INSTANT_BYTES = 16, 8
 #: Bytes of a version, and of a name: the longest name of a template has 63.
@@ -29,9 +29,10 @@ _VERSION_BYTES, _NAME_BYTES = 2, 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: The cursors of lists that are sorted by ids, by instants, and by names with versions. In an id's cursor, the last
-#: character has only the two bits that are left of 16 bytes. The API documents the patterns and does not enforce them:
-#: it also accepts cursors of earlier releases, and has an error code of its own for a wrong cursor.
+#: The cursors of lists that are sorted by ids, by instants, and by names with versions. The last character of an id's
+#: cursor has only two bits: an id has 128 bits, and the 21 characters before have 126. The API documents the patterns
+#: and does not enforce them: it also accepts cursors of earlier releases, and has an error code of its own for a wrong
+#: cursor.
 IdCursor: TypeAlias = Annotated[
     Annotated[str, Field(max_length=_MAX_CHARACTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})]
     | None,
@@ -155,7 +156,7 @@ def _id_from_text(packed: bytes) -> UUID:
 
 
 def _bounded_instant(microseconds: int) -> datetime:
-    """The instant, or the nearest one between FIRST and LAST, in which all instants of rows lie."""
+    """The instant, moved to FIRST or LAST if it lies outside of this range. The instants of all rows lie within it."""
     try:
         return min(max(_EPOCH + timedelta(microseconds=microseconds), FIRST), LAST)
     except OverflowError:

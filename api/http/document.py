@@ -20,14 +20,15 @@ _STATUSES_OF_BODIES = {
 }
 _STATUSES_OF_ALL = {431: "`head_too_large`"}
 
-# Codes that operations answer by their header, parameters or body. The routes need not name them beside their own.
+# Codes of every operation that takes an idempotency key, or values in a query or a body. The routes need not declare
+# them.
 _CODES_OF_IDEMPOTENCY_KEYS = {
     409: ("idempotency_key_in_flight",),
     422: ("idempotency_key_reused", "idempotency_key_malformed"),
 }
 _CODES_OF_VALUES = {422: ("invalid_request",)}
 
-#: The headers that every answer with this status has.
+#: Status -> the headers of every answer with this status.
 _HEADERS = {
     "415": {"Accept": "The media type that the request body must have."},
     "429": {
@@ -114,7 +115,7 @@ def _codes_of(operation: dict[str, Any]) -> Iterator[Mapping[int, Sequence[str]]
 def _with_codes(text: str, codes: Sequence[str]) -> str:
     """The description of a status, with the codes that it lacks at its end."""
     missing_codes = ", ".join(f"`{code}`" for code in codes if f"`{code}`" not in text)
-    # After an explanation a comma would make the code a part of it.
+    # The text may end with an explanation (`code`: words). After a comma, the next code would read as a part of it.
     separator = "; " if ":" in text else ", "
     return separator.join(part for part in (text, missing_codes) if part)
 
@@ -145,6 +146,8 @@ def _add_links(operations_by_id: dict[str, dict[str, Any]]) -> None:
             for target in targets
         }
         assert answer["links"].keys() <= operations_by_id.keys(), name
+    # These links do not fit into _LINKS: a template has a type and a version, and a call about a claimed task sends the
+    # lease in its body.
     created_template = operations_by_id["createTemplate"]["responses"]["201"]
     version_parameters = {"kind": "$response.body#/type", "version": "$response.body#/version"}
     created_template["links"] = {

@@ -20,7 +20,7 @@ async def refuse_early(
     charged_as: Charge = "submissions",
 ) -> None:
     """Raise the error that charging one submission would raise now. This charges nothing. `queues`: how many tasks the
-    submission adds to each queue. `charged_as`: the limit that counts it.
+    submission adds to each queue. `charged_as`: the rate that counts the submission.
 
     A request that repeats an answered request passes, because it creates nothing.
     """

@@ -95,7 +95,7 @@ class Edge:
         method = method_label(scope["method"])
         with traces.span(method, "SERVER", parent=_client_span(headers), http_request_method=method) as span:
             identity = _identify(headers)
-            if span.traceparent is not None:
+            if span.traceparent is not None:  # None: traces are off
                 identity = replace(identity, traceparent=span.traceparent)
             await self._serve(identity, span, scope, receive, send)
 
@@ -122,8 +122,8 @@ class Edge:
 
 
 class _Answer:
-    """Sends the answer: adds headers, remembers the status, and lifts the request's deadline when the answer begins,
-    because a stream may last longer.
+    """Sends the answer: adds headers, remembers the status, and lifts the request's deadline for PostgreSQL when the
+    answer begins. A stream may last longer than this deadline.
     """
 
     def __init__(self, send: Send, identity: Identity, database_deadline: Deadline) -> None:
@@ -145,9 +145,9 @@ class _Answer:
 
 
 async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
-    """Log the error. Answer with its problem, unless the answer has begun."""
+    """Log the error. If no answer has begun, answer with the error's problem."""
     if is_database_away(error):
-        DATABASE.record_error(error, "requests")  # logs the outage once; the line of the request has the status
+        DATABASE.record_error(error, "requests")  # logs the outage once; the request's own log line has the status
     elif isinstance(error, (RequestError, StoreError)):
         log.warning("request failed", error=type(error).__name__)
     else:

@@ -133,15 +133,16 @@ async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -
 async def unless_repeated(
     pool: ConnectionSource, tenant_id: str, key: str | None, read: Callable[[], Awaitable[T]]
 ) -> T | None:
-    """What `read` returns: the rows that the work needs. None if an answer is stored for the key (`is_repeated`); if
-    the work begins all the same, it raises `key_has_expired`.
+    """What `read` returns: the rows that the work needs. None if an answer is stored for the key (`is_repeated`). That
+    answer may expire before `once` looks for it. The work then begins without its rows, and must raise
+    `key_has_expired`.
     """
     return None if await is_repeated(pool, tenant_id, key) else await read()
 
 
 def key_has_expired() -> Conflict:
-    """The error of an endpoint whose key was answered when it asked `is_repeated`, and is not any more: it has checked
-    nothing, so it cannot do the work.
+    """The error of an endpoint whose stored answer expired after `is_repeated` had found it. The endpoint has checked
+    nothing, because it expected to repeat the answer. So it cannot do the work.
     """
     return Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
 

@@ -1,6 +1,5 @@
-"""Notices that a client has closed its connection while the API works on its request. The server does not end the
-request then. So an endpoint that gives something away once (a task, a result) must look whether the client is still
-there.
+"""Notices that a client has closed its connection while the API works on its request. The server lets such a request go
+on. So an endpoint that gives something away once (a task, a result) must check that the client is still there.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def while_present(request: Request, wait: Coroutine[Any, Any, bool]) -> bool:
-    """The result of `wait`, a long poll. False if the client goes before: then `wait` is cancelled. The body must have
-    been read.
+    """The result of `wait`, a long poll. If the client leaves first, `wait` is cancelled, and the result is False. The
+    request's body must have been read.
     """
     waiting, going = asyncio.create_task(wait), asyncio.create_task(until_gone(request.receive))
     try:

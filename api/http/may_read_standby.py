@@ -33,7 +33,7 @@ _marked_endpoints: set[Callable[..., Any]] = set()
 
 def may_read_standby(endpoint: _Endpoint) -> _Endpoint:
     """Mark an endpoint that writes nothing, and whose answer may be some seconds old. This decorator must stand below
-    the decorator of the route, which looks for the mark.
+    the route's decorator, because the route's decorator looks for the mark.
     """
     _marked_endpoints.add(endpoint)
     return endpoint
@@ -45,8 +45,8 @@ def is_marked(endpoint: Callable[..., Any] | None) -> bool:
 
 
 def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
-    """The handler for a route: `handler` itself, unless the endpoint is marked. For a marked endpoint, it is a new
-    handler. If the standby serves, the new handler runs `handler` on the standby. If the standby fails, or cannot run a
+    """The handler for a route. If the endpoint is not marked, this is `handler` itself. If it is marked, this is a new
+    handler, which runs `handler` on the standby while the standby serves. If the standby fails, or cannot run a
     statement, the new handler runs `handler` again on the primary.
     """
     if not is_marked(endpoint):
@@ -56,7 +56,7 @@ def with_standby(endpoint: Callable[..., Any], handler: _Handler) -> _Handler:
         reads = services_of(request).replica_reads
         if reads is None:
             return await handler(request)
-        # Why the primary answers, as the metric's label names it. At first: the standby does not serve.
+        # The metric's label: why the primary answers. `primary`: the standby does not serve.
         reason = "primary"
         if _demands_primary(request):
             reason = "fresh"
@@ -84,8 +84,9 @@ async def _from_standby(request: Request, handler: _Handler, reads: ReplicaReads
         except ReplicaBusy:
             return None
         except STANDBY_FAILED as error:
-            # If the request has used up its time for the standby (`is_over`), the standby may only be slow. Nor does it
-            # say anything about the standby that asyncpg cannot encode a value.
+            # Leave the standby only if the error shows that it is unusable. After the request has used up its time for
+            # the standby (`is_over`), the standby may only be slow. If asyncpg cannot encode a value, the fault is in
+            # the request.
             if not reading.is_over and (isinstance(error, ReplicaUnusable) or may_try_again(error)):
                 reads.replica.leave(error)  # read from the primary for some seconds
             return None

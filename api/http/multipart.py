@@ -133,7 +133,7 @@ async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
 
     Raises Unsupported for another media type; HTTPException(400) for a malformed or truncated form; BodyTooSlow for a
     silent client; Invalid("too_large") beyond `max_bytes`. The size is the number of bytes that arrive. The
-    Content-Length does not count, because a client may name any.
+    Content-Length does not count, because a client may send any number there.
     """
     media_type, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")

@@ -40,7 +40,9 @@ TOO_MANY_CHECKS = "`evaluations_waiting`"
 
 
 def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
-    """The value of a route's `responses`: the route's own `codes` by status, and the codes that every operation has."""
+    """The value of a route's `responses`: the route's own `codes` by status, and the common codes. For a status that
+    `codes` has, only the route's own text counts.
+    """
     return {
         int(status): {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE}}}}
         for status, text in sorted((_COMMON_CODES | codes).items())
@@ -87,8 +89,8 @@ def _describe_lags(content: dict[str, Any], app: FastAPI) -> None:
 
 
 class Contract:
-    """The document of an app in bytes. The first request builds it in a thread, because building takes a second.
-    Requests that arrive meanwhile wait for the same bytes.
+    """The OpenAPI document of an app, as bytes. The first request builds it in a thread, because building takes a
+    second. Requests that arrive meanwhile wait for the same bytes.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -98,7 +100,7 @@ class Contract:
     async def content(self) -> bytes:
         if self._building is None:
             self._building = asyncio.create_task(asyncio.to_thread(lambda: orjson.dumps(document(self._app))))
-        return await asyncio.shield(self._building)
+        return await asyncio.shield(self._building)  # a request that is cancelled must not stop the building
 
 
 @router.get(PATH)

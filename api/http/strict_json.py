@@ -23,7 +23,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: A number with fewer digits fits into 64 bits.
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 #: A long integer, with its minus sign. Digits beside a point, an `e` or the sign of an exponent are no integer. A match
-#: does not begin after a digit either, or the search would begin again at each digit of a number.
+#: must also not begin after a digit: otherwise the search would begin again at each digit of a number.
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}+(?![.eE])")
 _OPENS, _CLOSES = b"[{", b"]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
@@ -34,9 +34,9 @@ _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 #: An integer with more digits is certainly beyond 64 bits. It is not converted, because that takes quadratic time.
 _MAX_DIGITS = 20
 #: Every body that is not strict JSON, but that Python's parser accepts, contains one of these: a name such as NaN, a
-#: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits (211 digits before the exponent 99 are
-#: beyond a double), or the NUL bytes of UTF-16. A strict body may contain them, too. Only a strict parser can tell, so
-#: such a body is parsed.
+#: surrogate (escaped, or as bytes), an exponent of three digits, 200 digits (with an exponent of two digits, a number
+#: beyond a double has some 210), or the NUL bytes of UTF-16. A strict body may contain them, too. Only a strict parser
+#: can tell, so such a body is parsed.
 _MAYBE_NOT_STRICT = re.compile(
     rb"NaN|Infinity|\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|[eE]\+?[0-9]{3}|(?<![0-9])[0-9]{200}|\x00"
 )

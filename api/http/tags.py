@@ -1,5 +1,5 @@
-"""The member `tags` of requests that submit jobs. Also `json_of_request`: the API makes a fingerprint of its JSON, by
-which it recognises a repeated request.
+"""The member `tags` of requests that submit jobs. Also `json_of_request`, the JSON of a request. By a fingerprint of
+this JSON, the API recognises a repeated request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, JsonValue
 from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
 
-#: What `check_tags` says of a value, for clients that check their requests by the OpenAPI document.
+#: A rule of `check_tags`, for clients that check their requests by the OpenAPI document: a value contains no NUL.
 _WITHOUT_NUL: dict[str, JsonValue] = {"pattern": r"^[^\u0000]*$"}
 #: Members that requests did not have in the first release.
 _LATER_MEMBERS = ("tags", "callback_url", "dry_run", "delay_seconds")

@@ -1,5 +1,5 @@
-"""Decides which jobs a request may name. A job must be of the caller's tenant, and of a kind of work (such as runs or
-media) for which the caller has a scope.
+"""Decides which jobs a request may name. The job must belong to the caller's tenant, and to a kind of work (such as
+runs or media) for which the caller has a scope.
 
 A caller with `fleet:operate` may name jobs of all tenants. Such a caller acts for the job's tenant, and the request is
 charged to that tenant.
@@ -30,8 +30,8 @@ from leasehold.pipelines.operations.pipeline import bulk_operation
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A job that the caller may name, with its kind. `acting_caller`: the caller of the request, with the job's tenant
-    as its tenant. The caller's own tenant may be another (`own_tenant`).
+    """A job that the caller may name, with its kind. `acting_caller`: the caller of the request, acting for the job's
+    tenant: `tenant_id` is the job's tenant, and `own_tenant` the tenant of the caller's key.
     """
 
     row: Row
@@ -63,19 +63,19 @@ def access_of(services: Services, caller: Caller, row: Row) -> JobAccess:
 
 
 def _is_operation(row: Row) -> bool:
-    """Whether the job is a bulk operation. A run of a tenant's own template may have the same name: an earlier release
-    had no bulk operations.
+    """Whether the job is a bulk operation. A run is none: a tenant's own template may have the same name, because an
+    earlier release had no bulk operations.
     """
     return row["pipeline"] == bulk_operation.name and not row["is_run"]
 
 
 def check_targets(caller: Caller, tenant_id: str, params: Mapping[str, Any]) -> None:
     """Raises Forbidden if a bulk operation (a job that acts on many jobs) acts on jobs of other tenants, and the caller
-    is not an operator. The counts, logs and refusals of such an operation are about those jobs, and a retry would act
-    on them.
+    is not an operator. The caller would otherwise see counts, logs and refusals about jobs of other tenants, and could
+    act on these jobs by a retry.
 
-    `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters. Of these, `of_tenant` is
-    the tenant of the jobs; None: all tenants.
+    `tenant_id`: the tenant that submitted the operation. `params`: the operation's parameters. Their member `of_tenant`
+    names the tenant on whose jobs the operation acts; None: all tenants.
     """
     if OPERATE not in caller.scopes and params.get("of_tenant") != tenant_id:
         raise Forbidden(
@@ -113,7 +113,9 @@ def gone_error(tombstone: Row) -> Gone:
 
 
 async def state_now(connection: Connection, access: JobAccess) -> JobState:
-    """The current state of a job that `find` has read: others may have changed the job since. Raises Gone, NotFound."""
+    """The current state of a job that `find` has read. Other requests or workers may have changed the job since. Raises
+    Gone, NotFound.
+    """
     row = await job_reads.find_job(connection, access.acting_caller.tenant_id, access.id)
     if row is not None:
         return JobState(row["status"])
@@ -125,8 +127,9 @@ async def find(services: Services, caller: Caller, job_id: UUID, *, write: bool 
     """Read the job. `write`: the caller will change it.
 
     Raises NotFound `job_not_found`, also for a job of another tenant or of a kind for which the caller has no scope.
-    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the caller may only read the job but wants to change
-    it, or the other way round, and for an operation on jobs of other tenants (`check_targets`).
+    Raises Gone `job_deleted`, `job_expired`. Raises Forbidden if the key has only the read scope of the kind and the
+    caller wants to change the job, or only the write scope and the caller wants to read it. Also raises Forbidden for
+    an operation on jobs of other tenants (`check_targets`).
     """
     tenant_id = tenant_of(caller)
     async with services.pool.acquire() as connection:

@@ -1,4 +1,4 @@
-"""/v1/dead-letters: the steps of jobs of every kind that failed for good. A client lists them, groups them by cause,
+"""/v1/dead-letters: the steps that failed for good, in jobs of every kind. A client lists them, groups them by cause,
 and replays them (retries their jobs).
 
 A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs, `runs:read` or `runs:write` is enough,
@@ -165,7 +165,9 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
 async def _latest(
     connection: Connection, tenant_id: str, letter_filter: DeadLetterFilter, fingerprint: str | None, limit: int
 ) -> list[Row]:
-    """The latest `limit` dead letters that match, however far back. Each page is a statement that ends soon."""
+    """The latest `limit` dead letters that match, however old they are. This reads page by page, so that each statement
+    ends soon.
+    """
     rows: list[Row] = []
     before: tuple[datetime, UUID] | None = None
     while len(rows) < limit:
@@ -184,8 +186,8 @@ async def _replay_each(
     """Replay the jobs of a request, each in a transaction of its own. The request was charged for all jobs; the charge
     for jobs that were not replayed is refunded. Returns the replayed jobs, and the refusals as JSON.
 
-    When a limit of the tenant is full, no further job is tried, and the jobs before stay replayed. The jobs that were
-    not tried are in neither result. Raises TooMany if no job was replayed before.
+    When a limit of the tenant is full, no further job is tried, and the jobs that are replayed already stay replayed.
+    The job at the full limit and the jobs after it are in neither result. Raises TooMany if no job was replayed before.
     """
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
@@ -218,8 +220,8 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     access = access_of(services, caller, row)
     check_retry(access)
     template_version = await template_of(services.actions, connection, access.target)
-    # 0: the request was charged for this job already. {}: the retry may begin at a step of any queue, and
-    # `add_queues_of` adds this queue when it is known.
+    # 0: the request was charged for this job already. {}: the queue of the step at which the retry begins is not known
+    # yet. `add_queues_of` adds it after the retry.
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as charge:
         effects = await revive(services.actions, connection, access.target, template_version)
         if effects is not None:
@@ -259,4 +261,4 @@ def _may_replay(access: JobAccess, caller: Caller) -> bool:
     scopes = access.kind.scopes
     if scopes is None or scopes.write not in caller.scopes:
         return False
-    return JOBS_OPERATE in caller.scopes or access.kind.name == RUN
+    return JOBS_OPERATE in caller.scopes or access.kind.name == RUN  # for a run, its write scope is enough

@@ -67,9 +67,9 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     maintenance loop of the workers) deletes the job after its end. Raises Gone or NotFound if another request or
     retention has deleted the job since the caller read it.
 
-    The transaction writes the tombstone, by which readers learn that the job is gone: after it, no reader finds the
-    job. After the commit, this function deletes the objects (without holding a connection) and then the rows. If the
-    store is away, retention deletes both later.
+    The transaction writes a tombstone: from its commit on, readers learn that the job is gone. Then this function
+    deletes the objects (without holding a connection) and after them the rows. If the store is away, retention deletes
+    both later.
     """
     effects = Effects()  # `ending.delete` fills it
     async with services.pool.acquire() as connection:
@@ -78,7 +78,7 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
             # The prefix of the job's objects. None: a worker still has the lease of a step, or the job is gone.
             prefix = await ending.delete(services.actions, connection, access.target, _client_name(access), effects)
             if prefix is None:
-                # The job is absent from `states` if its cancel had been requested before, or if it is gone.
+                # `states` lacks the job if its cancel had been requested before, or if the job is gone.
                 status = effects.states.get(access.id) or await state_now(connection, access)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)

@@ -42,8 +42,8 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest`: if no worker of a place's queue has its handler, the most similar names of handlers in that queue. It is
-    read for one place only.
+    `nearest`: for a place whose handler no worker of its queue has, the most similar names of handlers that workers of
+    this queue have. It has one place at most.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
@@ -64,8 +64,8 @@ async def explain(services: Services, tenant_id: str, job: Row, depth: Depth = _
 
 
 async def _read_serving(connection: Connection, waiting_steps: Sequence[Row]) -> Serving:
-    """Read which workers serve the waiting steps. External workers are no workers of the platform: their queues are
-    left out.
+    """Read which workers serve the waiting steps. Queues of external workers are left out, because the platform does
+    not know which external workers serve them.
     """
     places = {
         (row["queue"], row["handler"])
@@ -109,7 +109,7 @@ def _reasons(
         return [_reason("ended", f"The job has ended: {job['status']}.", error=job["error"])]
     if job["held"]:  # the job waits at concurrency limits, and no step has started
         starts_at: datetime | None = next((row["starts_at"] for row in full_limits), None)
-        if starts_at is not None:  # it has the same start time at all its limits
+        if starts_at is not None:  # the job has the same start time at all its limits
             message = f"The job starts at {to_the_second(starts_at)} or later."
             return [_reason("waiting_until", message, until=starts_at)]
         return [_reason_of_limit(row) for row in full_limits] or [
@@ -154,8 +154,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
 
 
 def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
-    """The reasons of one step: mostly one. If a step waits until a time, and no worker has its handler, both are
-    reasons.
+    """The reasons of one step. There is mostly one. There are two for a step that waits until a time and whose handler
+    no worker has. There may be two for a step whose lease has expired.
     """
     if row["status"] == "running" and row["lapsed"]:
         return _reasons_of_lapsed_step(row, serving, is_cancelling=is_cancelling)
@@ -172,8 +172,9 @@ def _is_handler_missing(row: Row, serving: Serving) -> bool:
 
 
 def _reasons_of_lapsed_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
-    """The reasons of a running step whose lease has expired. Another worker takes the step over, but not from a paused
-    queue, and not in a job that is being cancelled.
+    """The reasons of a running step whose lease has expired. If the job is being cancelled, the sweeper of a worker
+    ends the step. Otherwise another worker takes the step over; if it cannot, the second reason names the obstacle: a
+    paused queue, or no worker for the step.
     """
     step = row["step"]
     lapsed = f"The lease on {step} has expired."
@@ -218,7 +219,7 @@ def _reason_of_runnable_step(row: Row, serving: Serving) -> dict[str, Any]:
     if _is_handler_missing(row, serving):
         return _reason_of_missing_handler(row, serving)
     others_text = counted(ahead, "other", "others")
-    if ahead >= row["ahead_bound"]:  # the count ended there
+    if ahead >= row["ahead_bound"]:  # the count of jobs ahead ended at this bound
         others_text = f"at least {others_text}"
     return _reason("behind_others", f"{step} is runnable, behind {others_text}.", step=step, queue=queue, ahead=ahead)
 
@@ -264,6 +265,7 @@ def _task_of(handler: str) -> str:
 
 def _reason_of_later_step(row: Row) -> dict[str, Any]:
     due_at: datetime | None = row["available_at"]
+    # `signals`: the names of the signals for any of which the step's workflow waits.
     if row["signals"]:
         names = " or ".join(row["signals"])
         until = "" if due_at is None else f", until {to_the_second(due_at)}"
@@ -280,7 +282,7 @@ def _reason_of_later_step(row: Row) -> dict[str, Any]:
 
 
 def _ledger_entry(row: Row) -> dict[str, Any]:
-    """`worker`: of a claim. `cause`: of an attempt that failed or was lost."""
+    """An entry of the ledger. A claim also has `worker`. An attempt that failed or was lost also has `cause`."""
     entry = {name: row[name] for name in ("seq", "at", "kind", "step", "epoch", "outputs") if row[name] is not None}
     data = row["data"] or {}
     return entry | {name: data[name] for name in ("worker", "cause") if data.get(name) is not None}

@@ -95,7 +95,9 @@ ItemsQuery: TypeAlias = Annotated[ItemQuery, Depends(_query_of)]
 async def answer(
     services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, query: ItemQuery
 ) -> Response:
-    """Answer with a page or a stream of the job's items. Check before that the caller may read the job."""
+    """Answer with a page or a stream of the job's items. The endpoint must have checked that the caller may read the
+    job.
+    """
     if query.follow:
         events = _follow(services, source, watch, tenant_id, job_id, query)
         return StreamingResponse(events, media_type=EVENT_STREAM, headers=HEADERS)
@@ -113,7 +115,7 @@ async def _follow(
     last_sent = query.after
     while not services.draining and monotonic() < ends_at:
         async with services.pool.acquire() as connection:
-            # The number is read before the page. If it were read after it, an item that is written between the two
+            # Read the last number before the page. In the opposite order, an item that is written between the two
             # queries would count as sent.
             last_number = (await source.read_last_numbers(connection, [job_id])).get(job_id, ENDED)
             page = await source.read_page(connection, tenant_id, job_id, last_sent, query.filter, _BATCH)
@@ -124,7 +126,7 @@ async def _follow(
             continue
         if last_number == ENDED:
             return
-        # The filter may leave out the job's last item. So wait for an item after the job's last one, and not only after
-        # the last one that was sent: otherwise the wait would end immediately, again and again.
+        # Wait for an item after the job's last item. The filter may leave this item out, so that the last sent item is
+        # an earlier one. A wait for an item after that one would end immediately, again and again.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

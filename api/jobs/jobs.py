@@ -74,8 +74,8 @@ async def get_job(
 
 def etag_of(services: Services, access: JobAccess, body: dict[str, Any]) -> str:
     """The weak ETag of the answer without its links (signed URLs of the outputs). If the answer has links, the ETag
-    also changes after every half lifetime of a link. So after a 304, the client's links are valid for at least another
-    half of their lifetime.
+    also changes each time half the lifetime of a link has passed. So a client that gets a 304 has links that stay valid
+    for at least half their lifetime.
     """
     has_links = access.kind.signed_links and bool(body["outputs"])
     period = int(time() // (services.settings.download_url_seconds / 2)) if has_links else 0

@@ -37,20 +37,22 @@ def _line_event(item: Item) -> bytes:
 
 
 def _chunk_events(item: Item) -> bytes:
-    """The chunk as an event. If a later attempt of the step begins with this chunk, a `restart` event comes before it.
-    The restart has no id: a client that has received only the restart resumes before it, and gets both events.
+    """The chunk as an event. If a later attempt of the step begins with this chunk, a `restart` event comes before the
+    chunk. The `restart` has no id. So a client whose connection breaks between the two events resumes before the
+    `restart`, and gets both.
     """
     restart_event = b""
     if item["restarts"]:
         restart = {name: item[name] for name in ("step", "attempt", "epoch")}
         restart_event = format_sse_event(data_str=orjson.dumps(restart).decode(), event="restart")
-    # The kind of the event says `cut`, and the `restart` events say which chunks are void (`superseded`).
+    # Leave out what the events say by themselves: `cut` is a kind of event, and the `restart` events say which chunks
+    # are void (`superseded`).
     content = {name: value for name, value in item.items() if name not in ("restarts", "superseded", "cut")}
     event = "cut" if "cut" in item else "chunk"
     return restart_event + format_sse_event(data_str=orjson.dumps(content).decode(), event=event, id=str(item["n"]))
 
 
-# The two functions of each source read a page, and the number of the last item of each job.
+# Of the two functions from `log_reads`, the first reads a page, and the second the number of each job's last item.
 LOG = Source("lines", log_reads.log_page, log_reads.log_numbers, _line_event)
 STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chunk_events)
 

@@ -1,7 +1,8 @@
 """Submits bulk operations (`cancel`, `retry` or `delete` of all jobs that a filter finds), and previews them. The
 endpoints and the console call `submit` and `preview`.
 
-An operation acts only on jobs that exist at its submission, and only on the kinds that the key's scopes allow then.
+An operation acts only on jobs that exist at its submission, and only on the kinds that the key's scopes allow at that
+time.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class SubmittedOperation:
-    """The answer with the operation's JSON, and the RateLimit headers. {}: the answer repeats that to an earlier
-    request, or no rate is limited.
+    """The answer with the operation's JSON, and the RateLimit headers. The headers are {} if this repeats the answer to
+    an earlier request, or if no rate is limited.
     """
 
     answer: Answer

@@ -36,9 +36,8 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         if body.action == "give_up":
             await _write_settlement(services, connection, access, orders, body)
         else:
-            # `queues` makes `submitting` check the depth of the step's queue. `add_queues_of` adds only the queues of
-            # runnable tasks. A job that will wait at a limit has none, so without `queues` its queue would not be
-            # checked.
+            # `queues` makes `submitting` check the depth of the step's queue. `add_queues_of` alone does not suffice:
+            # it adds only the queues of runnable tasks, and a job that will wait at a concurrency limit has none.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.acting_caller.payer, queues) as charge:
                 step = await _write_settlement(services, connection, access, orders, body)
@@ -58,8 +57,8 @@ async def _write_settlement(
 ) -> Unresolved:
     """Lock the job, and write the settlement. Returns the step whose order is settled.
 
-    Raises Conflict if the job has no order to settle, or somebody has settled its order, or another job has adopted the
-    order. Raises Invalid if the order cannot be adopted.
+    Raises Conflict if the job has no order to settle, if somebody has settled its order already, or if another job has
+    adopted the order. Raises Invalid if the order cannot be adopted.
     """
     caller = access.acting_caller
     step = await resolving.lock(connection, access.id, caller.tenant_id, orders.step, orders.codes)
@@ -70,6 +69,7 @@ async def _write_settlement(
         ):
             await _refuse_order_of_other_tenant(connection, access, orders, system, body.ref)
             return step
+    # There is no order to settle (any more). If somebody has settled it, the error names the decision.
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
     if settlement is None:
         raise _nothing_to_settle(access)
@@ -81,8 +81,8 @@ async def _write_settlement(
 async def _refuse_order_of_other_tenant(
     connection: Connection, access: JobAccess, orders: UnknownOrders, system: str | None, ref: str | None
 ) -> None:
-    """Raises Conflict if a job of another tenant has adopted the order, and both jobs ordered with the installation's
-    account. Two accounts at a system may have different orders with the same id.
+    """Raises Conflict if a job of another tenant has adopted the order. It checks this only if both jobs ordered with
+    the installation's account: in two accounts at a system, two different orders may have the same id.
     """
     if system is None or ref is None or not orders.is_of_installation(access.row["params"]):
         return
@@ -94,8 +94,8 @@ async def _refuse_order_of_other_tenant(
 def _system_of_adopted_order(services: Services, access: JobAccess, orders: UnknownOrders, step: Unresolved) -> str:
     """The system that got the order, such as a provider. Raises Invalid if the system cannot be asked for an order.
 
-    Call this only if the job has an order to settle: other jobs of the kind, such as a withdrawal (it cancels an
-    order), lack the parameters.
+    Call this only if the job has an order to settle. Other jobs of the kind lack the parameters that this needs: for
+    example a withdrawal, a job that cancels an order.
     """
     if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
         raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")

@@ -1,5 +1,5 @@
-"""/v1/unsettled lists the cases that only a person can settle (say how they go on). POST /v1/jobs/{job_id}/settle
-settles an order: what a step asked of a provider.
+"""/v1/unsettled lists the cases that only a person can settle: a person must decide how they go on. POST
+/v1/jobs/{job_id}/settle settles an order (what a step asked of a provider).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ async def read_unsettled(
     before: UUID | None,
     limit: int,
 ) -> _ItemsAndNext:
-    """At most `limit` cases of one sort (`what`), of the kinds of work that the caller may read, and the `before` of
-    the next page. `before`: the id at which the page before ended; None: the first page.
+    """A page of cases of one sort (`what`): at most `limit` items, only of the kinds of work that the caller may read.
+    `before`: the id at which the page before ended; None: the first page.
     """
     read_items = {
         "orders": _read_orders, "approvals": _read_approvals, "external": _read_external_steps,
@@ -85,7 +85,7 @@ async def read_unsettled(
 
 
 def to_be_settled_by_people(services: Services, caller: Caller, tenant_id: str) -> list[tuple[str, str, str]]:
-    """Which failures leave an order that only a person can settle: each by its pipeline, step and error code. Failures
+    """The failures after which only a person can settle the order: the pipeline, step and error code of each. Failures
     of kinds that the caller may not read are left out.
     """
     kinds = services.job_kinds
@@ -148,7 +148,7 @@ async def _read_external_steps(
             "job_id": row["job_id"], "task_id": row["task_id"], "tenant_id": row["tenant_id"], "kind": "run",
             "since": row["since"], "because": f"no external worker works on the step {row['step']}",
             "step": row["step"], "queue": row["queue"],
-            "losses": row["losses"],  # how many workers were lost while they worked on it
+            "losses": row["losses"],  # how many workers were lost while they worked on the step
         }
         for row in rows
     ]  # fmt: skip
@@ -231,7 +231,7 @@ async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operato
             try:
                 permitted_job = await find(services, caller, item.job_id, write=True)
                 limit_headers = await settle(services, permitted_job, item)
-            except (TooMany, Unavailable) as error:  # the same for all jobs: refuse the request if none is settled yet
+            except (TooMany, Unavailable) as error:  # concerns all jobs: refuse the request if no job is settled yet
                 if not settled_ids:
                     raise
                 refusals.append({"job_id": item.job_id, "code": error.code, "detail": error.message})

@@ -90,8 +90,8 @@ def _step_answer(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    # A held job waits at concurrency limits. `limits` has all of them but that of a run's scope. If it is empty, only
-    # the scope holds the job.
+    # A held job waits at concurrency limits. The column `limits` names all these limits except the limit of a run's
+    # scope. If the column is empty, only the scope holds the job.
     if row["held"]:
         return [{"limit": key} for key in row["limits"] or ["scope"]]
     now = datetime.now(UTC)
@@ -124,8 +124,7 @@ def _callback_answer(callback: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 def _parent_of(row: Row, kind: JobKind) -> dict[str, Any] | None:
     """The job that this job repeats (`rerun_of`), or else the job for which it was made (`made_for`). `kind.parents`:
-    pipeline -> JSON Pointer. In the parameters of this job, the pointer leads to the id of the job for which it was
-    made.
+    pipeline -> a JSON Pointer to the place in this job's parameters that has the id of the job for which it was made.
     """
     if row["rerun_of"] is not None:
         return {"id": row["rerun_of"], "relation": "rerun_of"}
@@ -142,8 +141,8 @@ def _parent_of(row: Row, kind: JobKind) -> dict[str, Any] | None:
 
 
 def with_links(services: Services, access: JobAccess, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer with a signed URL for each of the first MAX_LINKS outputs. The URL makes a browser download the
-    object, and never show it as a page.
+    """The answer with a signed URL for each of the first MAX_LINKS outputs. A browser downloads the object at such a
+    URL, and never shows it as a page.
     """
     if not access.kind.signed_links:
         return body

@@ -75,16 +75,17 @@ async def create_upload_url(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     if answer.age.total_seconds() > ticket.expires_in / 2 and await _extend_upload(services, caller, ticket, upload):
-        # More than half of the first URL's time has passed, so the same media gets a new URL. An earlier repetition
-        # gets the first answer unchanged. So does one after the upload has ended, although its URL may not work.
+        # More than half of the first URL's time has passed, so the same media gets a new URL. A repetition before that
+        # time gets the first answer unchanged. A repetition after the upload has ended also gets the first answer,
+        # although its URL may not work any more.
         ticket = _make_ticket(services, ticket.media_id, ticket.original_key, upload)
     headers = rate_limit_headers | {"Location": f"/media/{ticket.media_id}"}
     return Response(ticket.model_dump_json(), answer.status_code, headers, media_type="application/json")
 
 
 async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket, upload: UploadRequest) -> bool:
-    """Let the upload arrive for `upload_url_seconds` from now. False: the upload has ended, or the media expires within
-    this time. Then the upload gets no new URL. Raises TooMany `upload_quota_exceeded`.
+    """Let the client send the upload for `upload_url_seconds` from now. False: the upload has ended, or the media
+    expires within this time, so the upload gets no new URL. Raises TooMany `upload_quota_exceeded`.
     """
     tenant_id, key = caller.tenant_id, ticket.original_key
     async with services.pool.acquire() as connection, connection.transaction():
@@ -102,7 +103,9 @@ async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicke
 
 
 def _counted_bytes(settings: Settings, upload: UploadRequest) -> int:
-    """How many bytes the upload counts while its client may send: the declared ones, else the most it may have."""
+    """How many bytes count for the upload while its client may send it: the declared number, or else the largest
+    allowed size.
+    """
     return upload.content_length or settings.picture_max_bytes
 
 
@@ -207,7 +210,7 @@ async def _check_and_submit(
     try:
         size_or_refusal = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
-        # Another request may have refused the object meanwhile, and deleted it.
+        # Another request may have refused the object meanwhile, and deleted it: then `_job_id_of` raises this refusal.
         if (job_id := _job_id_of(await find_media(services, caller, picture.id))) is not None:
             return job_id, {}
         raise

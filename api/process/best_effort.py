@@ -21,8 +21,8 @@ def best_effort(work: str) -> Iterator[None]:
     """Suppress the errors of the block that come from an outage of the database, or from a pool without a free
     connection.
 
-    Use it only for work that a worker also does later, or that time makes needless, as the release of a reservation
-    that ends soon. `work`: the name of this work in the log.
+    Use it only for work that a worker also does later, or that soon becomes needless. An example of the second is the
+    release of a reservation that soon ends by itself. `work`: the name of this work in the log.
     """
     try:
         yield

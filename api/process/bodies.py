@@ -19,7 +19,7 @@ from starlette.types import Message, Receive
 from leasehold.api.process.metrics import BODY_BYTES
 from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
-#: The most bytes of a body.
+#: The most bytes of a body outside of /v1/.
 MAX_BYTES = 64 * 1024
 #: The bound under /v1/, where bodies contain payloads and schemas (leasehold.domain.template bounds these).
 MAX_BYTES_OF_V1 = 512 * 1024
@@ -50,8 +50,8 @@ class Bodies:
 
     @asynccontextmanager
     async def room(self, tenant_id: str, size: int) -> AsyncIterator[Callable[[int], None]]:
-        """Reserve `size` bytes of the budget for the block; if `size` is more than a tenant's share, only the share.
-        Yields a function that keeps so many bytes reserved, and gives back the rest.
+        """Reserve `size` bytes of the budget for the block, but at most a tenant's share. Yields a function that lowers
+        the reservation: its argument is the number of bytes that stay reserved.
 
         Raises Unavailable `busy` if the budget has no room within _PATIENCE_SECONDS.
         """
@@ -70,8 +70,8 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
-        """Read the whole body. Yields a request whose body is in memory. For the block, the body's own bytes stay
-        reserved, and no more: the block may be a long poll. Raises BodyTooLarge, BodyTooSlow, Unavailable,
+        """Read the whole body. Yields a request whose body is in memory. During the block, only as many bytes stay
+        reserved as the body has, because the block may be a long poll. Raises BodyTooLarge, BodyTooSlow, Unavailable,
         ClientDisconnect.
         """
         max_bytes = MAX_BYTES_OF_V1 if request.scope["path"].startswith(_V1_PREFIX) else MAX_BYTES
@@ -96,7 +96,7 @@ class Bodies:
         grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (tenant_id, size, grant)
         self._waiting.append(waiter)
-        self._serve()
+        self._serve()  # this body may be small enough to pass those that wait
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await grant

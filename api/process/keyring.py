@@ -122,8 +122,8 @@ class Keyring:
     async def caller_of_person_session(self, person_id: UUID, generation: int) -> Caller:
         """Find the caller of a session that a person began at the OpenID provider.
 
-        The person's row is not kept: when a person is disabled, the next request in any process loses the session.
-        Raises Unauthenticated `session_ended`, or one of TRY_AGAIN.
+        The person's row is not kept in memory. So after an admin has disabled a person, the person's next request fails
+        in every process. Raises Unauthenticated `session_ended`, or one of TRY_AGAIN.
         """
         async with deadline.acquired_in_time(self._pool.acquire()) as connection:
             row = await people.find_for_session(connection, person_id)
@@ -140,8 +140,8 @@ class Keyring:
         return Caller(row["tenant_id"], row["login"], None, quota_key, scopes, person_id=row["id"])
 
     def _refuse_elsewhere(self, tenant_id: str | None, presented_key: PresentedKey | None = None) -> None:
-        """Raises WrongCell if the tenant belongs to another cell. `tenant_id` None: this cell has no row of the key, so
-        the cell that `presented_key` names decides.
+        """Raises WrongCell if the tenant belongs to another cell. `tenant_id` None: no row in this cell fits the key,
+        so the cell that `presented_key` names decides.
         """
         if self._cells is not None:
             self._cells.refuse_elsewhere(tenant_id, None if presented_key is None else presented_key.cell)

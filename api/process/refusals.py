@@ -25,7 +25,7 @@ _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
 #: The code of a refusal, and the actor without the id of the request. Refusals with the same group share a row.
 _Group: TypeAlias = tuple[str, Actor]
-#: The actor of refusals whose group is beyond the bound.
+#: The actor in the shared groups, which count the refusals of all groups beyond the bound.
 _OTHERS = Actor("key", "others")
 
 
@@ -103,7 +103,7 @@ class Refusals:
 
 
 def _chain_of(group: _Group) -> str:
-    """The chain that gets the row: that of the caller's tenant, or SHARED_CHAIN for an unknown caller. In a chain, each
-    audit row has the hash of the row before.
+    """The audit chain that gets the group's row: the chain of the caller's tenant, or SHARED_CHAIN for an unknown
+    caller. In a chain, each audit row has the hash of the row before.
     """
     return group[1].tenant_id or SHARED_CHAIN

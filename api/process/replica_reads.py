@@ -1,4 +1,5 @@
-"""Gives requests whose answers may be some seconds old (http/may_read_standby.py) connections to PostgreSQL's standby.
+"""Lends connections to PostgreSQL's standby, to requests whose answers may be some seconds old
+(http/may_read_standby.py).
 
 While a request reads from the standby, every connection that it acquires leads to the standby. The request's `Reading`
 knows the greatest possible age of the answer.
@@ -44,8 +45,8 @@ class Reading:
         """Lend a connection to the standby, as TenantPool.acquire does to the primary. Raises ReplicaUnusable, or one
         of TRY_AGAIN (runtime/transient.py): the primary then answers the request.
 
-        The time counts for two deadlines: the request's, and this reading's, which leaves time for the primary.
-        `waiting` ends a wait, and `using` a statement, when no time is left.
+        The time counts for two deadlines: the request's own, and the reading's, which is shorter and so leaves time for
+        the primary. When no time is left, `waiting` ends a wait, and `using` ends a statement.
         """
         request_deadline, reading_deadline = deadline.current(), self._deadline
         async with AsyncExitStack() as stack:
@@ -54,7 +55,7 @@ class Reading:
                     await stack.enter_async_context(self._turns.turn(tenant_id))
             except TimeoutError:
                 raise _busy() from None
-            # Here a TimeoutError passes, because it is one of TRY_AGAIN: the standby is slow or away.
+            # A TimeoutError is not caught here: it is one of TRY_AGAIN, and means that the standby is slow or away.
             async with request_deadline.waiting(), reading_deadline.waiting():
                 connection = await stack.enter_async_context(self._replica.pool.acquire())
             await stack.enter_async_context(request_deadline.using(connection))
@@ -63,7 +64,9 @@ class Reading:
             yield connection
 
     def include(self, other: Reading) -> None:
-        """Let `lag` count rows that another request has read (`other`). Call this if the answer also has such rows."""
+        """Let `lag` also cover the rows that another request has read (`other`). Call this if the answer contains such
+        rows.
+        """
         if other._as_of is not None:
             self._include(other._as_of)
 
@@ -102,7 +105,7 @@ class ReplicaReads:
 
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
         self.replica = replica
-        #: This many seconds after a write, every answer from the standby includes it.
+        #: This many seconds after a write, every answer from the standby includes the write.
         self.fresh_after_seconds = settings.database_replica_max_lag
         # One connection of the pool stays free for `Replica.note`, which checks the standby. Without it, a busy
         # standby would seem to be away.

@@ -55,8 +55,8 @@ from leasehold.storage.store import ObjectStore
 
 #: Seconds for which a request waits for a connection to the database.
 _PATIENCE_SECONDS = 10.0
-#: How many URLs are checked at once, of all tenants and of one. The process resolves at most 32 names at once
-#: (security/egress.py), and a silent name server takes half a minute. The rest is for the OpenID provider.
+#: How many URLs are checked at once, of all tenants and of one. A silent name server takes half a minute, and the
+#: process resolves at most 32 names at once (security/egress.py). The other eight stay free for the OpenID provider.
 _URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 
 
@@ -78,10 +78,10 @@ class Services:
     tenant_requests: TenantRequests  # bounds how many requests of one tenant are under way at once
     bulk: BulkWrites  # bounds how many bulk writes (requests that write many jobs) run at once
     url_checks: Turnstile  # bounds how many URLs of webhooks are checked at once: a check waits for a name server
-    watch: JobWatch  # long polls wait here for events of jobs; at the next three for work in queues, log lines, chunks
-    queues: QueueWatch
-    log_watch: LogWatch
-    stream_watch: StreamWatch
+    watch: JobWatch  # long polls wait here for events of jobs
+    queues: QueueWatch  # long polls wait here for work in queues
+    log_watch: LogWatch  # long polls wait here for log lines
+    stream_watch: StreamWatch  # long polls wait here for chunks of streams
     templates: Templates
     admission: Admission
     kinds: tuple[Kind, ...]
@@ -123,7 +123,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             replica_task = asyncio.create_task(Periodic("replica", replica.note, every=NOTE_SECONDS).run())
             stack.push_async_callback(cancel_and_wait, replica_task)
         exporter = stack.enter_context(
-            # Without this, the metric would depend on somebody who calls /readyz.
+            # `records_up`: the exporter records whether the database is up. Otherwise only calls of /readyz would
+            # record it.
             exporting(settings, new_id(), pool, broker, questions_of(kinds), replica, records_up=True)
         )
         exporter_task = asyncio.create_task(exporter.run())

@@ -58,7 +58,9 @@ class TenantPool:
 
 
 class BulkWrites:
-    """Bounds how many batches, backfills and bulk replays run at once, so that other requests find a connection."""
+    """Bounds how many bulk writes (batches, backfills, bulk replays and bulk settlements) run at once, so that other
+    requests find a connection.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._per_tenant = settings.bulk_writes_per_tenant

@@ -1,5 +1,5 @@
-"""Bounds how many requests of one tenant an API process answers at once, long polls and streams included. Each of them
-holds a connection, so that otherwise one tenant could hold all connections of the process.
+"""Bounds how many requests of one tenant an API process answers at once, long polls and streams included. Each request
+holds a connection: without this bound, one tenant could hold all connections of the process.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from leasehold.domain.errors import Unavailable
 
-#: One part in this many of the connections is left for the other tenants; at least one connection.
+#: One connection in this many is left for the other tenants; at least one.
 _LEFT_FOR_OTHERS = 10
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 2.0
-#: The name of the function that ends a request, in the state of the request.
+#: The key of a request's state under which `begin` puts the function that counts the request as ended.
 _END = "end_tenant_request"
 
 
@@ -29,8 +29,8 @@ class TenantRequests:
     def begin(self, state: dict[str, Any], tenant_id: str) -> None:
         """Count a request of the tenant until `end` is called with its state. A request is counted once.
 
-        Raises Unavailable `busy` if too many requests of the tenant are under way. Then the connection is closed after
-        the answer: otherwise it would be held until the body has arrived.
+        Raises Unavailable `busy` if too many requests of the tenant are under way. The API closes the connection after
+        this answer: otherwise the request would hold the connection until its body has arrived.
         """
         if _END in state:
             return

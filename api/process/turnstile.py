@@ -1,9 +1,9 @@
 """Lets tenants take turns at the scarce resources of an API process. tenant_pool.py has one turnstile for connections
-to PostgreSQL, and one for bulk writes. replica_reads.py has one for connections to the standby, and console/state.py
-one for requests to the OpenID provider.
+to PostgreSQL, and one for bulk writes. replica_reads.py has one for connections to the standby, services.py one for
+checks of URLs, and console/state.py one for requests to the OpenID provider.
 
-A bulk write (a batch, a backfill, a bulk replay) uses a connection and a core for as long as hundreds of other
-requests.
+A bulk write (a batch, a backfill, a bulk replay, a bulk settlement) uses a connection and a core for as long as
+hundreds of other requests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        # If there is room, no waiting request could use it: `_serve` has admitted all that fit.
+        # If there is room for this request, it need not wait in line. No waiting request can use the room, because
+        # `_serve` has admitted all that fit.
         if self._has_room(tenant_id):
             self._inside[tenant_id] += 1
             return
@@ -70,8 +71,8 @@ class Turnstile:
         return self.inside < self._at_most and self._inside[tenant_id] < self._per_tenant
 
     def _serve(self) -> None:
-        """Admit waiting requests while there is room: the oldest request of the first tenant in line for which there is
-        room. Then that tenant goes to the end of the line.
+        """Admit waiting requests while there is room. Each place goes to the first tenant in line that is below its own
+        bound: the tenant's oldest request is admitted, and the tenant goes to the end of the line.
         """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
             queue = self._waiting.pop(tenant_id)

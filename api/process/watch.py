@@ -101,7 +101,7 @@ class _Watch(ABC, Generic[_Key]):
         """The loop. It ends when no request waits, and the next request starts it again."""
         while self._waiters:
             started_at, pause = monotonic(), self._interval
-            keys = list(self._waiters)  # others may be added during the query, which has no number for them
+            keys = list(self._waiters)  # keys that are added during the query get no number from it
             try:
                 numbers = await self._read_numbers(keys)
             except TRY_AGAIN as error:
@@ -159,8 +159,8 @@ class QueueWatch(_Watch[str]):
         self._pool = pool
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
-        """Wait until one of the queues has a claimable task for this request. If a queue has fewer tasks than requests,
-        those that have waited longest go on. False: as in `_wait`.
+        """Wait until one of the queues has a claimable task for this request. If a queue has fewer tasks than waiting
+        requests, only the requests that have waited longest go on. False: as in `_wait`.
 
         Another worker may claim the task first. Then the caller claims nothing, and waits again.
         """

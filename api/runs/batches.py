@@ -99,8 +99,8 @@ async def create_runs(
 async def _split_by_existing(
     connection: Connection, new_runs: Sequence[NewRun]
 ) -> tuple[dict[str, UUID], list[NewRun]]:
-    """Look up the dedupe keys. Returns the ids of unfinished runs that have one of the keys already (key -> id), and
-    those of `new_runs` that must be written.
+    """Look up the dedupe keys. Returns key -> id of the unfinished runs that already have one of the keys, and the runs
+    among `new_runs` that must be written.
 
     If several new runs have the same key, only the first of them must be written.
     """
@@ -111,7 +111,8 @@ async def _split_by_existing(
         connection, new_runs[0].tenant_id, new_runs[0].template_version.pipeline.name, keys
     )
     existing_ids = {key: UUID(str(row["id"])) for key, row in rows.items()}
-    # `reversed`: of several runs with a key, the dictionary keeps the one that it gets last: the first of the request.
+    # The dictionary keeps the last run that it gets for a key. Because of `reversed`, this is the first run of the
+    # request.
     first_of_key = {run.dedupe_key: run for run in reversed(new_runs) if run.dedupe_key not in existing_ids}
     runs_to_write = [run for run in new_runs if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
     # Sorted by key, so that two batches with the same keys lock them in the same order. Otherwise they could deadlock.

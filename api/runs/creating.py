@@ -135,7 +135,9 @@ async def _create_alone(
 
 
 async def _with_delay(connection: Connection, new_run: NewRun, delay_seconds: float | None) -> NewRun:
-    """The run, to start `delay_seconds` from now by the database's clock; None: unchanged."""
+    """The run with the start time `delay_seconds` from now, by the database's clock. If `delay_seconds` is None, the
+    unchanged run.
+    """
     if delay_seconds is None:
         return new_run
     return replace(new_run, scheduled_at=await database_time(connection) + timedelta(seconds=delay_seconds))

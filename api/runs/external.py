@@ -44,8 +44,8 @@ Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 #: tenants with the same id have different owners.
 _OWNER_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
 #: `LeaseTerms` needs this number, but `claim_due` does not read it. The sweeper (a maintenance loop of the workers)
-#: bounds the losses: it fails a task that loses more than LEASEHOLD_MAX_LOSSES workers, because the task may be what
-#: ends them.
+#: bounds the losses: it fails a task that loses more than LEASEHOLD_MAX_LOSSES workers, because the task itself may
+#: make its workers fail.
 _MAX_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
@@ -144,8 +144,8 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
         _task_answer(claimed, terms.ttl) | _inputs_of(needed_steps[claimed.lease.task_id], urls)
         for claimed in claimed_tasks
     ]
-    # The worker may have died since it asked: then nobody would work on the tasks until their leases have passed, and
-    # each of them would be charged a loss.
+    # If the worker has died since its request, release the tasks. Otherwise nobody would work on them until their
+    # leases expire, and each task would then be charged a loss.
     if tasks and await request.is_disconnected():
         async with services.pool.acquire() as connection:
             await settlements.release(connection, [claimed.lease for claimed in claimed_tasks])
@@ -155,8 +155,8 @@ async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Respons
 async def _claim_tasks(
     services: Services, terms: LeaseTerms, queues: Sequence[str], limit: int
 ) -> tuple[list[Claimed], dict[UUID, list[Any]]]:
-    """Claim due tasks, and read the steps that each of them needs, by its id. Both or neither: a worker that gets an
-    error has no task.
+    """Claim due tasks. Also read the steps that each task needs: task id -> steps. Both happen in one transaction, so
+    that a worker that gets an error has no task.
     """
     async with services.pool.acquire() as connection, connection.transaction():
         claimed_tasks = await claims.claim_due(connection, terms, queues, limit)
@@ -167,7 +167,7 @@ async def _claim_tasks(
 
 async def _sign_files(services: Services, needed_steps: Mapping[UUID, Sequence[Any]]) -> dict[str, str]:
     """A signed URL for each file of these steps, by the file's key. Tasks may need the same steps, so each file is
-    signed once. Other requests run in between, because a signature takes a tenth of a millisecond.
+    signed once. A signature takes a tenth of a millisecond, so `paced` lets other requests run in between.
     """
     seconds = services.settings.download_url_seconds
     keys = {file["key"] for steps in needed_steps.values() for row in steps for file in row["files"] or ()}
@@ -226,7 +226,8 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
     Raises Conflict `lease_lost` if another tenant has the step.
 
     False: the step is past its limit, and this function has ended the attempt, even if the lease was still valid. The
-    caller must then write nothing, and must raise no error inside the block: an error would roll this end back.
+    caller must then write nothing. It must also raise no error inside the block, because an error would roll back the
+    end of the attempt.
     """
     timed_out: Settled | None = None
     async with connection.transaction():
@@ -326,8 +327,8 @@ async def _failure_of(
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """The outcome of a report. If the report changed nothing because the run is to be cancelled, the report
-    acknowledges the cancel. Raises Conflict `lease_lost`.
+    """The outcome of a report. In a run that is to be cancelled, a report changes nothing by itself: then it
+    acknowledges the cancel. Raises Conflict `lease_lost` if the worker does not hold the lease.
     """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:  # the lease did not allow this report
         outcome = await settlements.acknowledge_cancel(connection, [lease])

@@ -113,8 +113,8 @@ async def get_run(
 
 
 async def find_run(services: Services, caller: Caller, run_id: UUID, after_step: UUID | None = None) -> Row:
-    """Read the run with a page of its steps, and its outputs. `after_step`: as in `run_reads.find_run`. Raises NotFound
-    `run_not_found`, also for another tenant's run.
+    """Read the run with a page of its steps, and its outputs. `after_step`: the last step of the page before; None: the
+    first page. Raises NotFound `run_not_found`, also for another tenant's run.
     """
     async with services.pool.acquire() as connection:
         row = await run_reads.find_run(connection, caller.tenant_id, run_id, after_step)

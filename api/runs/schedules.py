@@ -61,8 +61,8 @@ _NULLABLE = ("pause_after_failures", "callback_url")
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Remove null from the schema of each field: None is only the default of a field that the client leaves out, to
-    keep the value. Exception: `version` and the fields of _NULLABLE may be null.
+    """Remove null from the schema of each field. None is only the default for a field that the client leaves out, and
+    such a field keeps its value. Exception: `version` and the fields of _NULLABLE may be null.
     """
     for name, field in schema["properties"].items():
         choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
@@ -197,7 +197,7 @@ async def create_schedule(
             raise key_has_expired()
         await check_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         # Read the version again: it may have been deleted since the check. From here on, a deletion waits for this
-        # transaction.
+        # transaction: `check_room` has taken a lock that `delete_template` also takes.
         await services.templates.find(connection, caller.tenant_id, body.template, body.version)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
@@ -302,8 +302,9 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
     if body.enabled or body.payload_template is not None:
         await _check_payload(services, caller.tenant_id, row | changes)
     async with services.pool.acquire() as connection, connection.transaction():
-        # A worker sets a schedule aside (in quarantine) if it cannot fire it. After a change, the schedule may fire. As
-        # the worker, lock the quarantine's row first, and then the schedule's: another order could deadlock.
+        # A worker quarantines (sets aside) a schedule that it cannot fire. After a change, the worker may be able to
+        # fire it, so end the quarantine. Lock the row of the quarantine first, and then the row of the schedule, as the
+        # worker does: another order could deadlock.
         await quarantine.release(connection, schedules.DUTY, schedule_id)
         changed_row = await _write_changes(connection, caller.tenant_id, schedule_id, changes)
         recorded_values = {name: value for name, value in changes.items() if name not in _UNRECORDED}
@@ -316,8 +317,8 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     expression or time zone.
 
     Another cron expression, time zone or `enabled` moves the next tick. Any other change leaves the next tick as it is,
-    even if the tick is due already: clients may send the whole schedule each time. A buffered tick, which waits for the
-    run before it, is dropped with the schedule or with the policy `buffer_one`.
+    even if the tick is due already: clients may send the whole schedule each time. A buffered tick (it waits for the
+    run before it) is dropped if the schedule is disabled, or no longer has the policy `buffer_one`.
     """
     row_before = await _find(connection, tenant_id, schedule_id, "FOR UPDATE")
     schedule = dict(row_before) | changes
@@ -458,7 +459,8 @@ async def backfill(
         is_refused = isinstance(prepared_run, RequestError)
         ticks_to_submit = ticks_without_run[-1:] if is_refused else ticks_without_run
         charged_runs = len(ticks_without_run)
-        # {}: how many ticks get a run is known only when they are written.
+        # {}: the depths of the queues are checked only after the write (`charge.queues`), because the number of runs is
+        # not known before.
         async with services.admission.submitting(connection, caller.payer, {}, charged_runs) as charge:
             charge.queues.update(_queues_of(caller, prepared_run))
             for tick in ticks_to_submit:
@@ -481,7 +483,7 @@ async def backfill(
 
 
 def _queues_of(caller: Caller, prepared_run: schedules.Prepared) -> Mapping[str, int]:
-    """The queues of one run. Empty for a run that its template refuses: `submit_now` records why."""
+    """The queues of one run. Empty if the template refuses the run: `submit_now` then records the reason."""
     with suppress(Invalid):
         if not isinstance(prepared_run, RequestError):
             template_version, params = prepared_run

@@ -169,7 +169,9 @@ def run_summary(row: Row) -> dict[str, Any]:
 
 
 def run_answer(row: Row) -> dict[str, Any]:
-    """The run as the answer of GET, with the progress of its steps: of all steps, or of a page of them."""
+    """The run as the answer of GET, with a page of its steps. The row's `all_steps` has the number, the progress and
+    the phase of all steps; None: the page has all steps.
+    """
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}
     every = row["all_steps"] or {"n": len(steps), "percent": _percentage(steps), "phase": _phase(steps)}

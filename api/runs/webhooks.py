@@ -1,6 +1,7 @@
 """/v1/webhooks: subscriptions to the ends of jobs. The deliveries are signed as Standard Webhooks defines.
 
-The row of a webhook has its secret, sealed (encrypted). Only the answer that makes a secret shows it.
+The row of a webhook has its secret, sealed (encrypted). The API shows a secret only in the answer to the request that
+made it, and to repetitions of this request.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ async def create_webhook(
         await _check_url(services, caller.tenant_id, body.url)
 
     async def work(connection: Connection) -> Answer:
-        # `once` calls this only if no answer is stored. If one was stored before, it has expired meanwhile, and nobody
-        # has checked the URL.
+        # `once` calls this only if no answer is stored. If `is_repeat`, the stored answer has expired meanwhile, and
+        # nobody has checked the URL.
         if is_repeat:
             raise key_has_expired()
         await check_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
@@ -139,7 +140,8 @@ async def create_webhook(
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     async with services.pool.acquire() as connection:
         answer = await once(OneConnection(connection), caller.tenant_id, idempotency_key, request_hash, work)
-        # New jobs note that a webhook waits for their end. Older jobs do not: `watch` makes them report theirs, too.
+        # A job that is submitted from now on reports its end to the webhook. `watch` makes older jobs report their
+        # ends, too.
         await webhooks.watch(connection, caller.tenant_id, services.job_kinds.reported_jobs)
         return await _with_secret(services, connection, caller, answer)
 
@@ -147,8 +149,8 @@ async def create_webhook(
 async def _with_secret(services: Services, connection: Connection, caller: Caller, answer: Answer) -> Response:
     """The answer with the newest secret, which is read from the webhook's row: a stored answer has no secret.
 
-    `connection`: the one that gave the answer. After a failover another connection may still lead to the old primary,
-    which has no such row.
+    `connection`: the connection on which the answer was written or read. After a failover, another connection may still
+    lead to the old primary, which does not have the row.
     """
     webhook = orjson.loads(answer.body)
     row = _existing_row(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
@@ -184,6 +186,8 @@ async def change_webhook(request: Request, webhook_id: UUID, body: Changes, call
 async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
     changed_fields = body.model_fields_set
     async with connection.transaction():
+        # A field that the client left out is NULL here, and keeps its value. `disabled_because` (why the platform
+        # disabled the webhook) goes when the client sends `enabled`.
         row = _existing_row(
             await connection.fetchrow(
                 "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"

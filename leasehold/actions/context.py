@@ -33,9 +33,9 @@ class Actions:
     async def dispatch(self, connection: Connection, job_id: UUID, *, deletes: bool = False) -> list[Announcement]:
         """Write the webhook deliveries about the job's end that are not written yet, and the job's `on_failure` run.
         Call this before the job's row changes again or is deleted, because the deliveries are made from the row.
-        `deletes`: the caller deletes the job. If this process lacks the code of a failed job, and a worker may have it,
-        the job is left to that worker, and its row stays until then. Returns hints (messages that tell workers of due
-        tasks) to publish.
+        `deletes`: the caller deletes the job. If the job has failed, this process lacks its code and a worker may have
+        the code, then this function writes nothing: such a worker writes the deliveries later, and the job's row stays
+        until then. Returns hints (messages that tell workers of due tasks) to publish.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:
@@ -56,9 +56,9 @@ class Actions:
 @dataclass(frozen=True, slots=True)
 class Target:
     """A job to act on. `row`: the job's id, tenant_id, pipeline, status, params, priority, exclusive_key, dedupe_key
-    and is_run, and a run's template, version, scope and scope_id. The rows of bulk operations also have `gated` and
-    `notify`, which only the functions for several jobs (`..._together`) read. `queue`: the queue of the job's first
-    step.
+    and is_run, and a run's template, version, scope and scope_id. The rows of bulk operations also have `gated` (the
+    job has a concurrency limit) and `notify` (a webhook or a callback URL waits for the job's end). Only the functions
+    for several jobs (`..._together`) read these two. `queue`: the queue of the job's first step.
     """
 
     row: Row

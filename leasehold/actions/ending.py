@@ -75,17 +75,19 @@ async def delete(
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
-    # from the job's row, so write them before the job is deleted. Or leave the row to a process with the job's code.
+    # from the job's row, so write them before the job is deleted. Exception: if this process lacks the job's code and a
+    # worker may have it, `dispatch` leaves the deliveries and the row to that worker.
     effects.hints += await actions.dispatch(connection, job_id, deletes=True)
     prefix = await jobs.delete(connection, job_id, tenant_id)
-    if prefix is None:  # the job has not ended
+    if prefix is None:  # the job has not ended, or its row has gone
         cancel_effects = await cancel(
             actions, connection, [target], "the job was deleted", by, forced=True, operation_id=operation_id
         )
         effects.states |= cancel_effects.states
         effects.ended += cancel_effects.ended
         effects.hints += cancel_effects.hints
-        # Retention deletes the job once it has ended. If it has ended meanwhile, by the cancel or not, delete it now.
+        # From now on, retention deletes the job as soon as the job has ended. If the job has ended meanwhile, by the
+        # cancel or by itself, delete it now.
         if await jobs.expire_early(connection, job_id, tenant_id) is not None:
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)

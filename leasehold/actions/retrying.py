@@ -28,7 +28,7 @@ from leasehold.transitions.runs import CreatedRun, NewRun
 
 
 async def template_of(actions: Actions, connection: Connection, target: Target) -> TemplateVersion | None:
-    """The template of a run. None: the job is of another kind. Raises NotFound `template_not_found`."""
+    """The template of a run. None: the job is no run. Raises NotFound `template_not_found`."""
     row = target.row
     if not row["is_run"]:
         return None
@@ -38,9 +38,9 @@ async def template_of(actions: Actions, connection: Connection, target: Target) 
 def may_revive_together(
     actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules
 ) -> bool:
-    """Whether `revive_together` may retry the job: it has no concurrency limit (`gated`), no exclusive and no dedupe
-    key, waits for no other run, and its kind has no hooks for retries. `template_version`: of a run; None: the job is
-    no run. `rules`: the limits that are declared for the tenant's new jobs.
+    """Whether `revive_together` may retry the job. True if the job has no concurrency limit (`gated`), no exclusive key
+    and no dedupe key, waits for no other run, and its kind has no hooks for retries. `template_version`: of a run;
+    None: the job is no run. `rules`: the limits that are declared for the tenant's new jobs.
     """
     row = target.row
     if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
@@ -81,8 +81,9 @@ async def limits_of_retry(
     template_version: TemplateVersion | None,
     rules: TenantRules,
 ) -> Sequence[ConcurrencyLimit]:
-    """The limits at which the job waits after `revive`. Whoever retries several jobs in a transaction locks the limits
-    of all of them first: an admission locks limits in the order of their names, and would deadlock with another order.
+    """The limits at which the job waits after `revive`. A caller that retries several jobs in one transaction must
+    first lock the limits of all these jobs, in the order of the limits' names. Each admission locks limits in this
+    order, and would deadlock with a transaction that uses another order.
 
     Raises Conflict `pipeline_not_served`. `rules`: the limits that are declared for the tenant's new jobs.
     """
@@ -168,7 +169,9 @@ def _limits_without_template(
 
 
 async def _pipeline_and_terms(actions: Actions, connection: Connection, target: Target) -> tuple[Pipeline, RetryTerms]:
-    """Of a job that is not a run. Raises Conflict `pipeline_not_served`."""
+    """The pipeline of a job that is not a run, and the terms of the retry, which the kind's hook `before_retry` sets.
+    Raises Conflict `pipeline_not_served`.
+    """
     pipeline = actions.kinds.pipeline(target.row["pipeline"])
     if pipeline is None:
         raise Conflict("pipeline_not_served", "This installation no longer has the job's pipeline.")

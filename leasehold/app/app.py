@@ -111,11 +111,11 @@ class App:
         function runs in a separate process; at the time limit the worker kills the process and all that it started.
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
-        run. `debounce`: a time. Submissions with the same key (of `unique`, or `key=`) become one run. The run starts
-        when this time has passed since the last of them, with that submission's arguments. `batch`: the function takes
-        a list of items and returns a list of results; each item is a run. `on_failure`: a task that runs when a run has
-        failed for good or has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt of a
-        cancelled run may take to stop, in whole seconds, at most an hour; then the worker stops the attempt.
+        run. `debounce`: a time. Submissions with the same key (of `unique`, or `key=`) become one run, with the
+        arguments of the last submission. The run starts when this time has passed since then. `batch`: the function
+        takes a list of items and returns a list of results; each item is a run. `on_failure`: a task that runs when a
+        run has failed for good or has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt
+        of a cancelled run may take to stop, in whole seconds, at most an hour; then the worker stops the attempt.
         """
         terms = TaskTerms(**options)
         if function:
@@ -290,8 +290,8 @@ class App:
                 )
 
     def add(self, *kinds: Pipeline | Kind) -> None:
-        """Serve further pipelines with the app, for jobs with several steps or with files; and further kinds: pipelines
-        with endpoints, rows, retention and metrics of their own.
+        """Serve further pipelines with the app, for jobs with several steps or with files. A Kind adds pipelines with
+        endpoints, rows, retention and metrics of their own.
         """
         self._added_kinds += kinds
 
@@ -342,8 +342,8 @@ class App:
 
 
 def caller_locals(frame: FrameType | None) -> Mapping[str, Any]:
-    """The local names of the frame's caller. Annotations are evaluated with them, because an annotation may name a
-    class that is defined in a function.
+    """The local names of the frame's caller. The app evaluates a function's annotations with these names, because an
+    annotation may name a class that is defined in a function.
     """
     caller = None if frame is None else frame.f_back
     return {} if caller is None else dict(caller.f_locals)

@@ -47,7 +47,7 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
             )
         assert self.terms.batch is not None
         wait, timeout = self.terms.batch.wait.total_seconds(), self.terms.timeout.total_seconds()
-        if wait >= timeout:  # a run that finds no others would end before its call
+        if wait >= timeout:  # a lone run would reach its time limit before the call begins
             raise declaration_error(
                 self.function,
                 f"the batch waits {wait:g} s for others, and its timeout is {timeout:g} s: make it longer",
@@ -55,7 +55,7 @@ class BatchTask(PositionalTask[A, [], R, C], Generic[A, R, C]):
         return self.handling.batched  # calls the function once for several attempts
 
     def _call_locally(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Call the function with one item, which is the only argument: by position, or by name."""
+        """Call the function with one item: the only argument, whether the caller gave it by position or by name."""
         returned = self.function([*positional, *named.values()])
         return _awaited_result(returned) if self._is_async else result_of_one(returned)
 

@@ -113,7 +113,7 @@ async def _call_for(entries: list[_Entry], call_all: CallAll) -> None:
         if being_cancelled():  # `_remove` cancelled this call, and no attempt waits for it
             raise
         results = [error] * len(entries)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # raised in a task, they would end the worker
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # in an asyncio task they would end the worker
         results = [contained(error)] * len(entries)
     _give_results(entries, results)
 

@@ -27,9 +27,10 @@ class SubmitOptions(TypedDict, total=False):
     """What `submit` takes beside the arguments.
 
     `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
-    It must have the same arguments, and over HTTP the same options, too. `delay`: the run starts that much later.
-    `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low. `id`: an id for the run, a
-    UUIDv7 that you made, or its text: a repeated submission with it starts no second run.
+    The second submission must have the same arguments, and over HTTP the same options, too. `delay`: the run starts so
+    long after its submission. `tags`: up to 8 names with values to find the run by. `priority`: high, normal or low.
+    `id`: the id of the run: a UUIDv7 that you made, or its text. A repeated submission with the same id starts no
+    second run.
     """
 
     key: str | None
@@ -111,8 +112,8 @@ class Call(Generic[R]):
 
     @property
     def key(self) -> str | None:
-        """The key of the submission: the caller's; else, if the task has `unique`, a key made of the arguments; else
-        None.
+        """The key of the submission: the key that the caller gave. If there is none and the task has `unique`, a key
+        made of the arguments. None: the submission has no key.
         """
         unique = self.task.terms.unique
         if self.options.key is not None or unique is None:
@@ -121,7 +122,7 @@ class Call(Generic[R]):
 
     @property
     def key_lasts(self) -> timedelta:
-        """For how long after this submission a further one with the same key gives the same run."""
+        """For how long after this submission a further submission with the same key gives the same run."""
         unique = self.task.terms.unique
         return KEY_LASTS if self.has_key_of_caller or unique is None else unique.within
 

@@ -26,16 +26,16 @@ class Chunks:
 
 
 def chunks_of(page: Sequence[Mapping[str, Any]], after: int, *, ended: bool) -> Chunks:
-    """The chunks of a page, which has what follows chunk number `after`. `ended`: the run had ended before the page was
-    read.
+    """The chunks of a page. A page has at most AT_MOST of the chunks after number `after`. `ended`: the run had ended
+    before the page was read.
     """
     items = [chunk for item in page for chunk in _chunks_of_item(item)]
     return Chunks(items, page[-1]["n"] if page else after, ended and len(page) < AT_MOST)
 
 
 def _chunks_of_item(item: Mapping[str, Any]) -> Iterator[Chunk]:
-    """What `Run.stream` yields for one chunk of the page. A chunk with which an attempt starts its step's stream anew
-    gives two: first a `restart`, then the chunk itself.
+    """What `Run.stream` yields for one chunk of the page. If an attempt starts its step's stream anew with this chunk,
+    `Run.stream` yields two items: a `restart`, and then the chunk itself.
     """
     source = {name: item[name] for name in ("step", "attempt", "epoch")}
     if item["restarts"]:

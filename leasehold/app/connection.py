@@ -38,8 +38,8 @@ _ANNOUNCE_SECONDS = 1.0
 
 def settings_of_folder() -> Settings:
     """The settings for a program in the current folder. Each variable comes from the first of these that has it: the
-    environment, the folder's `.env`, the `leasehold dev` that runs in the folder. But if only the `leasehold dev` names
-    a database, then all that names a server of PostgreSQL comes from there.
+    environment, the folder's `.env`, the `leasehold dev` that runs in the folder. Exception: if only the
+    `leasehold dev` names a database, all settings that name a server of PostgreSQL come from the `leasehold dev`.
     """
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
@@ -85,7 +85,7 @@ class _Opened:
             await asyncio.wait(self.announce_tasks, timeout=_ANNOUNCE_SECONDS)
         if self.announce_tasks:
             await cancel_and_wait(*self.announce_tasks)
-        if self.link_task is not None and not self.link_task.done():  # it would go on opening what `stack` closes
+        if self.link_task is not None and not self.link_task.done():  # this task would still open what `stack` closes
             await cancel_and_wait(self.link_task)
         await self.stack.aclose()
 
@@ -164,7 +164,7 @@ class Connections:
         try:
             link: Any = await self._link_of(opened)  # a DatabaseLink: over HTTP there is no `submit_in`
             link.announce_soon(written)
-        except Exception as error:  # noqa: BLE001 - of any kind: see announce_soon
+        except Exception as error:  # noqa: BLE001 - no failure may reach the user's program, as in announce_soon
             _log.warning("the relay announces a commit, because the app could not: %r", error)
 
     def _open_portal(self) -> _Opened:
@@ -185,7 +185,8 @@ class Connections:
         task = opened.link_task
         # If the last try to open the link failed or was cancelled, try again.
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            # The first caller may be an attempt. In its context, all that the link ever logs would be its run's.
+            # An empty context, because the first caller may be an attempt. In the attempt's context, all lines that the
+            # link ever logs would be stored with the attempt's run.
             task = asyncio.create_task(self._open_link(opened.stack), context=Context())
             opened.link_task = task
         return await asyncio.shield(task)

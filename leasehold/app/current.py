@@ -13,15 +13,17 @@ from leasehold.domain.work import Work
 
 
 class NotInTask(LeaseholdError):
-    """`current()` was called outside of a task's attempt, or in an isolated task for what its sandbox does not know."""
+    """`current()` was called outside of a task's attempt. Or an isolated task asked for a value that is not in its
+    sandbox.
+    """
 
 
 class Current:
     """The attempt, as `current()` returns it.
 
-    `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work; LocalAttempt for `task.local`), for
-    what this class does not have. In a task with `isolated=True` this is a Work: the sandbox gets the arguments and no
-    more, so `run_id`, `tenant` and `number` raise NotInTask.
+    `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work; LocalAttempt for `task.local`). Use
+    it for methods that this class lacks. In a task with `isolated=True` it is a Work: the sandbox gets the arguments
+    and no more, so `run_id`, `tenant` and `number` raise NotInTask.
     """
 
     def __init__(self, task: str, attempt: Any) -> None:
@@ -79,11 +81,11 @@ class Current:
         return self.attempt.emit(chunk) is not False
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another worker may run it."""
+        """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another may have the task."""
         self.attempt.checkpoint()
 
     def _attempt_with(self, member: str) -> Any:
-        """The attempt, for a member of this class that a Work does not have. Raises NotInTask."""
+        """The attempt, for a property of this class that needs more than a Work. Raises NotInTask if it is a Work."""
         if isinstance(self.attempt, Work):
             raise NotInTask(f"an isolated task does not know its {member}: give it what it needs as an argument")
         return self.attempt

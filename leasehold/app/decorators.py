@@ -23,8 +23,9 @@ T = TypeVar("T")  # the type of its result
 class TaskDecorator(Protocol):
     """The type of the decorator that `@app.task(...)` with options returns."""
 
-    # The first two overloads are for functions that can be called without arguments. They give `KeywordTask[..., T]`,
-    # not `[[], T]`: a function whose parameters all have defaults matches `Callable[[], T]`, too, and takes arguments.
+    # The first two overloads are for functions that can be called without arguments. They return `KeywordTask[..., T]`
+    # and not `KeywordTask[[], T]`: a function whose parameters all have defaults also matches `Callable[[], T]`, and
+    # its task takes arguments.
     @overload
     def __call__(
         self, function: Callable[[], Coroutine[Any, Any, T]], /
@@ -59,8 +60,8 @@ class BatchDecorator(Protocol):
 class WorkflowDecorator(Protocol):
     """The type of the decorator that `@app.workflow(...)` with options returns."""
 
-    # The first overload is for functions that can be called with the context alone. It gives `KeywordWorkflow[..., T]`:
-    # as in TaskDecorator.
+    # The first overload is for functions that can be called with the context alone. It returns
+    # `KeywordWorkflow[..., T]` for the same reason as in TaskDecorator.
     @overload
     def __call__(self, function: Callable[[Context], Coroutine[Any, Any, T]], /) -> KeywordWorkflow[..., T]: ...
     @overload

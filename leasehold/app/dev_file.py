@@ -13,15 +13,16 @@ FOLDER = ".leasehold"
 NAME = "dev.env"
 #: How the first line of the file begins. After it comes the process that wrote the file (`_name_of`).
 _HEAD = "# of the process "
-#: Which of the fields after a process's state in /proc says when the process began.
+#: The index of the field in /proc/PID/stat that says when the process began. The first field after the process's state
+#: has the index 0.
 _BEGAN = 18
 
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
     """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file, and
-    puts the file of the first one back at its end. So each changes the file at its end only if the file still names its
-    own process.
+    puts the first one's file back when it ends. So a `leasehold dev` that ends changes the file only if the file still
+    names its own process.
     """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -60,10 +61,12 @@ def dev_variables() -> dict[str, str]:
 
 
 def _text_of_living(path: Path) -> str | None:
-    """The text of the file, if its process lives. It does not if it was killed and could not delete the file."""
+    """The text of the file. None: there is no file, or the process that wrote it has ended (it was killed, and could
+    not delete the file).
+    """
     try:
         text = path.read_text()
-    except (OSError, ValueError):  # there is none, it is another user's, or it is no text
+    except (OSError, ValueError):  # there is no file, the file is another user's, or it is no text
         return None
     return text if _lives(_process_of(text)) else None
 
@@ -85,8 +88,8 @@ def _lives(process: str) -> bool:
 
 
 def _name_of(pid: int) -> str | None:
-    """The id of the process, and when it began. The id alone is no name: after a restart of the machine or of a
-    container, another process may have it. None: the process has ended.
+    """The id of the process, and when it began. The id alone would not be enough: after a restart of the machine or of
+    a container, another process may have the same id. None: the process has ended.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()

@@ -32,13 +32,14 @@ class Endings:
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
         """Whether the run ended within `seconds` (None: without a limit). The caller must have checked that the run
-        belongs to its tenant, because this query does not.
+        belongs to the caller's tenant: the query of this class does not check it.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
         self._pause = _SHORTEST_PAUSE
         if self._task is None or self._task.done():
-            # Not in the context of the first waiter: it may be an attempt, whose run would get the lines of this loop.
+            # An empty context, because the first waiter may be an attempt. In the attempt's context, the lines that
+            # this loop logs would be stored with the attempt's run.
             self._task = asyncio.create_task(self._watch(), name="endings", context=Context())
         try:
             async with asyncio.timeout(seconds):

@@ -138,8 +138,9 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
 
 
 class FinalErrors:
-    """A context manager. `never`: exceptions after which a run is not retried. One of these leaves the block as
-    Permanent. Exception: an error that shows that another attempt may have the task leaves the block as it is.
+    """A context manager. `never`: exceptions after which a run is not retried. If the block raises such an exception,
+    the context manager raises Permanent in its place. But it does not replace an error of OVERTAKEN, which shows that
+    another attempt may have the task.
     """
 
     __slots__ = ("_never",)
@@ -155,6 +156,6 @@ class FinalErrors:
 
 
 def _permanent_error_of(error: Exception) -> Permanent:
-    if isinstance(error, StepError):  # its code tells programs why
+    if isinstance(error, StepError):  # programs read the error's own code
         return Permanent(error.code, error.message)
     return Permanent("handler_error", text_of(error))

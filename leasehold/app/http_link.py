@@ -176,8 +176,8 @@ def _refuse(sentence: str) -> NoReturn:
 
 def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
     options = call.options
-    # The API refuses another request with the same key, and `scheduled_at` is another time at each call. Without a key
-    # it is sent all the same: an API of 0.1.0 does not know `delay_seconds`.
+    # With a key, send the delay itself: a repetition must be the same request, and a time computed from `now` would
+    # differ. Without a key, send the time, because an API of 0.1.0 does not know `delay_seconds`.
     delay = options.delay if options.key is not None else None
     return requests.submit(
         call.task.name,
@@ -209,7 +209,7 @@ def _batch_of(calls: Sequence[Call[Any]]) -> requests.Call[models.Batch]:
     request = requests.submit_many(
         first.task.name, [], priority=first.options.priority, scheduled_at=first.scheduled_at(datetime.now(UTC))
     )
-    # `submit_many` gives all runs the same tags. Here each call has its own, so the field `runs` is set afterwards.
+    # `submit_many` gives all runs the same tags. Here each call has its own tags, so set the field `runs` afterwards.
     batch_runs = [{"payload": dict(call.params), "tags": dict(call.options.tags or {})} for call in calls]
     return requests.with_body_fields(request, runs=batch_runs)
 
@@ -220,8 +220,8 @@ async def _with_platform_errors(request: Awaitable[T]) -> T:
         return await request
     except ApiError as error:
         if error.status == _TOO_MANY:
-            # `policy` and `at_most` are the name and the number of the limit. ApiError does not have them, and only an
-            # HTTP answer would show them.
+            # `policy` and `at_most` are the name and the number of the limit. ApiError does not have them, so these
+            # values are made up: only an HTTP answer would show them.
             raise errors.TooMany(error.code, error.message, policy=error.code, at_most=0, retry_after=1) from error
         raise _ERRORS.get(error.status, errors.RequestError)(error.code, error.message) from error
     except Unavailable as error:

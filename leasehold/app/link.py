@@ -50,8 +50,8 @@ _READ_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The state of a run. `error`: code and message, if the run ended without success. `value`: what the task returned,
-    encoded (results.py), if the run has succeeded. A large result is stored as an output: then `value` only says so,
-    and `large` is the result's JSON.
+    encoded (results.py), if the run has succeeded. A large result is stored as an output: then `value` only names the
+    output, and `large` is the result's JSON.
     """
 
     status: str
@@ -75,6 +75,7 @@ class Link(Protocol):
     async def chunks(self, run_id: UUID, after: int) -> Chunks: ...
 
 
+# $1 the run, $2 its tenant, $3 the task's only step, $4 the name of the output that holds a large result.
 _OUTCOME = """
 -- app_outcome
 SELECT j.status, j.error, j.cancel, j.finished_at IS NOT NULL AS ended, r.value, o.key, o.sha256
@@ -129,7 +130,7 @@ class DatabaseLink:
             limit = self._settings.batch_max_tasks
             raise Invalid("batch_too_large", f"At most {limit} runs are submitted at once, not {len(calls)}.")
         deadline = monotonic() + self._settings.submit_seconds
-        # {id of a call: id of its run}, of runs that were written earlier. Debounced calls share the run of the first.
+        # {id of a call: id of its run}, for runs that were written earlier. Calls with one debounce key share a run.
         earlier_ids: dict[UUID, UUID] = {}
         while True:
             new_calls = [call for call in calls if call.run_id not in earlier_ids]
@@ -140,7 +141,8 @@ class DatabaseLink:
                 # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
                 # this submission, whose answer was lost. The next try leaves them out.
                 stored_ids = await self._ids_written_earlier(calls)
-                if not stored_ids.keys() - earlier_ids.keys():  # not ours: another tenant's run has one of the ids
+                # No further run of these calls is found, so another tenant's run has one of the ids.
+                if not stored_ids.keys() - earlier_ids.keys():
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
                 earlier_ids = stored_ids
                 continue
@@ -194,8 +196,8 @@ class DatabaseLink:
         task.add_done_callback(self._announcing.discard)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the hints of a commit, and admit its runs: let those start for which their concurrency limits have
-        room. If this process cannot, workers do both a little later.
+        """Publish the hints of a commit, and admit the runs that wait at the commit's concurrency limits: start those
+        for which the limits have room. If this process cannot publish or admit, workers do so a little later.
         """
         if written.hints:
             deadline = monotonic() + _BROKER_SECONDS
@@ -212,9 +214,9 @@ class DatabaseLink:
         await self._announcer.until_idle()
 
     async def wait(self, run_id: UUID, seconds: float | None) -> bool:
-        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound, and Unreachable
-        if PostgreSQL is away from the start for `submit_seconds`. If `seconds` pass first, returns False. An outage
-        that begins later raises nothing: the wait goes on, up to `seconds`.
+        """Whether the run ended within `seconds`; None: wait for as long as it takes. Raises NotFound. If PostgreSQL is
+        away from the start, raises Unreachable after `submit_seconds`, or returns False if `seconds` pass first. An
+        outage that begins later raises nothing: the wait goes on, up to `seconds`.
         """
         deadline = None if seconds is None else monotonic() + seconds
         try:
@@ -311,8 +313,8 @@ class DatabaseLink:
         return chunks
 
     async def _repeat_while_away(self, run_id: UUID, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` returns. While PostgreSQL is away, repeat `work` for `submit_seconds`; so it must be safe to
-        repeat. Raises Unreachable after that time.
+        """What `work` returns. While PostgreSQL is away, repeat `work` for `submit_seconds`; then raise Unreachable.
+        `work` must be safe to repeat.
         """
         seconds = self._settings.submit_seconds
         try:

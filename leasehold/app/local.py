@@ -12,9 +12,9 @@ from leasehold.domain.ids import new_id
 
 
 class LocalAttempt:
-    """An attempt without a worker: the first of its run (`number`), before which none has failed (`errors`). Nothing is
-    opened that a worker would open for all attempts (`opened`). `reports`: (percent, summary) of each `progress`.
-    `chunks`: what was emitted.
+    """An attempt without a worker. `number`: it is the first of its run. `errors`: no attempt has failed before it.
+    `opened`: None, because no worker has opened anything for its attempts. `reports`: (percent, summary) of each
+    `progress`. `chunks`: what was emitted.
     """
 
     number = 1

@@ -12,8 +12,8 @@ Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
 
 
 def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """Returns a function that makes a context manager for an attempt of the task. The worker enters the context manager
-    around the attempt, and inside it `current()` returns the attempt. `middleware`: the first is the outermost.
+    """Return a function that makes a context manager for an attempt of the task. The worker runs the attempt inside the
+    context manager, where `current()` returns the attempt. `middleware`: the first is the outermost.
     """
 
     @asynccontextmanager

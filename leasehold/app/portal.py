@@ -45,7 +45,7 @@ class Portal:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the loop runs. It does not in a forked process, which has a copy of the loop but not its thread."""
+        """Whether the loop runs. False in a forked process, which has a copy of the loop, but not the loop's thread."""
         return self._pid == os.getpid() and self._thread.is_alive() and not self._is_closed
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -66,7 +66,7 @@ class Portal:
         self._schedule(work)
 
     def _schedule(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        with self._lock:  # `close` stops the loop: it must not come between the check and the call
+        with self._lock:  # `close` must not stop the loop between the check and the call
             if self._is_closed:
                 work.close()
                 raise PortalClosed

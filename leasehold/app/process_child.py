@@ -41,14 +41,15 @@ from leasehold.worker.sandbox.fences import die_with
 
 #: Held while a frame is sent: threads of a function may send at the same time.
 _send_lock = Lock()
-#: Thread -> the number of the call in which it was started. A function may leave a thread behind. What this thread
-#: sends during a later call is not of that call, which may be another tenant's.
+#: Thread -> the number of the call in which it was started. A function may leave behind a thread that still sends
+#: frames during a later call. By the number, the worker keeps these frames out of that call, which may be another
+#: tenant's.
 _calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
 _start_thread = Thread.start
 
 
 def _start_in_call(thread: Thread) -> None:
-    """As Thread.start, which this program replaces: the thread belongs to the call of the thread that starts it."""
+    """Start the thread, and note that it belongs to the call of the thread that starts it. Replaces Thread.start."""
     _calls_of_threads[thread] = _call_of_this_thread()
     _start_thread(thread)
 
@@ -105,7 +106,7 @@ class ProcessAttempt:
         self._channel = channel
 
     def progress(self, percent: float, summary: str = "") -> None:
-        # As a frame can hold them: JSON has no NaN and no half of a surrogate pair.
+        # `percent_of` and `storable_text` make values that JSON can hold: no NaN, and no half of a surrogate pair.
         body = json_of([percent_of(percent), storable_text(summary)])
         _send(self._channel, Kind.PROGRESS, self._call_number, body)
 
@@ -132,7 +133,7 @@ def main() -> None:
     die_with(parent)  # the kernel then kills this process when the worker ends
     signal.signal(signal.SIGTERM, _Stop.on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.path[:] = sys.argv[3:]  # the worker's
+    sys.path[:] = sys.argv[3:]  # the worker's sys.path
     import_from_current_folder()
     Thread.start = _start_in_call  # type: ignore[assignment,method-assign]
     with socket.socket(fileno=descriptor) as channel:
@@ -152,7 +153,7 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
     try:
         task = task_of(call.module, call.task)
         encoded = task.handling.call_with_json(call.params, attempt)  # calls the user's function
-        call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large: it need not be sent
+        call.result_limits.is_small(encoded)  # raises Permanent for a result that is too large, which is not sent
     except Cancelled:
         return Kind.CANCELLED, b""
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: the worker gets all that a function raises

@@ -19,13 +19,13 @@ from leasehold.domain.storable import storable_text
 
 HEAD = struct.Struct(">BQQ")  # the kind, the number of the call in this process, and the length of the body
 
-#: In place of the number, for a thread of which nobody knows the call. The first call has the number 1.
+#: The call number in a frame from a thread whose call is unknown. The first call has the number 1.
 NO_CALL = 0
 
 
 class Kind(IntEnum):
-    """The worker sends CALL; the process sends all others. The body of EMIT is a chunk of the job's stream, and that of
-    DONE the JSON of the result.
+    """The worker sends CALL; the process sends all others. The body of EMIT is a chunk of the job's stream. The body of
+    DONE is the JSON of the result.
     """
 
     CALL = 1
@@ -42,8 +42,9 @@ _Text: TypeAlias = Annotated[str, AfterValidator(storable_text)]
 
 
 class CallOfProcess(BaseModel):
-    """The call that the process runs: a task of a module, by its name. The process sends no result that is larger than
-    `result_limits` allow. `directory`: the attempt's, which the worker deletes, also after the process was killed.
+    """The call that the process runs. `module`, `task`: the names of the module and of its task. `result_limits`: the
+    process sends no larger result. `directory`: the attempt's directory. The worker deletes it, even if the process was
+    killed.
     """
 
     module: str

@@ -25,7 +25,7 @@ from leasehold.telemetry import child_logs
 if TYPE_CHECKING:
     from leasehold.settings import Settings
 
-#: A call waits this long for a process. Then its attempt snoozes: it ends, and another runs later.
+#: A call waits this long for a process. Then its attempt snoozes: it ends, and a later attempt runs the task.
 WAIT_SECONDS = 5.0
 #: How often a call checks whether its run was cancelled.
 _CHECK_SECONDS = 0.2
@@ -92,7 +92,8 @@ class Process:
 
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            # The process leads its group, so the group has the process's id, even after the process has ended.
+            # The process leads a process group. The id of the group is the process's id, even after the process has
+            # ended.
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._writer.close()
@@ -121,8 +122,8 @@ class Processes:
 
     async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
         """Run the call, and return the JSON of its result. `attempt`: the attempt of the task; it gets the function's
-        progress, chunks and log lines. Raises an error of the function as a StepError, and Cancelled. If the caller's
-        asyncio task is cancelled, the process is killed.
+        progress, chunks and log lines. If the function raises, raises Cancelled or a StepError. If the caller's asyncio
+        task is cancelled, the process is killed.
         """
         process = await self._take_process()
         call = call.model_copy(update={"log_level": child_logs.level()})

@@ -30,7 +30,7 @@ _MAX_REASON = 500
 
 class Run(Generic[R]):
     """One run of a task. `await run` gives its result. Each method exists twice: `result` is for code without an event
-    loop, `aresult` for code in a loop. (In a loop, `wait` is `awaited`.)
+    loop, `aresult` for code in a loop. (The second form of `wait` is `awaited`.)
     """
 
     def __init__(self, run_id: UUID, task: str, results: Results, connections: Connections) -> None:
@@ -57,7 +57,7 @@ class Run(Generic[R]):
         """pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
 
         Like every method of a Run, raises NotFound, and Unreachable when PostgreSQL does not answer for
-        LEASEHOLD_SUBMIT_SECONDS. After `app.use_api`, raises Unavailable in its place.
+        LEASEHOLD_SUBMIT_SECONDS. After `app.use_api`, raises Unavailable in place of Unreachable.
         """
         return self._connections.call(self._outcome()).status
 
@@ -84,10 +84,10 @@ class Run(Generic[R]):
     def signal(self, name: str, payload: Any = None) -> None:
         """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
 
-        Raises NotFound, Conflict `run_ended`, Invalid `invalid_payload` when the payload cannot be stored, or when the
-        run waits for the signal now and the payload does not fit, Invalid `payload_too_large` when it has more than
-        256 KiB, Invalid `invalid_name` for a name that no wait can have, TooMany `too_many_signals`, and Unreachable:
-        the signal may be stored.
+        Raises NotFound, Conflict `run_ended` and TooMany `too_many_signals`. Raises Invalid `invalid_payload` for a
+        payload that cannot be stored, or that does not fit while the run waits for the signal; `payload_too_large` for
+        more than 256 KiB; and `invalid_name` for a name that no wait can have. Raises Unreachable: the signal may or
+        may not be stored.
         """
         self._connections.call(self._signal(name, payload))
 

@@ -1,4 +1,4 @@
-"""Finds the file and line of a function, with which every DeclarationError of an app begins."""
+"""Finds the file and line of a function. Every DeclarationError of an app begins with them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def declared_at(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class PlaceOfCaller:
-    """`with PlaceOfCaller():` puts the file and line of the user's code that is running before each DeclarationError:
-    of the innermost frame that is not the platform's.
+    """`with PlaceOfCaller():` lets each DeclarationError begin with the file and line of the user's code: of the
+    innermost frame outside of the platform's package.
     """
 
     def __enter__(self) -> None: ...

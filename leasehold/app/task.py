@@ -34,7 +34,7 @@ P = ParamSpec("P")  # the parameters of the function
 Q = ParamSpec("Q")  # its parameters after the first argument
 R = TypeVar("R")  # the type of its result
 A = TypeVar("A")  # the type of its first argument
-C = TypeVar("C")  # what a call of it returns: the result, or a coroutine of it
+C = TypeVar("C")  # what a call of the function returns: its result, or a coroutine that returns the result
 
 #: The queue of isolated tasks that name no queue. An app may not put isolated tasks and others into one queue, because
 #: a worker runs all tasks of a queue in the sandbox, or none.
@@ -123,7 +123,7 @@ class Task(Generic[P, R]):
                 raise declaration_error(
                     self.function, "a process imports the function by its name: declare it at module level"
                 )
-            # Without a free process, an attempt snoozes: it ends, and another runs later.
+            # `room` reserves a process. If none is free, the attempt snoozes: it ends, and another attempt runs later.
             self.pipeline.room = self.handling.room
             return self.handling.process
         if self.terms.isolated:
@@ -211,7 +211,7 @@ class Task(Generic[P, R]):
     def _local_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[LocalAttempt, tuple[Any, ...], dict[str, Any]]:
-        """The attempt of a local call, and its positional and named arguments after their way to JSON and back."""
+        """The attempt of a local call, and its positional and named arguments, converted to JSON and back."""
         params = params_of_json(self.arguments.model, self.arguments.encoded(args, kwargs))
         return LocalAttempt("local"), *self.arguments.decoded(params)
 
@@ -310,8 +310,9 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
 
 
 class KeywordTask(Task[P, R], Generic[P, R, C]):
-    """A task without parameters, or with named ones only. With a parameter that must be given, a type checker takes
-    options by `options(...)` only: it cannot know that a call with options gives that parameter, too.
+    """A task without parameters, or with keyword-only parameters. If a parameter has no default, a type checker accepts
+    the options of a submission only in `options(...)`. In `submit(...)` it could not check that a call with options
+    also gives that parameter.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
@@ -362,7 +363,7 @@ class KeywordTask(Task[P, R], Generic[P, R, C]):
 
 
 def _handles_of(calls: Sequence[Call[R]], ids: Sequence[UUID]) -> list[Run[R]]:
-    """The handles of the runs. Each has the result of its own task: `submit_many` takes calls of other tasks, too."""
+    """The handles of the runs, each made by the task of its call: `submit_many` takes calls of other tasks, too."""
     return [call.task.find(run_id) for call, run_id in zip(calls, ids, strict=True)]
 
 

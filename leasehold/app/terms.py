@@ -62,7 +62,7 @@ class TaskTerms:
     cancel_grace: timedelta = timedelta(seconds=30)
 
     def check_types(self) -> None:
-        """Raises DeclarationError for an option of a wrong type: it says what to write."""
+        """Raises DeclarationError for an option of a wrong type. The message says what to write."""
         check_name_and_times(self.name, self.queue or "", self.timeout, self.cancel_grace)
         if self.debounce is not None:
             check_time("debounce", self.debounce)
@@ -71,6 +71,7 @@ class TaskTerms:
             check_kind(name, getattr(self, name), bool, "True")
         for name, kind, argument in (("limit", Limit, "at_most="), ("unique", Unique, ""), ("batch", Batch, "size=")):
             value = getattr(self, name)
+            # The message repeats a number that the program gave, as in `limit=5`: write Limit(at_most=5).
             number = "" if not argument else value if is_whole(value) else 10
             if value is not None:
                 check_kind(name, value, kind, f"{kind.__name__}({argument}{number})")
@@ -81,7 +82,9 @@ class TaskTerms:
 
 
 def check_name_and_times(name: str | None, queue: str, timeout: timedelta, cancel_grace: timedelta) -> None:
-    """Check the types of what tasks and workflows have both. Raises DeclarationError: it says what to write."""
+    """Check the types of the options that tasks and workflows share. Raises DeclarationError, whose message says what
+    to write.
+    """
     if name is not None:
         check_text("name", name, "other_name")
     check_text("queue", queue, "default")

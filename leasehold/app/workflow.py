@@ -38,7 +38,7 @@ class WorkflowTerms:
     cancel_grace: timedelta = timedelta(seconds=30)
 
     def check_types(self) -> None:
-        """Raises DeclarationError for an option of a wrong type: it says what to write."""
+        """Raises DeclarationError for an option of a wrong type. The message says what to write."""
         check_name_and_times(self.name, self.queue, self.timeout, self.cancel_grace)
         if not is_whole(self.version) or not 1 <= self.version <= MAX_VERSION:
             raise DeclarationError(f"version is a whole number of 1 to {MAX_VERSION}, not {self.version!r}")
@@ -119,8 +119,8 @@ def workflow_of(
     local_names: Mapping[str, Any],
     connections: Connections,
 ) -> Workflow:
-    """The workflow of a function. `local_names`: the local names where it is declared, which its annotations may use.
-    Raises DeclarationError with file and line.
+    """The workflow of a function. `local_names`: the local names where the function is declared, because its
+    annotations may use them. Raises DeclarationError with file and line.
     """
     _check_function(function)
     with declared_at(function):

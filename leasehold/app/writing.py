@@ -24,15 +24,15 @@ from leasehold.transitions import debounce, runs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import NewRun
 
-_TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"  # of the database
+_TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"  # the database's time, as a number of seconds
 _ACCEPTED = 202  # the HTTP status in the answer that is stored with a key, as the API stores it
 
 
 @dataclass(slots=True)
 class Written:
     """The runs that were written. `ids`: in the order of the calls. After the commit the caller publishes `hints`
-    (messages that tell workers of due tasks), and admits runs at the concurrency limits `limits`: lets those start for
-    which the limits have room.
+    (messages that tell workers of due tasks). The caller also admits the runs that wait at the concurrency limits
+    `limits`: it starts those for which the limits have room.
     """
 
     ids: list[UUID] = field(default_factory=list)
@@ -42,9 +42,11 @@ class Written:
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
     """Write a run for each call: all or none. Call it in a transaction. `keep_seconds`: how long a run is kept after it
-    has ended.
+    has ended. Raises Invalid: a key that came with other arguments, or a payload that is too large.
 
-    Raises Invalid: a key that came with other arguments, or a payload that is too large.
+    The steps: sort the calls into debounced calls, calls with a key, and others. Reserve each key: a new key gets one
+    run, and all its calls get the id of the key's run. Merge debounced calls with runs that wait. Write all new runs
+    together. At last, store each new run's id with its key.
     """
     written = Written([call.run_id for call in calls])
     now = await _time_of_submission(connection, calls)
@@ -144,9 +146,8 @@ def _submission(submission_id: UUID, call: Call[Any]) -> debounce.Debounced:
 
 
 async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: str, tenant: str) -> Reservation | UUID:
-    """Reserve the key of these calls of one task, for a run that the caller writes. Returns the id of the run that has
-    been written with the key instead, if there is one. Raises Invalid if that run or one of the calls has other
-    arguments.
+    """Reserve the key of these calls of one task, for a run that the caller then writes. If a run was written with the
+    key before, returns the id of that run. Raises Invalid if that run or one of the calls has other arguments.
     """
     name = calls[0].task.name
     # A second submission with the caller's key must have equal arguments. If the key is made of the arguments, they
@@ -163,12 +164,12 @@ async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: 
 
 
 async def _time_of_submission(connection: Connection, calls: Sequence[Call[Any]]) -> datetime:
-    """The time from which the delays of the calls count. It is the database's, because the clock of the program may be
-    wrong. A submission without a delay does not need it, and asks for nothing.
+    """The time from which the delays of the calls count: the database's time, because the clock of the program may be
+    wrong. If no call has a delay, nobody uses this time, and the database is not asked.
     """
     if not any(call.delay for call in calls):
         return datetime.now(UTC)
-    # A number: not every driver of `submit_in` gives an instant with its time zone.
+    # _TIME is a number, because not every driver of `submit_in` gives a timestamp with its time zone.
     return datetime.fromtimestamp(await connection.fetchval(_TIME), UTC)
 
 

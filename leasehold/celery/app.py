@@ -89,8 +89,9 @@ class Celery(Lacking):
         work.__module__, work.__doc__ = task.__module__, task.__doc__
         short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
         own_name = _allowed_name(short_name)
-        # No other name is made up: which of the two tasks had which name would depend on the order of the imports, and
-        # a program and its worker may import in another order.
+        # Refuse a second task with the same name in Leasehold. If this function made up another name for it, the order
+        # of the imports would decide which task gets which name, and a program and its worker may import in another
+        # order.
         if (other_task := self._tasks_of_app.get(f"{self.app.name}.{own_name}")) is not None:
             raise declaration_error(
                 task.run,
@@ -109,8 +110,8 @@ class Celery(Lacking):
         return leasehold_task
 
     def find(self, run_id: UUID | str) -> Run[Any]:
-        """The run with this id, of any of the app's tasks. The `find` of any task finds it. The
-        canvas is used, because every app has a canvas. Raises Invalid `invalid_id`.
+        """The run with this id, of any of the app's tasks. The `find` of any task would do. This method uses that of
+        the canvas (the workflow `_CANVAS`), because every app has a canvas. Raises Invalid `invalid_id`.
         """
         run: Run[Any] = self._canvas.find(run_id)
         return run
@@ -154,8 +155,9 @@ class Celery(Lacking):
         return result.AsyncResult(self._canvas.submit(plan=plan, args=args).id, self)
 
     async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
-        """The middleware around each attempt. The platform's rule allows a task with `bind=True` many retries. So this
-        middleware ends the task's run after the task's own `max_retries`. `is_last` is False for other tasks.
+        """The middleware around each attempt. The platform's rule allows a task with `bind=True` 1,000 retries. So this
+        middleware ends the run of such a task after the task's own `max_retries`. For a task without `bind=True` the
+        platform's rule is enough: `is_last` returns False.
         """
         try:
             yield
@@ -192,7 +194,7 @@ class SharedTask:
         self._tasks: dict[int, CeleryTask] = {}  # by the id() of their apps
         self.__name__ = function.__name__
         self.__wrapped__ = function
-        # Only to raise NotSupported here, because there may be no app yet that would declare the task.
+        # Read the options only to raise NotSupported here: there may be no app yet that declares the task and raises.
         options_of({name: value for name, value in options.items() if name != "name"}, "default")
         _shared_declarations.append(self._declare)
         for app in made_apps:

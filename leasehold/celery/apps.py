@@ -1,4 +1,4 @@
-"""Keeps the apps that this process has made. Modules that app.py imports find them here."""
+"""Keeps the apps that this process has made. Modules that app.py imports cannot import app.py, so they use this one."""
 
 from __future__ import annotations
 

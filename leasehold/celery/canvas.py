@@ -96,8 +96,8 @@ def group(*signatures: Signature | Iterable[Signature]) -> Signature:
 
 
 def chord(header: Any, body: Signature | None = None) -> Any:
-    """The calls of the header at the same time. Then the body takes the list of their results. If the header has no
-    calls, the body takes the empty list immediately, as in Celery.
+    """Calls at the same time (the header), and then a call that takes the list of their results (the body). If the
+    header has no calls, the body takes the empty list immediately, as in Celery.
 
     Without a body, returns a function that takes the body and submits the chord, as in Celery.
     """

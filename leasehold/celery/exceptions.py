@@ -18,8 +18,8 @@ class NotSupported(CeleryError):
 
 
 class NotSupportedName(NotSupported, AttributeError):
-    """An attribute or method that the object has in Celery, and not here. It is an AttributeError, so `hasattr` says
-    False.
+    """An attribute or method that the object has in Celery, and not here. It is an AttributeError, so that `hasattr`
+    returns False.
     """
 
     def __init__(self, message: str, *, name: str, obj: object) -> None:

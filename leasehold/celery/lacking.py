@@ -93,15 +93,16 @@ OF_APP = {
 
 
 class Lacking:
-    """An object of Celery's. A name of the class in Celery that it lacks raises NotSupported, which is also an
-    AttributeError, so that `hasattr` and Python's protocols go on to work.
+    """The base of the classes that stand for Celery's. If Celery's class has an attribute that the class here lacks,
+    reading the attribute raises NotSupportedName. This error is also an AttributeError, so that `hasattr` and Python's
+    protocols still work.
     """
 
     #: The name of the class in Celery, and {name: what to do instead}.
     _IN_CELERY: ClassVar[str]
     _LACKS: ClassVar[Mapping[str, str]]
 
-    if not TYPE_CHECKING:  # otherwise type checkers would take every name for an attribute
+    if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept every name as an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in self._LACKS:

@@ -57,7 +57,7 @@ SETTINGS = {
 }  # fmt: skip
 #: Settings of the serializer, with the values that are accepted.
 _JSON_SETTINGS = {"task_serializer": ("json",), "result_serializer": ("json",), "accept_content": (["json"], ("json",))}
-#: A rate such as `10/m`: a number, and `s`, `m` or `h` for second, minute or hour. Without a letter it is a second.
+#: A rate such as `10/m`: a number, and `s`, `m` or `h` for second, minute or hour. Without a letter: per second.
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/([smh]))?")
 
 
@@ -99,6 +99,7 @@ class CeleryOptions:
 
 def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOptions:
     """Read the options that a program gives to `@app.task`. Raises NotSupported."""
+    # Each option that is read is taken out. An option that remains is not supported.
     unread_options = {name: value for name, value in given_options.items() if name not in IGNORED}
     backoff = unread_options.pop("retry_backoff", False)
     options = CeleryOptions(
@@ -121,8 +122,8 @@ def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOp
 
 
 def _limit_of(rate: str | float | None) -> Limit | None:
-    """The Limit for a `rate_limit`; None: there is none, as for 0. Celery applies it to each worker; Leasehold, to the
-    whole installation.
+    """The Limit for a `rate_limit`. None: there is no limit, also for a rate of 0. Celery applies a rate to each
+    worker; Leasehold applies it to the whole installation.
     """
     if rate is None:
         return None

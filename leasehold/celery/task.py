@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Celery's priorities are 0 to 9. Those from _HIGH_FROM on are `high` here, and those below _LOW_BELOW are `low`.
 _HIGH_FROM, _LOW_BELOW = 7, 3
-#: Options of apply_async that a signature of Celery's may have.
+#: Options of apply_async that a signature may have in Celery. Here a signature refuses them.
 _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 
@@ -146,7 +146,7 @@ class CeleryTask(Lacking):
         return Signature.of(self.app, self.name, args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
-        """The call, which takes no result of the call before it."""
+        """The call as an immutable signature: it does not take the result of the call before it as an argument."""
         return Signature.of(self.app, self.name, args, kwargs, immutable=True)
 
     def signature(
@@ -179,8 +179,8 @@ class CeleryTask(Lacking):
     # --- in a worker
 
     def work(self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None) -> Any:
-        """Run the function in an attempt, and return its result. Raises StepError: an error that may be tried again as
-        Retryable, any other as Permanent.
+        """Run the function in an attempt, and return its result. Raises StepError: Retryable for an error that may be
+        tried again, Permanent for any other error.
         """
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
@@ -215,7 +215,8 @@ class CeleryTask(Lacking):
 
         The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
         For an error that does not come from `self.retry`, such as a store that is away or a middleware that fails, this
-        function therefore applies the task's own `max_retries`. An attempt that another has overtaken decides nothing.
+        function therefore applies the task's own `max_retries`. An error of OVERTAKEN is never the last: it shows that
+        another attempt may have the task.
         """
         if not self.options.bind or isinstance(error, (Retry, *OVERTAKEN)):
             return False
@@ -230,10 +231,10 @@ class CeleryTask(Lacking):
 
     @property
     def retry_rule(self) -> RetryRule:
-        """The platform's rule of retries. For a task without `bind=True` it has the task's limit. A bound task (with
-        `bind=True`) counts its retries itself (`is_last`), because `self.retry` may allow more than `max_retries`. The
-        error Retry sets the delay of each retry (`after`). As in Celery, a run that exceeds its time limit is not tried
-        again.
+        """The platform's rule of retries. A task without `bind=True` is tried again `max_retries` times. For a bound
+        task (with `bind=True`) the rule allows the most retries, because `self.retry` may allow more than
+        `max_retries`: this class counts them (`is_last`). The error Retry sets the delay of each retry (`after`). As in
+        Celery, a run that exceeds its time limit is not tried again.
         """
         times = MAX_TIMES if self.options.bind else self.options.times
         return RetryRule(times=times, delay=timedelta(seconds=self.options.delay), factor=1, never=(StepTimeout,))
@@ -266,8 +267,9 @@ class _BoundSelf:
         throw: bool = True,
         **other_options: Any,
     ) -> NoReturn:
-        """Raises Retry: the run is tried again. After the last retry raises `exc`, or MaxRetriesExceededError. A direct
-        call cannot be tried again: it raises `exc`, or Retry. `max_retries` replaces that of the task, up to 1,000.
+        """Raises Retry: the run is tried again. After the last retry, raises `exc`; without `exc`,
+        MaxRetriesExceededError. A function that the program calls directly cannot be tried again: raises `exc`; without
+        `exc`, Retry. `max_retries` replaces that of the task, up to 1,000.
 
         Raises NotSupported for other arguments than the run's own.
         """

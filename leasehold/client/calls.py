@@ -47,8 +47,8 @@ class Call(Generic[T]):
     `parse`: makes the result from the JSON of the answer. `files`: (field, path) of each file of the form. `keyed`: the
     API accepts an idempotency key, and does nothing twice with the same `key`. `idempotent`: the request may be
     repeated without a key. `done_code`: the code with which the API refuses a repetition if an earlier try has done the
-    request; None: it answers each repetition as the first try. `read_done`: then reads the result; None: an answer
-    without content is the result.
+    request; None: the API answers a repetition as it answers the first try. `read_done`: the request that reads the
+    result after such a refusal; None: the result is that of an answer without content.
     """
 
     method: str
@@ -66,10 +66,10 @@ class Call(Generic[T]):
     read_done: Call[T] | None = None
 
     def with_key(self) -> Call[T]:
-        """The call with an idempotency key, if the API accepts one: the caller's own key, or a new one if that is None.
+        """The call with an idempotency key, if the API accepts one: the caller's own key, or else a new one.
 
-        Raises ClientError for a key or a header that no request can have. The HTTP library would say so only when it
-        connects, as if the server did not answer.
+        Raises ClientError for a key or a header that no request can have. The HTTP library would refuse it only while
+        it connects, with an error as if the server did not answer.
         """
         for name, value in self.headers.items():
             if not _HEADER_VALUE.fullmatch(value):
@@ -122,7 +122,7 @@ def _get(path: str, parse: Callable[[Any], T], **params: Any) -> Call[T]:
 
 
 def path_part(value: object) -> str:
-    """A value as one part of a path. `.` and `..` are encoded, too: else the HTTP library would shorten the path."""
+    """A value as one part of a path. `.` and `..` are encoded, too: otherwise the HTTP library shortens the path."""
     part = quote(str(value), safe="")
     return part.replace(".", "%2E") if part in (".", "..") else part
 
@@ -158,10 +158,11 @@ def submit(
 ) -> Call[models.Accepted]:
     """Start a run.
 
-    `scheduled_at`: the run starts at this time or later. `delay_seconds`: in its place, how long after the request. A
-    repetition with `key` must be the same request, so give it `delay_seconds` and not a time that you compute anew.
-    `dedupe`: a key. If an unfinished run of the template has the same key, that run is the answer, and no run starts.
-    `callback_url`: the API sends the run's end there. `key`: the idempotency key; None: the client makes one.
+    `scheduled_at`: the run starts at this time or later. `delay_seconds`, in place of `scheduled_at`: the run starts so
+    long after the request. A repetition with `key` must be the same request, so give it `delay_seconds` and not a time
+    that you compute anew. `dedupe`: a key. If an unfinished run of the template has the same key, that run is the
+    answer, and no run starts. `callback_url`: the platform reports the run's end to this URL. `key`: the idempotency
+    key; None: the client makes one.
     """
     body = _without_none(
         template=template,

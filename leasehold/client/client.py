@@ -231,6 +231,7 @@ class Client:
             try:
                 outcome = self._try(call, form, tries)
             except ApiError as refusal:
+                # `have_done`: the API refuses because an earlier try, whose answer was lost, has done the request.
                 if not tries.have_done(refusal):
                     raise
                 return self._result_of_done(call, refusal)
@@ -239,12 +240,12 @@ class Client:
             time.sleep(outcome)
 
     def _result_of_done(self, call: Call[T], refusal: ApiError) -> T:
-        """The result of a call that an earlier try has done. Raises `refusal` if the API does not say the result."""
+        """The result of a call that an earlier try has done. Raises `refusal` if the API does not give the result."""
         if call.read_done is None:
             return call.parse(None)
         try:
             return self.send(call.read_done)
-        except ApiError:  # such as for a key that may change the job, and may not read it
+        except ApiError:  # for example, the API key may change the job but not read it
             raise refusal from None
 
     def _tries(self, call: Call[Any]) -> Tries:

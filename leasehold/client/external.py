@@ -177,7 +177,8 @@ class Task:
         """
         if isinstance(chunk, str):
             chunk = chunk.replace("\x00", "")
-        if "\\u0000" in _encode_json(chunk).replace("\\\\", ""):  # without escaped backslashes: \\u0000 is plain text
+        # Drop escaped backslashes first: in JSON, `\\u0000` is an escaped backslash and plain text, and no NUL.
+        if "\\u0000" in _encode_json(chunk).replace("\\\\", ""):
             raise ValueError("a chunk cannot hold a NUL character")
         return self._chunks.add(chunk)
 
@@ -193,7 +194,7 @@ class Task:
                 pass
 
     async def _has_flushed(self, output: OutputBuffer) -> bool:
-        """Send the items of `output`. False: the API has refused a request, and others may follow."""
+        """Send the items of `output`. False: the API has refused a request, and `output` may have further items."""
         try:
             await output.flush()
         except Refused as error:
@@ -243,7 +244,8 @@ class ExternalWorker:
     """
 
     def __init__(self, url: str, key: str, *, queues: Sequence[str], lease_seconds: float = 60.0) -> None:
-        # `serve` takes each error of the HTTP library for an outage. So no request may fail because of these two.
+        # Check the URL and the key here. `serve` takes each error of the HTTP library for an outage: with a malformed
+        # URL or key it would try again for ever.
         url = url_of(url)
         auth = KeyAuth(url, key_of(key))
         self.id = uuid4().hex  # a new id for each start
@@ -298,6 +300,7 @@ class ExternalWorker:
                 await task.flush()
 
     async def _run(self, handle: Handler, task: Task) -> None:
+        # Run the handler, and settle the task by what the handler returns or raises.
         try:
             result = await handle(task)
             _encode_json(result)
@@ -313,7 +316,7 @@ class ExternalWorker:
             if being_cancelled():
                 await self._release(task)
                 raise
-            # The handler has awaited what was cancelled. The worker must go on with the next task.
+            # The handler awaited something that was cancelled. The worker must go on with the next task.
             message = "the handler let a CancelledError out, but nobody has cancelled the worker"
             await self._fail(task, Retryable(message, code="handler_error"), error)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
@@ -360,8 +363,8 @@ class ExternalWorker:
                 return
 
     async def _send_heartbeats(self, task: Task) -> None:
-        """Begin a heartbeat every third of the lease, until the lease is lost. One without an answer within a third is
-        given up: the next one may reach another process of the API.
+        """Send a heartbeat every third of the lease, until the lease is lost. Give up a heartbeat that has no answer
+        within a third of the lease: the next one may reach another process of the API.
         """
         third = self._lease_seconds / 3
         due = monotonic() + third
@@ -392,7 +395,9 @@ class ExternalWorker:
 
 
 class _Fields(dict[str, Any]):
-    """The JSON object of an answer. Raises Refused for a field that it lacks: it is probably not the API's."""
+    """The JSON object of an answer. A missing field raises Refused when it is read, because the answer is probably not
+    the API's.
+    """
 
     def __init__(self, fields: dict[str, Any], answer: httpx2.Response) -> None:
         super().__init__(fields)

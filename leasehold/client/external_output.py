@@ -14,14 +14,14 @@ class OutputBuffer:
     """The items of one attempt that the API does not have yet: the lines of its log, or the chunks of its stream.
 
     `send(first, items)`: sends the items, and returns whether the attempt is cut (the API accepts no more items of it).
-    `first`: the number of `items[0]` in the attempt, from 1. After an outage the same request can be sent again,
-    because the API recognises it by this number.
+    `first`: the number of `items[0]` in the attempt, from 1. By this number the API recognises a request that is sent
+    again after an outage.
     """
 
     def __init__(self, send: Callable[[int, list[Any]], Awaitable[bool]]) -> None:
         self._send = send
         self._items: list[Any] = []
-        self._answered_count = 0  # items that the API has answered
+        self._answered_count = 0  # items of the requests that the API has accepted or refused
         self._unanswered_count = 0  # items of the request that has no answer yet
         self._most_items = _ITEMS_PER_REQUEST  # of the next request
         self._is_cut = False
@@ -37,6 +37,7 @@ class OutputBuffer:
         """Send all items. Raises what `send` raises; the next `flush` then begins with the same request."""
         async with self._lock:
             while self._items:
+                # A request that has no answer yet is sent again with the same items.
                 self._unanswered_count = self._unanswered_count or min(len(self._items), self._most_items)
                 self._is_cut = await self._send(self._answered_count + 1, self._items[: self._unanswered_count])
                 self._forget_request()
@@ -45,9 +46,9 @@ class OutputBuffer:
                     self._items.clear()
 
     def refuse(self, *, divide: bool) -> bool:
-        """Note that the API has refused the last request. The next one then has half of its items, so that one bad item
-        costs no other. Exception: a single item is dropped, and so are all items if not `divide`. Returns whether items
-        are dropped.
+        """Note that the API has refused the last request. The next request then has half of the refused items, so that
+        one bad item does not cost the others. Exception: if the request had a single item, or without `divide`, the
+        items of the request are dropped. Returns whether items are dropped.
         """
         if divide and self._unanswered_count > 1:
             self._most_items = self._unanswered_count // 2

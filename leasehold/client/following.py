@@ -54,7 +54,7 @@ class Following(Generic[T]):
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next connection. Raises as Tries.after_error."""
-        # None: the answer had begun. If the connection breaks after that, the client counts from the first try again.
+        # `_tries` is None if the answer had begun. The connection broke after that, so a new count of tries begins.
         self._tries = self._tries or self._make_tries(self._call)
         return self._tries.after_error(error)
 

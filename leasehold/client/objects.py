@@ -14,8 +14,8 @@ class OtherBytes(LeaseholdError):
 
 
 def check_answer(answer: httpx2.Response) -> None:
-    """Raises httpx2.HTTPStatusError for an answer that is no success. Its message does not have the URL, as that of
-    `raise_for_status` does: the URL is signed, so whoever reads it could use it.
+    """Raises httpx2.HTTPStatusError for an answer that is no success. Unlike that of `raise_for_status`, this error's
+    message leaves out the URL: the URL is signed, so whoever reads it could use it.
     """
     if not answer.is_success:
         sentence = f"the store answered {answer.status_code}"

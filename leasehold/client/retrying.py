@@ -46,7 +46,7 @@ class Tries:
         self._deadline = monotonic() + seconds
         self._failures = 0
         self._has_changed_cell = False
-        self._may_be_done = False  # whether the API may have got an earlier try
+        self._may_be_done = False  # whether the API may have done an earlier try
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next try. Raises Unavailable if no try may follow."""
@@ -79,7 +79,8 @@ class Tries:
         api_error = ApiError(answer.status_code, problem or {"detail": self._unexplained}, self._call.key)
         if not is_busy and not (is_away and self._call.repeatable):
             raise api_error
-        self._may_be_done |= is_away  # a proxy lost the answer, or the API its connection to the database
+        # A proxy may have lost the API's answer, or the API may have lost its connection to the database.
+        self._may_be_done |= is_away
         pause = self._pause_before_next_try(_seconds_of_header(answer.headers.get("Retry-After")))
         if pause is not None:
             return pause

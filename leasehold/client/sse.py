@@ -21,8 +21,8 @@ class ServerEvent:
 class Parser:
     """Takes the text of the answer in pieces of any size, and returns the events that each piece completes.
 
-    Only LF and CR LF end a line here. The HTTP library's own lines are not used, because they also end at U+2028 and
-    U+0085, which JSON may contain unescaped.
+    Only LF and CR LF end a line here. The HTTP library can also split a text into lines, but its lines also end at
+    U+2028 and U+0085, which JSON may contain unescaped.
     """
 
     _unfinished: str = ""

@@ -17,10 +17,11 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
 _Unit = TypeVar("_Unit")
-#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. Only those of these jobs
-#: that are past `expires_at` are deleted: restrict each statement with `leasehold.transitions.sweeps.EXPIRED`.
+#: A hook that is called with the ids of jobs before they are deleted, in the same transaction. The transaction deletes
+#: only those of the jobs that are past `expires_at`. So the hook must restrict each of its statements to them, with
+#: `leasehold.transitions.sweeps.EXPIRED`.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
-#: A hook that is called with the ids of jobs, of any kind, that have expired, in the transaction that ends them.
+#: A hook that is called with the ids of expired jobs, in the transaction that ends them. The jobs may be of any kind.
 AfterExpiry: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 
 
@@ -37,8 +38,8 @@ class HousekeepingContext:
 
 @dataclass(frozen=True, slots=True)
 class Tidying:
-    """A duty of one statement a minute. The statement must find its rows by an index, and delete a bounded number. If
-    `statement` returns True, more rows may be due, and the next turn comes soon.
+    """A duty that runs one statement a minute. The statement must find its rows by an index, and delete a bounded
+    number. If `statement` returns True, more rows may be due, and the next turn comes soon.
     """
 
     duty: str
@@ -76,10 +77,10 @@ class KindHousekeeping:
     """The housekeeping of one kind. `duties`: each runs in a loop of its own, and has a name that no other duty has.
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
-    enough. `after_expiry`: writes what must follow when jobs end because their deadline has passed, and maybe no worker
-    could end them. `upload_too_large`: called for each upload whose object is too large, in a transaction, before the
-    object is deleted. `prefixes`: the prefixes in the store under which this kind writes. Under these prefixes the
-    platform ends multipart uploads whose writer has died.
+    enough. `after_expiry`: writes what must follow when the platform ends jobs whose deadline has passed: perhaps no
+    worker could work on them. `upload_too_large`: called for each upload whose object is too large, in a transaction,
+    before the object is deleted. `prefixes`: the prefixes in the store under which this kind writes. Under these
+    prefixes the platform ends multipart uploads whose writer has died.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()

@@ -30,8 +30,8 @@ RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
 
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """A failed job that is to run again. `pin`: only workers with this label run it; None: any worker. `retried_at`: by
-    the database's clock.
+    """A failed job that is to run again. `pin`: only workers with this label run the job; None: any worker.
+    `retried_at`: the time of the retry, by the database's clock.
     """
 
     tenant_id: str
@@ -74,14 +74,15 @@ class SentOrder:
 @dataclass(frozen=True, slots=True)
 class UnknownOrders:
     """How people settle failed jobs with an unknown order: nobody knows whether the other system accepted the order.
+    A person who finds the order in the other system lets the job adopt the order by its id.
 
-    `step`: the step that sends the order. It should need no other step, because a retry from an earlier step deletes
-    its note, and so could order twice. `codes`: the error codes of such jobs. `sent(parameters, note, job_id)` returns
-    the order; `note` is the note of the step. `adopted(order_id, note)` returns the value with which the step succeeds;
-    another step must need `step`, and so go on with the value. `adoptable(opened, parameters)` returns whether the
-    other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
-    `is_of_installation(parameters)` returns whether the job ordered with the installation's own account, as jobs of
-    other tenants do: then only one job of all tenants can adopt an order.
+    `step`: the step that sends the order. It should need no other step: a retry from an earlier step would delete the
+    note of `step` (what its attempts store for later attempts), and so could order twice. `codes`: the error codes of
+    such jobs. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with
+    which `step` succeeds; another step must need `step`, and goes on with the value. `adoptable(opened, parameters)`
+    returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
+    `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of other
+    tenants use this account, too, so only one job of all tenants can adopt such an order.
     """
 
     step: str
@@ -104,8 +105,8 @@ class KindOperations:
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A kind of job as /v1/jobs knows it. `scopes`: as in `Kind`; None: /v1/jobs does not show the jobs of this kind.
-    The other fields are as in `Kind`, too.
+    """A kind of job as /v1/jobs knows it. `pipelines`: by their names. `scopes`: as in `Kind`; None: /v1/jobs does not
+    show the jobs of this kind. `operations`: the loaded hook. The other fields are as in `Kind`.
     """
 
     name: str
@@ -117,8 +118,8 @@ class JobKind:
     operations: KindOperations = KindOperations()
 
     def __post_init__(self) -> None:
-        """Raises DeclarationError if a job would stay pending for ever after somebody has adopted its order: no step
-        would be left to run.
+        """Raises DeclarationError for a kind whose jobs could stay pending for ever: after somebody has adopted a job's
+        order, no step might be left to run.
         """
         orders = self.operations.unknown_orders
         if orders is None:

@@ -1,5 +1,5 @@
-"""The hook `Kind.questions`: metrics that a kind of work reads from the database. Of all processes with an
-exporter, the elected leader runs these queries.
+"""The hook `Kind.questions`: metrics that a kind of work reads from the database. The processes with an exporter elect
+a leader, and only the leader runs these queries.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def gauge(name: str, meaning: str, value: float) -> Metric:
 def labelled_gauge(
     name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]
 ) -> Metric:
-    """The gauge `leasehold_{name}`, with a value for each tuple of label values. The caller bounds their number."""
+    """The gauge `leasehold_{name}`, with a value for each tuple of label values. The caller must bound the number of
+    tuples.
+    """
     family = GaugeMetricFamily(f"leasehold_{name}", meaning, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)

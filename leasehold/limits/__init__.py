@@ -1,3 +1,3 @@
 """The limits of a tenant: rates, counts and bytes. Each is charged in the transaction that uses it.
-May import `domain` and `db`.
+May import `transitions` and the packages below that.
 """

@@ -103,7 +103,9 @@ class Admission:
     async def submitting(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], count: int = 1, *, size: int = 0
     ) -> AsyncIterator[Paid]:
-        """Enter this around the statements that write `count` jobs, in the caller's transaction.
+        """Enter this around the statements that write `count` jobs, in the caller's transaction. Before the block,
+        charge the rates and check the bounds. After the block, check again, under locks, the bounds that concurrent
+        submissions may have exceeded together.
 
         `queues`: queue -> the tasks of all these jobs (`queues_of`). `size`: bytes that are stored with the jobs.
         Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`. Raises Invalid
@@ -198,7 +200,7 @@ class Admission:
         return [(key, per_minute) for key, per_minute in rates_of_payer if per_minute is not None]
 
     async def _check_depth(self, connection: Connection, queues: Mapping[str, int]) -> None:
-        """Check that each queue has room for so many tasks more."""
+        """Check that each queue has room for its new tasks. `queues`: queue -> the number of these tasks."""
         at_most = self._settings.queue_depth_limit
         if at_most is None:
             return

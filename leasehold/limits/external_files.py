@@ -114,7 +114,7 @@ async def announce(
         return None
     sizes = await _announced_sizes(connection, tenant_id, lease)
     by_key = {output_key(prefix, file.name): file for file in files}
-    for file in files:  # also those of one name: each gets a URL that admits its size
+    for file in files:  # even if several have the same name: each gets a URL that admits its size
         if sizes.setdefault(output_key(prefix, file.name), file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
     _check_bounds(settings, sizes)

@@ -88,8 +88,8 @@ async def rotate(
     seed: bytes | None = None,
 ) -> NewKey:
     """Create a successor of the key. The old key ends after `overlap` (see `credentials.rotate_key`). `at_most`: how
-    many valid keys a tenant may have. During overlaps it may have twice as many, because it may rotate all its keys at
-    once. `cell` and `seed`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
+    many valid keys a tenant may have. During overlaps a tenant may have twice as many, because it may rotate all its
+    keys at once. `cell` and `seed`: as in `make`. Raises NotFound, and Conflict `too_many_keys`.
     """
     async with connection.transaction():
         row = await find(connection, prefix, tenant_id)

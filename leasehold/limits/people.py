@@ -1,8 +1,8 @@
 """The rows of people who sign in by OpenID Connect. Each sign-in writes a person's rows, and admins change them. Each
 change by an admin also writes the audit.
 
-A person has a row in each tenant to which one of the person's groups at the provider has given access. When no group
-gives access to the tenant any more, the row stays without scopes.
+A person has a row in each tenant to which one of the person's groups has given access. The groups come from the OpenID
+provider. When no group gives access to the tenant any more, the row stays without scopes.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ SELECT {_COLUMNS} FROM person p WHERE p.issuer = $1 AND p.subject = $2 ORDER BY 
 """
 
 # $1 id, $2 tenant, $3 issuer, $4 subject, $5 login, $6 name, $7 scopes. Two people of a tenant may have the same login,
-# because a provider may give an old address to a new person. Then the login of the person who signs in later gets a
-# suffix: the end of the row's id. `excluded.login` is the login that the INSERT would have written. It is `$5` if no
-# other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the existing row,
-# because $1 is a new id.
+# because an OpenID provider may give an old address to a new person. Then the login of the person who signs in later
+# gets a suffix: the end of the row's id. `excluded.login` is the login that the INSERT would have written. It is `$5`
+# if no other person of the tenant has this login. Otherwise the UPDATE takes the suffix from the id of the existing
+# row, because $1 is a new id.
 _SIGN_IN = f"""
 -- person_enter
 INSERT INTO person AS p (id, tenant_id, issuer, subject, login, name, scopes)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from leasehold.db.database import Connection, row_count
 
 # `full_at` is the time at which the key's debt becomes 0. $2 is the debt that the request adds, and $3 the largest debt
-# (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row. Exception: a debt
-# that exceeds the burst already is older than a step back of PostgreSQL's clock. The statement makes it the burst, and
-# allows the request, because a refused request would roll that back.
+# (the burst). If the debt would exceed the burst, the statement changes nothing and returns no row. Exception: if the
+# debt exceeds the burst already, PostgreSQL's clock has stepped back since the last charge. Then the statement sets the
+# debt to the burst, and allows the request, because a refused request would roll this correction back.
 _TAKE = """
 -- rate
 INSERT INTO rate_bucket AS bucket (key, full_at)
@@ -96,8 +96,8 @@ async def forget_rates(connection: Connection, limit: int = 1000) -> bool:
     """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost. Returns
     whether more rows may be due.
 
-    The lock leaves out a row that is charged meanwhile: without it, PostgreSQL would wait for the charge, and then
-    delete the row.
+    The lock leaves out a row that is being charged: otherwise PostgreSQL would wait for the charge, and then delete the
+    row.
     """
     status = await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"

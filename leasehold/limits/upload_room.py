@@ -18,8 +18,8 @@ LEAST_COUNTED = 1024 * 1024
 #: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
 #: A tenant is far from its bound while it uses at most this share of the bound. A process with a fresh count does not
-#: see what other processes admit. So within FRESH_SECONDS each process beside the first may admit this share beyond the
-#: bound.
+#: see what other processes admit. So within FRESH_SECONDS each process, apart from the first, may admit this share in
+#: addition to the bound.
 _FAR_SHARE = 0.25
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
@@ -68,12 +68,12 @@ class UploadRoom:
 
     def add_exactly(self, tenant_id: str, used_bytes: int, size: int) -> None:
         """Add an upload of `size` bytes that was admitted by an exact count of `used_bytes`. Otherwise `reserve` would
-        not know of it, and admit others in its room.
+        not know of this upload, and would give its room to others.
         """
         cached = self._fresh_count(tenant_id)
         if cached is None:
             self._remember(tenant_id, used_bytes + size)
-        else:  # either count may be less than the other: the exact one lacks what is not committed yet
+        else:  # the exact count may be less than the remembered one: it lacks uploads that are not committed yet
             cached.used_bytes = max(cached.used_bytes, used_bytes) + size
 
     def _remember(self, tenant_id: str, used_bytes: int) -> _Count:

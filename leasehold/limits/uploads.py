@@ -45,7 +45,7 @@ _JOBS_PREFIX = "jobs/"
 
 # $1 key, $2 tenant, $3 the bytes that count, $4 the size of the largest object that may stay, $5 seconds for which the
 # client may begin to send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts
-# only $3 bytes, $9 and $10 task and epoch of an external worker's attempt, or NULL: the upload ends with this attempt.
+# only $3 bytes, $9 and $10 task and epoch of an external worker's attempt, with which the upload ends (NULL: none).
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
@@ -62,8 +62,8 @@ UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
 WHERE key = $1 AND tenant_id = $2
 """
 # For an upload with a signed size, the store accepts only objects of that size. So housekeeping need not inspect the
-# key, and the row of a finished upload can go. (If the object is deleted while the URL still works, whoever deletes it
-# writes the row again.)
+# key, and the row of a finished upload can be deleted. (If the object is deleted while the URL still works, the code
+# that deletes it writes the row again.)
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 # `url_expired`, `transfers_over`: see Due.
 _DUE = f"""
@@ -77,7 +77,8 @@ FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "t
 # $4 seconds until the next inspection, $5 `most` when the object was read, $6 the grace after the end of the URL. While
 # the client may still send, an upload counts with its declared or its stored bytes, whichever are more. After that it
 # counts with its stored bytes, and the next inspection is the last. The upload may have changed since the object was
-# read: if another size may stay (`most`), the upload is due again; and the client may have got a new URL.
+# read. If another size may stay now (`most`), this statement changes nothing, and the upload stays due. If the client
+# has got a new URL, `writable_until` shows this.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
@@ -154,8 +155,9 @@ async def open_upload(
 async def count_again(
     connection: Connection, settings: Settings, tenant_id: str, key: str, counted_bytes: int, room: UploadRoom
 ) -> None:
-    """Count an open upload as `open_upload` did, because its client gets a new URL. Since its first URL expired, it may
-    have counted less. Call this in the transaction that has changed its row. Raises TooMany `upload_quota_exceeded`.
+    """Count an open upload as `open_upload` did, because its client gets a new URL. Since the first URL expired, the
+    upload may have counted fewer bytes. Call this in the transaction that has changed the upload's row. Raises TooMany
+    `upload_quota_exceeded`.
     """
     before = await connection.fetchval("SELECT bytes FROM upload WHERE key = $1 AND tenant_id = $2", key, tenant_id)
     more = max(counted_bytes, LEAST_COUNTED) - max(before, LEAST_COUNTED)
@@ -222,8 +224,8 @@ Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 
 async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_large: OnTooLarge) -> None:
-    """Read the size of the object that a client may have sent, and delete an object that is too large. The row goes
-    once no transfer can arrive any more, and no attempt of an external worker waits for the object.
+    """Read the size of the object that a client may have sent, and delete an object that is too large. The row is
+    deleted once no transfer can arrive any more, and no attempt of an external worker waits for the object.
 
     No connection is held while the store is called.
     """
@@ -252,9 +254,9 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 
 
 async def _remove_prefix(connections: Acquire, store: ObjectStore, upload: Due) -> None:
-    """Delete the objects of an upload below a prefix. The upload still has a row because the process that received the
-    upload has died, or is about to write their job. So the upload is closed first: `keep_prefix` then finds it closed,
-    or this function finds no row, because the objects belong to a job.
+    """Delete the objects of an upload below a prefix. The upload still has a row: the process that received the objects
+    has died, or is about to write their job. So the upload is closed first. Then `keep_prefix` finds it closed, and the
+    job is not written. Or `keep_prefix` came first: then there is no row, the objects belong to a job, and stay.
     """
     async with connections() as connection:
         if not await connection.fetchval(_CONDEMN_PREFIX, upload.key, upload.tenant_id):

@@ -36,7 +36,7 @@ _MAX_TENANTS = 10_000
 #: If the bound is at most this many jobs, the jobs are counted at every submission. With a larger bound, exact counting
 #: starts when the tenant has used this share of the bound.
 _ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
-#: The retry-after in seconds. It is long for stored bytes, which only a deletion or the end of a retention makes fewer.
+#: The retry-after in seconds. It is long for stored bytes: only a deletion or the end of a retention frees bytes.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 #: If there is no bound on jobs, `measure` counts unfinished jobs up to this number.
@@ -163,6 +163,7 @@ class Usage:
     async def _reserve_jobs(
         self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage, count: int
     ) -> bool:
+        # As `reserve`, for the jobs alone. Far from the bound the remembered count decides; else PostgreSQL counts.
         if count > self._max_jobs:
             sentence = (
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."

@@ -1,5 +1,5 @@
-"""The kinds of work that ship with the platform, each in a folder. A kind is pipelines, and the tables, endpoints and
-housekeeping that belong to them. The API and the workers get their list of pipelines from this module.
+"""The kinds of work that ship with the platform, each in a folder. A kind groups pipelines with their tables, endpoints
+and housekeeping. The API and the workers get their list of pipelines from this module.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from leasehold.pipelines.media.pipeline import MEDIA
 from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
-#: The shipped kinds with tables. Every database has these tables. So every process serves the kinds' endpoints and
-#: tidies their tables, even if it cannot run one kind's pipelines (see `shipped`).
+#: The shipped kinds with tables. Every database has these tables, so every process serves the kinds' endpoints and
+#: tidies their tables. That holds even for a process that lacks the libraries for CONVERSION (see `_with_installed`).
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
@@ -30,15 +30,16 @@ RESERVED_NAMES = frozenset(
     for name in (kind.name, *(pipeline.name for pipeline in kind.pipelines))
 ) | {noop.name, demo_long_task.name}
 
-#: The queues of the shipped kinds. No step of a tenant's template runs in one of them: it would take the slots that
-#: deliveries, bulk operations or conversions of all tenants need. External steps have queues of their own.
+#: The queues of the shipped kinds. No step of a tenant's template may run in one of these queues: the step would take
+#: the slots that deliveries, bulk operations or conversions of all tenants need. The steps that external workers do
+#: have queues of their own.
 RESERVED_QUEUES = frozenset(
     step.queue for kind in (*SHIPPED, WEBHOOK, OPERATION) for pipeline in kind.pipelines for step in pipeline.steps
 )
 
 
 def with_bulk_operations(pipelines: Pipelines) -> Pipelines:
-    """The same registry with the kind OPERATION added, because every installation has bulk operations."""
+    """Add the kind OPERATION to `pipelines`, because every installation has bulk operations. Returns `pipelines`."""
     if OPERATION not in pipelines.kinds:
         pipelines.add(OPERATION)
     return pipelines
@@ -57,9 +58,9 @@ def _with_installed(pipelines: Pipelines) -> Pipelines:
 
 
 def with_demonstrations() -> Pipelines:
-    """`shipped`, and the pipelines that demonstrate or measure the platform. Only `leasehold dev`, the demo and
-    benchmarks have these pipelines, because a client could keep workers busy with them for hours. Pictures are left out
-    where the extra `media` is not installed: a worker could not load their handlers, and would end.
+    """The pipelines of `shipped`, and two that demonstrate or measure the platform. Only `leasehold dev`, the demo and
+    benchmarks have these two, because a client could keep workers busy with them for hours. The kind MEDIA is left out
+    if the extra `media` is not installed: a worker could not load its handlers, and would end.
     """
     pipelines = shipped() if has_extra_media() else _with_installed(Pipelines(WEBHOOK, GENERATION))
     pipelines.add(noop)

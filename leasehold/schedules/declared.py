@@ -28,8 +28,8 @@ DUTY = counted("declared_schedules")
 UNDECLARED = "the code does not declare it any more"
 
 # $10: the schedule's next tick, the time at which it fires. If an enabled schedule keeps its cron and its time zone, it
-# also keeps its next tick, which may be due already. A schedule that stays paused has no next tick. A buffered tick,
-# which waits for the run before it, is dropped with the policy `buffer_one`.
+# also keeps its next tick, which may be due already. A schedule that stays paused has no next tick. A buffered tick (a
+# tick that waits for the end of the run before it) stays only if the overlap policy is still `buffer_one`.
 _WRITE = f"""
 -- schedule_declare
 INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,
@@ -66,8 +66,8 @@ SELECT app FROM unnest($1::text[]) AS app WHERE {not_in(DUTY, "app", "text")}
 async def reconcile_apps(
     connection: Connection, tenant_id: str, declared_by_app: Mapping[str, Sequence[DeclaredSchedule]]
 ) -> list[str]:
-    """`reconcile` each app, except those that are set aside. Returns the apps that are done. An app whose schedules
-    cannot be written keeps no other schedule of the installation from firing.
+    """`reconcile` each app, except the apps in quarantine. Returns the apps whose schedules were written. If the
+    schedules of one app cannot be written, all other schedules of the installation still fire.
     """
     done = []
     for row in await connection.fetch(_TRY_NOW, list(declared_by_app)):
@@ -84,7 +84,7 @@ async def reconcile(
     """Write the schedules that the app's code declares, and pause the app's other schedules. Returns the templates of
     the schedules that were paused.
 
-    If several workers start at once, they do this one after another, with the same outcome.
+    If several workers start at once, they call this one after another, because of a lock. The outcome is the same.
     """
     async with connection.transaction():
         await lock_name(connection, f"schedules of {tenant_id} {app}")

@@ -49,9 +49,10 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 #: fired, until they are tried again. `not_in` leaves them out.
 DUTY = counted("schedules")
 
-#: SQL: this process has the code of the schedule's template ($2: its pipelines), or no other worker has: then a tenant
-#: wrote the template, or it does not exist. The exception is a schedule that an app declares: it waits for its code. A
-#: handler is the `pipeline.step` of code that a worker has.
+#: SQL: this process may fire the schedule. It may if it has the code of the schedule's template ($2: the pipelines of
+#: this process). It may also if no worker has that code: then a tenant wrote the template, or the template does not
+#: exist. Exception: a schedule that an app declares waits for a process with its code. `worker.handlers` names the code
+#: of a worker: `pipeline.step` for each step.
 _CAN_FIRE = """(template = ANY($2::text[]) OR (declared_by IS NULL AND template <> ALL(ARRAY(
     SELECT DISTINCT regexp_replace(h.name, '\\.[^.]*$', '') FROM worker w CROSS JOIN unnest(w.handlers) AS h(name)
     WHERE w.present AND NOT w.draining))))"""
@@ -68,8 +69,8 @@ SELECT *, clock_timestamp() AS now FROM schedule
 WHERE id = $1 AND next_run_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
 """
 
-# SQL: no run of the schedule `s` is unfinished. `unindexed`: the runs are found by their ids, without the index of
-# unfinished jobs.
+# SQL: no run of the schedule `s` is unfinished. `unindexed`: PostgreSQL finds the jobs by their ids, and does not read
+# the index of unfinished jobs.
 _IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
                   WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
 
@@ -170,8 +171,8 @@ async def _record_failure(
     connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int
 ) -> None:
     """Record why the schedule could not be fired. If the schedule itself is at fault, pause it after `pause_after`
-    failures. `failures`: how often firing has raised an error in a row, refusals by `admission` included. The column
-    `failures` counts only the failures for which the schedule is at fault, and also refused runs.
+    failures. `failures`: how many firings in a row have raised an error, including refusals by `admission`. The column
+    `failures` counts the errors for which the schedule is at fault, and refused runs. The smaller number decides.
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
     own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
@@ -291,8 +292,9 @@ async def _submit_by_overlap(
     keep_seconds: int,
     admission: Admission | None,
 ) -> list[CreatedRun]:
-    """Submit the run of one tick, if the overlap policy allows it. If the new run is refused, no older run is
-    cancelled.
+    """Submit the run of one tick, if the overlap policy allows it. While an older run of the schedule is unfinished,
+    the policy `skip` drops the tick, `buffer_one` keeps the first such tick for later, and `cancel_other` cancels the
+    older runs. If the new run is refused, no older run is cancelled.
 
     Raises TooMany and Unavailable. The caller must then roll back.
     """
@@ -312,13 +314,13 @@ async def _submit_by_overlap(
     try:
         async with connection.transaction():  # a savepoint: if the new run is refused, the older runs go on
             if to_cancel and admission is not None:
-                # As in every submission, the rates are locked before the jobs. A charge of 0 only locks them.
+                # As in every submission, the rates are locked before the jobs. A charge of 0 only locks the rates.
                 await admission.charge(connection, Payer(schedule["tenant_id"]), 0)
             if to_cancel:
                 await runs.lock_limits(connection, _new_run(prepared, schedule, tick, keep_seconds))
             limit_names, ended = await _cancel(connection, schedule, to_cancel)
             created = await _submit_charged(connection, prepared, schedule, tick, keep_seconds, admission)
-    except (TooMany, Unavailable):  # are RequestErrors, too, but pass: the tick stays due
+    except (TooMany, Unavailable):  # RequestErrors, too, but the caller must see them: the tick stays due
         raise
     except RequestError as error:
         await _record_refusal(connection, schedule["id"], tick, error)
@@ -470,8 +472,9 @@ def _new_run(
 
 @lru_cache(maxsize=16)  # the runs of one firing, or of one backfill, have the same answer
 def _seconds_to_count(expression: str, timezone: str, now: datetime, runs_to_count: int) -> int:
-    """For how many seconds a run must be kept after its end, so that it is there when the schedule counts its last
-    `runs_to_count` runs: one more run may have been under way at a tick, and that tick then started none.
+    """For how many seconds a run must be kept after its end, so that the schedule can count its last `runs_to_count`
+    ended runs. In this time `runs_to_count` + 1 ticks pass: one tick may start no run, because the run before it is
+    still under way. At most _LONGEST_COUNT.
 
     0: the cron expression is not valid any more. The schedule does not fire again before somebody changes it.
     """

@@ -101,7 +101,7 @@ class Cells:
         cell that the key names decides.
 
         `tenant_id` is None if the tenant is not known yet. `key_cell` is None if the key names no cell. If the map does
-        not name the key's cell, the key counts as one of this cell, because cells may be renamed.
+        not name the key's cell, the key counts as a key of this cell, because cells may be renamed.
         """
         current_map = self.map
         cell_of_key = key_cell if key_cell is not None and key_cell in current_map.addresses else self.own

@@ -46,7 +46,8 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyOfSeed:
-    """The key that was made of a seed. A seed is a secret from which a repeated request makes the same key again.
+    """The key that was made of a seed. A seed is a secret: a request that is repeated with the same seed makes the same
+    key again.
 
     `key`: with its secret; None: the key is too old to be shown again, or cannot be used any more.
     """
@@ -208,7 +209,7 @@ async def create_key(
     """
     if not tenant_id or not client_id:
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
-    if tenant_id == EVERYBODY:  # it would read the shared chain of the audit, and share limits with all tenants
+    if tenant_id == EVERYBODY:  # its keys would read the shared audit chain, and its limits would count all tenants
         raise Invalid(
             "tenant_reserved",
             "`*` stands for all tenants, and is none itself. A key of any tenant reaches all of them with the scope "
@@ -225,8 +226,8 @@ async def create_key(
 
 
 async def find_key_of(connection: Connection, seed: bytes, within: timedelta, cell: str = "") -> KeyOfSeed | None:
-    """The key that was made of the seed. None: there is none. If the key is older than `within`, its secret is left
-    out. `cell`: as for `create_key`.
+    """The key that was made of the seed. None: there is none. If the key is older than `within`, or cannot be used any
+    more, its secret is left out. `cell`: as for `create_key`.
     """
     prefix, secret = _prefix_and_secret_of(seed)
     row = await connection.fetchrow(FIND_OF_SEED, prefix, _hash(secret), within)

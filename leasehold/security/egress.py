@@ -97,7 +97,7 @@ class Answer:
         text = self.headers.get("retry-after", "")
         try:
             seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time()
-        except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
+        except (TypeError, ValueError, OverflowError):  # OverflowError: a year that no clock can hold
             return None
         return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS)
 
@@ -142,7 +142,7 @@ class _Request:
         """The request that follows a redirect of `target` to `location`. Raises EgressRefused.
 
         Another server gets no headers, because they may hold credentials for the first server. Every method but HEAD
-        becomes GET, as in browsers.
+        becomes GET, so no body is sent twice. (Browsers repeat the method after 307 and 308.)
         """
         next_url = _redirect_target(target.url, location)
         is_same_server = (next_url.scheme, next_url.netloc) == (target.url.scheme, target.url.netloc)
@@ -205,7 +205,7 @@ class Egress:
 
     async def check(self, url: str) -> Target:
         """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
-        check_nothing_held("an address")  # a slow server, or a slow name server, must not hold a database connection
+        check_nothing_held("an address")  # no database connection may wait for a slow server or a slow name server
         parsed, port = _parse_url(url)
         host = _host_of(parsed)
         addresses = await _resolve(host, port)
@@ -369,8 +369,8 @@ def _parse_url(url: str) -> tuple[httpx2.URL, int]:
 
 
 def shown_host(url: str) -> str | None:
-    """The host of a stored URL, for answers and counts: the rest of the URL may contain a secret. None: it has no
-    readable host. Earlier releases took such URLs.
+    """The host of a stored URL, for answers and counts: the rest of the URL may contain a secret. None: the URL has no
+    readable host. (Earlier releases accepted such URLs.)
     """
     try:
         return urlsplit(url).hostname

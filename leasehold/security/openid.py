@@ -200,7 +200,9 @@ class OpenId:
 
 
 def memberships(settings: Settings, groups: frozenset[str]) -> dict[str, list[str]]:
-    """{tenant: scopes} of a person with these groups. A role is one of the scopes, as `role:NAME`."""
+    """{tenant: scopes} of a person with these groups. A role is one of the scopes, as `role:NAME`. The group `*` of the
+    setting stands for every person.
+    """
     by_tenant: dict[str, list[str]] = {}
     for group, membership in settings.console_oidc_roles.items():
         if group == "*" or group in groups:
@@ -216,7 +218,7 @@ def _identity_of(issuer: str, claims: Mapping[str, Any], groups_claim: str) -> I
     subject = claims["sub"]
     if not _printable_text(subject) or len(subject) > 255:  # noqa: PLR2004 - OpenID Connect Core, 2
         raise _sign_in_refused("the ID token has no usable subject")
-    # The login is only shown, so an email counts unless the provider calls it unverified.
+    # The login is only shown, so an email is used unless the provider calls it unverified.
     email = claims.get("email") if claims.get("email_verified", True) in (True, "true") else None
     login = _printable_text(email) or _printable_text(claims.get("preferred_username")) or _printable_text(subject)
     name = _printable_text(claims.get("name")) or login

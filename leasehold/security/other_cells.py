@@ -38,7 +38,8 @@ LIMIT_SECONDS = 2.0
 #: Seconds for which all requests share one answer of a cell.
 _SHARED_SECONDS = 2.0
 _MAX_BYTES = 64 * 1024
-#: The largest count of a cell: beyond 64 bits, this API could not repeat it in its own answer.
+#: The largest count that is accepted from a cell. There must be a bound, because this API could not write a count
+#: beyond 64 bits into its own answer.
 _MAX_COUNT = 2**53 - 1
 #: The endpoints of a cell that other cells ask: for its load, and for a job or a tenant.
 OWN_PATH, FIND_PATH = "/v1/cells/own", "/v1/cells/own/find"
@@ -263,9 +264,10 @@ class OtherCells:
         return self._requests[cell, address]
 
     async def find(self, *, job_id: UUID | None = None, tenant: str | None = None) -> tuple[list[Found], list[str]]:
-        """The other cells that have the job or the tenant, and the names of cells that gave no usable answer, or for
-        which this cell has no key. The search ends at the first cell that has the job or the tenant and from which the
-        tenant has not moved away. Cells that have not answered by then are left out.
+        """Ask the other cells for the job or the tenant. Returns the cells that have it, and the names of silent cells:
+        a silent cell gave no usable answer, or this cell has no key for it. The search ends at the first cell that has
+        the job or the tenant and from which the tenant has not moved away. Cells that have not answered by then are
+        left out.
         """
         query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
         others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PART_BYTES = 16 * 1024 * 1024
-#: S3 allows no more parts of one object.
+#: The most parts that S3 allows for one object.
 MAX_PARTS = 10_000
 _PARTS_AT_ONCE = 2
 

@@ -119,9 +119,10 @@ def request(operation: str, key: str) -> Iterator[None]:
     """The block around one request to the store. It measures the request, and raises errors of botocore and of the
     network as StoreErrors. Their messages contain the key and the store's code, and never a signed URL.
 
-    A generator may yield inside the block. A reader that closes the generator early has got its answer.
+    A generator may yield inside the block. If its reader closes the generator early, the request counts as answered:
+    the reader has all the bytes that it needs.
     """
-    check_nothing_held("the object store")  # that is, no database connection
+    check_nothing_held("the object store")  # reports a defect if this task holds a database connection
     started, outcome = perf_counter(), "ok"
     try:
         yield
@@ -139,10 +140,10 @@ def request(operation: str, key: str) -> Iterator[None]:
         outcome = "unavailable"
         STORE.record_error(error, operation)
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
-    except GeneratorExit:  # the reader has enough
+    except GeneratorExit:  # the reader has closed the generator
         raise
     except BaseException:
-        outcome = "left"  # the block was cancelled, raised another error, or was left before the last byte was read
+        outcome = "left"  # the block was cancelled, or raised an error of another kind
         raise
     finally:
         if outcome not in ("unavailable", "left"):  # a refusal is an answer, too

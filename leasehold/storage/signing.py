@@ -1,8 +1,8 @@
 """UrlSigner: signed URLs, by which a client without the store's credentials reads or writes one object.
 
 botocore computes the signatures. Its own `generate_presigned_url` is three times as slow, because each call also
-evaluates the rules of its endpoints and serialises the parameters. A UrlSigner asks the client once for the address of
-the bucket.
+evaluates botocore's endpoint rules and serialises the parameters. A UrlSigner asks botocore only once, for the address
+of the bucket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: The longest life of a signed URL: S3 refuses a URL that is signed for more than a week.
 MAX_URL_SECONDS = 7 * 86_400
-_ANY_KEY = "key"  # `of_client` removes it from the URL again
+_ANY_KEY = "key"  # `of_client` gets a URL with this key, and cuts the key off: the bucket's address remains
 
 
 def credentials_of(settings: Settings) -> ReadOnlyCredentials:

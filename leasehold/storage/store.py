@@ -1,8 +1,8 @@
 """ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
 If the key of a put already has an object, the put compares the new bytes with the object's bytes. If they are equal,
-another attempt has stored them, and the put succeeds. If they differ, a dead attempt has left the object. Then the put
-replaces the object only if the caller's `may_replace` returns True.
+another attempt has stored them, and the put succeeds. If they differ, the object may be the rest of a dead attempt: the
+put replaces it only if the caller's `may_replace` returns True.
 
 `probe` finds out whether the store honours `If-None-Match`. If not, each put first reads the head of the object, and
 two attempts may overwrite each other's object. That is harmless only because a step that runs again makes the same
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: The slowest supported network. A transfer of n bytes gets n divided by this as additional seconds.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
-#: About the longest that a put may take: of the largest object, over the slowest network. 44 hours.
+#: About the longest time that a put may take (the largest object, over the slowest network): 44 hours.
 LONGEST_PUT = timedelta(seconds=MAX_PARTS * PART_BYTES / _SLOWEST_BYTES_PER_SECOND)
 #: How many times `put` tries. It tries again when another writer has changed the object meanwhile.
 _MAX_PUTS = 4
@@ -84,7 +84,8 @@ ABSENT = "This installation has no object store: LEASEHOLD_OBJECT_STORE is none.
 class ObjectStore:
     """The store's client, opened once in each process. `conditional`: whether puts send `If-None-Match` and `If-Match`.
 
-    Its methods raise StoreUnavailable for errors that may pass, and other StoreErrors, but never an error of botocore.
+    Its methods raise StoreUnavailable for temporary errors, and other StoreErrors for all other errors. They never
+    raise an error of botocore.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -381,7 +382,9 @@ class ObjectStore:
     async def _pieces(
         self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignore_answer, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
-        """The object in pieces of a megabyte. `first`: only that many bytes; 0: all. `on_answer` gets the headers."""
+        """The object in pieces of a megabyte. `first`: only that many bytes; 0: all. `on_answer` gets the store's
+        answer before the first piece.
+        """
         byte_range: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
         with request("get", key), suppress_refused_range():
             async with self._timeout_for(0):
@@ -390,7 +393,7 @@ class ObjectStore:
             expected, received = answer["ContentLength"], 0
             clock = asyncio.get_running_loop().time
             deadline = clock() + self._seconds_for(expected)
-            chunk = bytearray()  # collects small reads from the network: callers start a thread for each chunk
+            chunk = bytearray()  # joins small reads of the network, because callers start a thread for each piece
             async with answer["Body"] as body:
                 while True:
                     # No timeout may span the `yield`: it would cancel the caller's own code with a bare CancelledError.

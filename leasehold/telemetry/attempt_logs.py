@@ -38,7 +38,7 @@ PLATFORM = "leasehold"
 #: run in any attempt, and the task may belong to another tenant. So these lines are only in the worker's log.
 _LOGGERS_OF_ALL_ATTEMPTS = frozenset({"asyncio"})
 
-#: Names of an event of structlog that do not become fields of the line, because the line shows them elsewhere.
+#: Members of a structlog event that do not become fields of the line, because the line shows them elsewhere.
 _NOT_FIELDS = frozenset({
     "event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record", "_from_structlog"
 })  # fmt: skip
@@ -63,8 +63,8 @@ class Recorder:
     """The lines of one attempt. Any thread may add lines.
 
     `on_first`: called when a line arrives after `take` has returned all earlier ones. Lines beyond `max_lines` or
-    `max_bytes` are counted and dropped, except those of `add_final`. 0 lines: nothing is recorded. `lock`: recorders
-    may share it. `stream`: the chunks that the attempt emits.
+    `max_bytes` are counted and dropped, except those of `add_final`. If `max_lines` is 0, nothing is recorded. `lock`:
+    recorders may share it. `stream`: the chunks that the attempt emits.
     """
 
     __slots__ = (
@@ -176,7 +176,8 @@ class Recorder:
 
     def hand_over(self, other: Recorder) -> None:
         """Give the lines so far, and all later lines, to `other`."""
-        # This function takes each line immediately, so each later line is a first line, for which `_append` calls it.
+        # This function takes all lines at once. So each later line is again the first line, and `_append` calls this
+        # function for it.
         self.on_first = partial(self.hand_over, other)
         if self.stream is not None and other.stream is not None:
             self.stream.hand_over(other.stream)

@@ -15,7 +15,8 @@ STUCK = counter("units_stuck_total", "Units of a duty that failed too often in a
 
 def counted(duty: str) -> str:
     """The name of a duty whose units may be set aside. Its counters exist at 0 from the start, because PromQL's
-    `increase()` does not see an event with which a counter appears: no alert would say that a unit is stuck.
+    `increase()` does not count the event with which a counter first appears. Otherwise the first stuck unit would cause
+    no alert.
     """
     FAILURES.labels(duty)
     STUCK.labels(duty)

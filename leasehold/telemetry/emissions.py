@@ -42,8 +42,8 @@ class Emissions:
     def emit(self, chunk: Any) -> bool:
         """Add a chunk: a text, or another JSON value. False: the stream is cut, and has no room for the chunk.
 
-        NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
-        for one without a JSON form.
+        NUL characters are removed from a text. Raises ValueError for another JSON value with a NUL character, and
+        TypeError for a value without a JSON form.
         """
         if isinstance(chunk, str):
             chunk = chunk.replace("\x00", "")
@@ -82,7 +82,8 @@ class Emissions:
 
     def hand_over(self, other: Emissions) -> None:
         """Give the chunks so far, and all later chunks, to `other`."""
-        # This function takes each chunk immediately, so each later chunk is a first chunk, for which `_add` calls it.
+        # This function takes all chunks at once. So each later chunk is again the first chunk, and `_add` calls this
+        # function for it.
         self.on_first = partial(self.hand_over, other)
         for chunk in self.take()[1]:
             other._add(chunk)

@@ -55,7 +55,7 @@ class _HistogramChild:
             self.examples[index] = (example, value, time())
 
     def buckets(self) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """For each bucket: its upper bound, how many values are not above the bound, and the example of the bucket, if
+        """For each bucket: its upper bound, how many values are at most the bound, and the example of the bucket, if
         any.
         """
         for index, count in enumerate(accumulate(self.counts)):
@@ -72,11 +72,11 @@ _Child = TypeVar("_Child", _CounterChild, _HistogramChild)
 
 
 class _Family(Collector, Generic[_Child]):
-    """A metric: its children, by the values of their labels. Tenants choose the names of templates and queues, so there
-    are about `at_most` children at most: in further combinations of labels, each label counts as `other`.
+    """A metric: its children, by the values of their labels. Tenants choose the names of templates and queues, so the
+    number of children is bounded: after about `at_most` children, the labels of every new combination become `other`.
 
-    `words`: the labels that are one of a few fixed words. They keep their values: an alert must see that jobs of too
-    many templates fail, too.
+    `words`: the labels whose values are a few fixed words, such as an outcome. These labels keep their values, so that
+    an alert also sees failures of jobs whose template counts as `other`.
     """
 
     at_most = 300

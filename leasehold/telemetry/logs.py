@@ -42,7 +42,8 @@ def is_fact(name: str, value: object) -> bool:
     """Whether the platform has added this field to a line of this context. A field of the same name with another value
     is the caller's own.
     """
-    # A worker binds its id for all its contexts. Whatever else is bound by structlog's means is the caller's own.
+    # A worker binds `worker_id` by structlog, for all its contexts. Everything else that is bound by structlog is the
+    # caller's own.
     facts = structlog.contextvars.get_contextvars() if name == "worker_id" else _FACTS.get()
     return name in facts and str(facts[name]) == str(value)
 

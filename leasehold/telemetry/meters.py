@@ -70,7 +70,7 @@ def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: S
 
 def fast_counter(name: str, meaning: str, labels: Sequence[str], words: Sequence[str] = ()) -> FastCounter:
     """Make a counter for the hot path. It costs less per increment than prometheus_client's (see fast_metrics.py).
-    `words`: the labels that are one of a few fixed words.
+    `words`: the labels whose values are a few fixed words.
     """
     _describe(name, "counter", labels, meaning)
     metric = FastCounter(name, meaning, labels, words)  # the short name: a FastCounter adds `leasehold_` itself
@@ -82,7 +82,7 @@ def fast_histogram(
     name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW, words: Sequence[str] = ()
 ) -> FastHistogram:
     """Make a histogram of seconds for the hot path: it costs less per observation than prometheus_client's
-    (fast_metrics.py). `words`: the labels that are one of a few fixed words.
+    (fast_metrics.py). `words`: the labels whose values are a few fixed words.
     """
     _describe(name, "histogram", labels, meaning)
     metric = FastHistogram(name, meaning, labels, bounds, words)

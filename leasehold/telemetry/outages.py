@@ -20,8 +20,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between two log lines while an outage lasts.
 REMINDER_SECONDS = 60.0
-#: An answer ends the outage when the process has met no error for this many seconds. Otherwise there would be several
-#: outages while the parts of the process get answers again one after another.
+#: An answer ends the outage when the process has met no error for this many seconds. The parts of the process get
+#: answers again one after another. Without this time, one outage would be logged as several.
 SETTLED_SECONDS = 1.0
 
 

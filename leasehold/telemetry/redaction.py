@@ -17,7 +17,8 @@ from leasehold.file_secrets import FileSecret, FileSecretOfMapping
 from leasehold.settings import Settings
 
 REDACTED = "[redacted]"
-#: A shorter beginning of a secret tells nothing, and innocent text ends like it.
+#: The shortest beginning of a secret that `redact_start` removes from the end of a cut text. A shorter beginning
+#: reveals nothing, and innocent text may end with the same characters.
 _MIN_HALF = 4
 #: Shorter secrets are not replaced, because innocent text would contain them.
 _MIN_CHARACTERS = 8
@@ -69,8 +70,9 @@ def redact(text: str) -> str:
 
 
 def redact_start(text: str, at_most: int) -> str:
-    """As `redact`, for at most the first `at_most` characters: a longer text would take too much time. The last word
-    before the cut is left out, and so is the beginning of a secret of several words: nothing recognises half a secret.
+    """As `redact`, for at most the first `at_most` characters: a longer text would take too much time. The cut may
+    split a secret, and nothing recognises half a secret. So the last word before the cut is left out, and so is the
+    beginning of a secret that has several words.
     """
     if len(text) <= at_most:
         return redact(text)
@@ -96,9 +98,10 @@ def _secret_settings(settings: Settings) -> Iterator[SecretStr]:
 
 
 def _words_of(secret: str) -> Iterator[str]:
-    """The secret parts of a setting. In a URL only the passwords are secret: the user's, and those among the query's
-    parameters. RabbitMQ's setting may have several URLs. Other settings may have several secrets: divided by commas (as
-    sealing keys) or colons (as an id and its secret), or as the values of a JSON object (as the keys of cells).
+    """The secret parts of a setting. In a URL only the passwords are secret: the password of the user, and the query's
+    parameters with `password` in their names. RabbitMQ's setting may have several URLs. Other settings may have several
+    secrets: divided by commas (as sealing keys) or colons (as an id and its secret), or as the values of a JSON object
+    (as the keys of cells).
     """
     if "://" not in secret:
         yield secret

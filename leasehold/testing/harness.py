@@ -56,7 +56,7 @@ LIMIT 5
 
 
 class Submitted(Generic[Result]):
-    """A run that was submitted. `arguments`: by the parameters' names, as the function will get them."""
+    """A run that was submitted. `arguments`: {parameter: argument}, as the function gets them."""
 
     def __init__(self, run: Run[Result], arguments: dict[str, Any], tags: dict[str, str]) -> None:
         self.run = run
@@ -91,7 +91,7 @@ class TestApp:
         self._errors: dict[str, list[BaseException]] = defaultdict(list)
         self._original_handlers: dict[str, tuple[Task[..., Any], Callable[..., Any]]] = {}  # from before `fail_next`
         self._death_point: str | None = None
-        self._before = app.connections.settings_in_use, app.connections.api_in_use
+        self._before = app.connections.settings_in_use, app.connections.api_in_use  # `close` restores both
         app.use(self.settings)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class TestApp:
     def drain(self, timeout: float = 30.0) -> None:
         """Run a worker until nothing is due: no task, no tick of a schedule. Tasks that wait for a later time stay.
 
-        Raises TimeoutError that names what still runs. Call it outside of an event loop; inside, call `adrain`.
+        Raises TimeoutError, which names the work that is left. Call it outside of an event loop; inside, call `adrain`.
         """
         self._server.portal.call(self._drain(timeout))
 
@@ -139,7 +139,7 @@ class TestApp:
                     await asyncio.sleep(_POLL_SECONDS)
 
     def _source_of_children(self) -> dict[str, str]:
-        """The setting from which the children of isolated tasks load the app, if the app has such tasks."""
+        """The setting `pipelines`, if the app has isolated tasks: their child processes load the app by it."""
         if any(task.terms.isolated for task in self.app.tasks.values()):
             return {"pipelines": source_of(self.app)}
         return {}
@@ -180,8 +180,9 @@ class TestApp:
     # --- what the test arranges
 
     def travel(self, **time: float) -> None:
-        """Let time pass for all that waits: `travel(hours=1)`, as `timedelta` takes it. The due times in the database
-        move; nobody sleeps. A schedule fires at most once per `travel`, even if it was due several times in that span.
+        """Let time pass for all that waits: `travel(hours=1)`, with the arguments of `timedelta`. The due times in the
+        database move; nobody sleeps. A schedule fires at most once per `travel`, even if it was due several times in
+        that span.
         """
 
         async def travel(connection: Connection) -> None:
@@ -203,7 +204,7 @@ class TestApp:
         self._errors[task.name].append(error)
 
     def die_at(self, point: str) -> None:
-        """The next `drain` begins with a worker process that is killed at this point; then `drain` runs another worker.
+        """Let the next `drain` begin with a worker process that is killed at `point`, and then run another worker.
 
         `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
         `commit.NAME`: a statement has committed; NAME is one of leasehold/db/commit_points.py. The worker process

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # a session that uses none of these fixtures loads none of these modules
+if TYPE_CHECKING:  # a pytest session without these fixtures must not load these modules
     from leasehold.app.app import App
     from leasehold.testing.harness import TestApp
     from leasehold.testing.server import TestServer

@@ -20,8 +20,9 @@ from leasehold.settings import MIB, Settings
 
 #: The environment variable with the URL of a PostgreSQL that runs already. The URL's user may create databases.
 VARIABLE = "LEASEHOLD_TEST_DATABASE_URL"
-#: The database lies in memory, because PostgreSQL copies it in 12 ms there, and in 70 ms on a disk. It lies on the disk
-#: if less memory is free: a container has 64 MiB by default, in which not even an empty PostgreSQL has room.
+#: The database lies in memory, because PostgreSQL copies it in 12 ms there, and in 70 ms on a disk. If less than
+#: _MEMORY_BYTES are free there, the database lies on the disk. A container has 64 MiB there by default, which is too
+#: little even for an empty PostgreSQL.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a name that is free, for its user alone
 _MEMORY_BYTES = 512 * MIB
 

@@ -4,8 +4,9 @@ later.
 A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
 the run with its key has started, that run loses the key, and the submission becomes a run of its own.
 
-A submission whose answer was lost is repeated with its id. It must not give its arguments again to a run that has newer
-ones, nor become a second run because the first has started. So `merge` remembers by its id which run took it.
+A client whose answer was lost repeats its submission with the same id. The repetition must not replace newer arguments
+of the run. It must also not become a second run because the first has started. So `merge` remembers, under the id of
+each submission, which run took its arguments.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 ) AS hashed
 """
 
-# SQL: the key in the table `idempotency` of the submission `a`. No client's key begins with a space.
+# SQL: the key of the submission `a` in the table `idempotency`. It begins with a space, because no client's key does.
 _REMEMBERED_AS = "' debounced ' || a.id::text"
 
-# $1 the tenant, $2 the submissions. Those that were written earlier, and the run of each: the one that took it, or one
-# of its own.
+# $1 the tenant, $2 the submissions. Returns the submissions that an earlier transaction has written, with the run of
+# each: a run of its own, or the run that took its arguments.
 _WRITTEN_EARLIER = f"""
 -- debounce_written_earlier
 SELECT a.nth, coalesce(j.id, convert_from(i.body, 'UTF8')::uuid) AS run_id
@@ -92,7 +93,7 @@ SELECT id, nth FROM jobs WHERE is_postponed
 
 @dataclass(frozen=True, slots=True)
 class Debounced:
-    """A submission, whose repetition has the same `id`. Its run starts `delay` seconds after the last submission with
+    """A submission. A repetition of it has the same `id`. Its run starts `delay` seconds after the last submission with
     the same key.
     """
 

@@ -17,17 +17,17 @@ from leasehold.db.database import unindexed
 # Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
 # Its columns: id, job_id, step, position, epoch, status, available_at, contained and unblocks (the ids of the tasks
 # that need this one) of the task; cause, code, message and retryable of the failure; `ends`: whether the task's job
-# fails now; `again`: whether the task could run again by itself, and so does not end the job.
+# fails now; `again`: whether this task may run again, so that another task is the reason if the job fails.
 #
 # `status` is the task's next state: `failed` (no attempt follows), `retry` (it runs again after a failure) or `pending`
 # (it runs again because its worker was lost). Each task gets an event. A job with `ends` fails: its other open steps
 # are skipped or cancelled, and no step keeps a lease. If the job goes on, a failed step that a workflow started
 # (`contained`) is given up: it counts as an ended step of the job, and wakes the workflow.
 #
-# After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each of these jobs: id, tenant_id,
-# status, trace, pipeline, seq (the number of the job's last event before this statement), and outcome and seconds of a
-# job that failed. `woken_hints` has the hints (messages that tell workers of due tasks) of woken workflows: id,
-# task_id, queue, priority, headers.
+# After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each job of these tasks: id,
+# tenant_id, status, trace, pipeline, seq (the number of the job's last event before this statement), and outcome and
+# seconds of a job that failed. `woken_hints` has the hints (messages that tell workers of due tasks) of woken
+# workflows: id, task_id, queue, priority, headers.
 END_FAILED_JOBS = f"""
 , other_steps AS (
     -- The other open steps of the jobs that fail.
@@ -87,8 +87,8 @@ END_FAILED_JOBS = f"""
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 ), woken_workflows AS (
-    -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
-    -- settlements/completion.py. Both count ended steps: a workflow is due when `news` reaches `wake_at`.
+    -- The workflows whose steps have failed for good. `news` counts the ended steps of a workflow, these steps
+    -- included. The workflow is due when `news` reaches `wake_at`: see settlements/completion.py.
     UPDATE task w
     SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()

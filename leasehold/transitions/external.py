@@ -1,6 +1,6 @@
 """Steps that external workers (programs of clients) claim over HTTP. This module ends such a step after its time limit,
-and reads the results of the steps that it needs. The time limit runs by PostgreSQL's clock: neither a heartbeat nor a
-renewed lease extends it.
+and reads the results of the earlier steps that it needs. PostgreSQL's clock measures the time limit: neither a
+heartbeat nor a renewed lease extends the limit.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _IS_OF_TENANT = """
 SELECT EXISTS (SELECT FROM task t WHERE t.id = $1 AND t.tenant_id = $2)
 """
 
-# A row if the tenant $3 has the task. `locked`: its job, if the owner $2 holds the lease. While the caller holds the
-# job's lock, no other transaction settles the step.
+# Returns a row if the task belongs to the tenant $3. `locked`: the task's job, if the owner $2 holds the lease; only
+# then the job is locked. While the caller holds the job's lock, no other transaction settles the step.
 _LOCK = """
 -- external_lock
 SELECT (SELECT j.id FROM job j WHERE j.id = t.job_id AND t.lease_owner = $2 FOR UPDATE) AS locked
@@ -68,8 +68,8 @@ ORDER BY p.position
 
 
 async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) -> bool:
-    """Whether the tenant has this task. Ask this, or `lock`, before each settlement: the row of an ended attempt has no
-    owner any more, so a settlement answers `settled` to everybody who names the epoch.
+    """Whether the tenant has this task. Call this, or `lock`, before each settlement. The reason: the row of an ended
+    attempt has no owner any more, so a settlement answers `settled` to everybody who names the epoch.
     """
     return bool(await connection.fetchval(_IS_OF_TENANT, task_id, tenant_id))
 
@@ -126,7 +126,7 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
     """
     outcomes = []
     for row in await connection.fetch(_OVERDUE, limit):
-        # Nobody reads `trusted_until` of this lease: it only settles the step.
+        # This lease only serves to settle the step: nobody reads its `trusted_until`.
         lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], trusted_until=monotonic())
         work = partial(time_out, connection, templates, row["tenant_id"], lease)
         outcome = await run_unit(connection, DUTY, row["id"], work)

@@ -140,8 +140,8 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: 
 
 
 async def _lock_changes(connection: Connection) -> None:
-    """Make other changes of declared limits wait until the caller's transaction ends. A change of EVERYBODY's limit
-    `tenant` would not reach a tenant's row that stops being declared at the same time.
+    """Make other changes of declared limits wait until the caller's transaction ends. Otherwise a change of EVERYBODY's
+    limit `tenant` would not reach a tenant's row whose own declaration is withdrawn at the same time.
     """
     await lock_name(connection, "declared limits")
 
@@ -196,8 +196,8 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
 
 
 # If a tenant's own limit `tenant` is withdrawn, its row gets the bounds of EVERYBODY's limit `tenant`, because the jobs
-# that wait at the row stay there. Any other row gets NULL bounds, which hold nobody back. So does this row if EVERYBODY
-# has no such limit: `max` over no rows gives one row of NULLs.
+# that wait at the row stay there. If EVERYBODY has no such limit, the row gets NULL bounds, because `max` over no rows
+# gives NULL. Any other row gets NULL bounds, too. NULL bounds hold no job back.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute

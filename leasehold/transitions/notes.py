@@ -1,6 +1,5 @@
-"""Notes: a running step writes a note for its next attempt, which reads the note even if this attempt is lost.
-
-No state changes.
+"""Notes: a running step writes a note for its next attempt. The next attempt reads the note even if this attempt is
+lost. No job or task changes its state.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 
-# The statement locks the task's row while it writes the note. A claim that takes the task over either waits, and reads
-# the note; or the claim came first, and the statement writes nothing.
+# The statement locks the task's row while it writes the note. A claim that takes the task over either comes later: then
+# it waits for the lock, and the new attempt has the note. Or the claim came first: then the statement writes nothing.
 REMEMBER = """
 -- note
 WITH held AS MATERIALIZED (

@@ -1,4 +1,6 @@
-"""Writes the progress that running steps report. Only the holder of the lease may report. No state changes."""
+"""Writes the progress that running steps report. Only the holder of the lease may report. No job or task changes its
+state.
+"""
 
 from __future__ import annotations
 

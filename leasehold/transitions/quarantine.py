@@ -61,9 +61,9 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 
 def is_away(connection: Connection, error: BaseException) -> bool:
-    """Whether the error means that the database is away. Any other error counts as the unit's own fault, also a
-    statement that took too long. If in truth the database hangs, recording the failure fails, too: so the unit is not
-    set aside.
+    """Whether the error means that the database is away. Any other error counts as the unit's own fault, even a
+    statement that took too long. If the statement took too long because the database hangs, `set_aside` fails, too: so
+    the unit is not set aside.
     """
     if connection.is_closed():
         return True
@@ -176,8 +176,8 @@ async def release(connection: Connection, duty: str, unit: object) -> None:
 
 
 async def forget(connection: Connection, limit: int = 1000) -> bool:
-    """Delete old rows: their units work again. A unit that still fails would have been set aside again. The lock leaves
-    out a unit that is set aside meanwhile. Returns whether more rows may be due.
+    """Delete old rows. Their units work again: a unit that still fails would have got a later `retry_at`. The lock
+    leaves out a unit that is set aside at the same time. Returns whether more rows may be due.
     """
     status = await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"

@@ -60,8 +60,8 @@ class NewRun:
 
 
 class Duplicate(Conflict):
-    """Another unfinished run of the template has the dedupe key. The caller must roll back. It may then answer with the
-    other run, if that is still unfinished.
+    """Another unfinished run of the template has the dedupe key. The caller must roll back. Then the caller may answer
+    with the other run, if that run is still unfinished.
     """
 
     def __init__(self, other: object = None) -> None:
@@ -110,9 +110,9 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Crea
 
 
 async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
-    """As `create_together`, but without a transaction, and only for the runs that no limit applies to. Returns for each
-    run whether it was written, and the hints. A dedupe key that is taken raises asyncpg.UniqueViolationError, and not
-    Duplicate.
+    """As `create_together`, but without a transaction. Writes only the runs to which no declared limit applies. Returns
+    for each run whether it was written, and the hints. A dedupe key that is taken raises asyncpg.UniqueViolationError,
+    and not Duplicate.
     """
     by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
     unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]
@@ -171,13 +171,15 @@ async def merge(
 async def _merge(
     connection: Connection, tenant_id: str, new: Mapping[int, NewRun], records: Sequence[Mapping[str, Any]]
 ) -> dict[int, UUID]:
-    """`new`: by `nth`. `records`: as `debounce.merge` takes them, which is also what this returns."""
+    """As `debounce.merge`, with the same `records` and the same result. Runs that wait at concurrency limits then wait
+    at the limits of their new arguments. `new`: `nth` of a submission -> the run that it would be.
+    """
     rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
     limits_of_new = {nth: _declared_limits(rules, run) for nth, run in new.items()}
     if not any(limits_of_new.values()):
         return await debounce.merge(connection, tenant_id, records)
-    # First lock the keys, then the limits, and then the jobs. Also the limits at which the jobs wait until now: an
-    # admission at these would not see that a job has begun to wait at others.
+    # The order of the locks: the keys, then the limits, then the jobs. The limits at which the jobs wait until now are
+    # locked, too: otherwise an admission at these limits would not see that a job has begun to wait at others.
     earlier_limits = [ConcurrencyLimit(*row) for row in await connection.fetch(_LIMITS_UNTIL_NOW, tenant_id, records)]
     new_limits = [limit for own_limits in limits_of_new.values() for limit in own_limits]
     await concurrency.lock_limits(connection, [*earlier_limits, *new_limits])
@@ -232,7 +234,7 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
 
 
 def first_state(new: NewRun, *, is_limited: bool = False) -> JobState:
-    """The state in which the run is written. `is_limited`: it waits at its limits first."""
+    """The state in which the run is written. `is_limited`: the run first waits at its limits."""
     return JobState.PENDING if is_limited else jobs.first_state(_job(new, (), notify=False))
 
 
@@ -244,14 +246,14 @@ async def revive(
     *,
     replaces_params: bool = False,
 ) -> CreatedRun | None:
-    """failed -> pending, queued or waiting_worker, for the run `new.id`. It waits at its scope and its limits as a new
-    run does. None: there is no such failed run. Call this in a transaction.
+    """failed -> pending, queued or waiting_worker, for the run `new.id`. The run waits for its scope and at its limits
+    as a new run does. None: there is no such failed run. Call this in a transaction.
 
-    `new.params`: the parameters of the run from now on. `replaces_params`: they replace the stored parameters; else
-    they are the stored ones. `cause`: who retries the run, for its history.
+    `new.params`: the parameters of the run from now on. `replaces_params`: whether they replace the stored parameters;
+    False: they are the stored parameters. `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
-    the run would skip other steps with the new parameters: its tasks wait for each other by those that it skips.
+    the run would skip other steps with the new parameters: the skipped steps decide which tasks wait for each other.
     """
     failed_job = await connection.fetchrow(
         "SELECT dedupe_key, params FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
@@ -325,7 +327,7 @@ def _terms_of(new: NewRun, rules: TenantRules) -> AdmissionTerms:
     scope_digest = _scope_digest(new)
     if policy == "reject_same_scope":
         return AdmissionTerms(declared_limits, scope_digest)
-    # The run waits until the earlier runs of its scope have ended. This limit is the last one.
+    # At this limit the run waits until the earlier runs of its scope have ended. `_admission_of` expects it at the end.
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
     return AdmissionTerms([*declared_limits, scope])
 
@@ -335,8 +337,8 @@ async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules)
     terms = _terms_of(new, rules)
     if new.template_version.pipeline.terms.concurrency != "replace_same_scope":
         return _Admission(terms)
-    # Lock the limits before the older runs, as an admission does. The lock of the scope also puts replacements in
-    # order.
+    # Lock the limits before the older runs, as an admission does. With the lock of the scope's limit, only one
+    # transaction at a time replaces runs of the scope.
     await concurrency.lock_limits(connection, terms.limits)
     older, ended = await _replace(connection, new, terms.limits[-1])
     return _Admission(terms, older, ended)
@@ -370,7 +372,7 @@ async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
 
 @asynccontextmanager
 async def _translate_conflicts(connection: Connection, new: NewRun, terms: AdmissionTerms) -> AsyncIterator[None]:
-    """Raises Conflict or Duplicate when the block violates the exclusive or the dedupe key. The block runs in a
+    """Raise Conflict or Duplicate when the block violates the exclusive or the dedupe key. The block runs in a
     savepoint: so the earlier writes of the caller's transaction are kept.
     """
     if terms.exclusive_key is None and new.dedupe_key is None:
@@ -404,7 +406,7 @@ def _scope_digest(new: NewRun) -> str:
 
 async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
     """Cancel the older runs of the same scope. Returns these runs, and the jobs among them that have ended immediately.
-    The new run waits at `limit`, the limit of the scope, until the older runs have ended. The caller has locked that
+    The new run waits at `limit`, the limit of the scope, until the older runs have ended. The caller has locked this
     limit.
 
     Raises Duplicate if a client submits the same run again: such a submission does not replace the run.

@@ -14,7 +14,9 @@ _NAME = re.compile(r"\s*-- ([a-z_]+)\n")
 
 
 def statements() -> dict[str, str]:
-    """Every named statement (`-- name` is its first line), sorted by name."""
+    """Every named statement in the modules of this package (`room`), sorted by name. The first line of a named
+    statement is `-- name`.
+    """
     texts: dict[str, str] = {}
     for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():

@@ -122,7 +122,7 @@ async def expire_leases(
         if row["status"] == "failed":
             DEAD.labels(row["pipeline"], row["step"], bounded_code(_WORKER_LOST)).inc()
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
-    # A row without a status is only the hint of a woken workflow: no lease of it has ended.
+    # A row without a status has only the hint of a woken workflow: it stands for no ended lease.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
 
@@ -133,8 +133,8 @@ async def _lock_in_order(
     None: all jobs that are due.
 
     `enable_sort = off` makes PostgreSQL read the index that has this order. Otherwise the planner could choose the
-    index of all unfinished jobs, because its statistics show few of them. But that index also has every job that has
-    ended since the last vacuum.
+    index of all unfinished jobs, because its statistics show few unfinished jobs. But that index also has every job
+    that has ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")
     return [row["id"] for row in await connection.fetch(statement, limit, only_job, *parameters)]
@@ -191,8 +191,8 @@ async def expire_jobs(
     limit: int = 100,
     hooks: Sequence[Callable[[Connection, Sequence[UUID]], Awaitable[None]]] = (),
 ) -> list[JobEnded]:
-    """unfinished -> expired, for jobs past `deadline_at`. Their unfinished steps are skipped or cancelled. `hooks`: of
-    kinds of work; called with the ids of the expired jobs, in the transaction that ends them.
+    """unfinished -> expired, for jobs past `deadline_at`. Their unfinished steps are skipped or cancelled. `hooks`:
+    functions of kinds of work. Each is called with the ids of the expired jobs, in the transaction that ends the jobs.
     """
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
@@ -254,9 +254,9 @@ FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 """
 
 # $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost. Once the grace has passed, it
-# ends all other steps, too: those that still run, and the step of a workflow that waits for a worker. (The request for
-# the cancel left it open, so that the workflow's code could see the cancel.) Exception: a running step that is not
-# cancelable goes on.
+# ends all other steps, too: those that still run, and a workflow that waits for a worker. (The request for the cancel
+# left the workflow open, so that its code could see the cancel.) Exception: a running step that is not cancelable goes
+# on.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -285,7 +285,7 @@ async def end_cancels(
 ) -> list[JobEnded]:
     """cancel_requested -> cancelled, for jobs whose grace has passed or whose workers are lost.
 
-    Exception: within the grace, a workflow whose worker is lost goes on (running -> pending), unless it was lost
+    Exception: within the grace, a workflow whose worker is lost goes on (running -> pending), until it has been lost
     `max_losses` times.
     """
 
@@ -311,12 +311,15 @@ class Forgettable:
 async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
     """Finished jobs past `expires_at`. Delete their objects first, and then call `forget_jobs`.
 
-    Left out are the jobs that are set aside after a failure, the jobs of tenants that move or have moved to another
-    cell (an installation of its own), and the runs whose result an unfinished workflow awaits: if the workflow's
-    function runs again from its top, it reads the result again. A workflow that did not succeed stays until the runs
-    that it started have been cancelled, and a job that a rate has admitted stays for a minute. A job whose webhook
-    deliveries are not written yet stays for another day at most, because they are made from its row. The lock leaves
-    out a job whose retry began while the job had not expired, and is not committed yet.
+    These jobs are left out:
+
+    - jobs in quarantine, and jobs of tenants that move or have moved to another cell (an installation of its own);
+    - runs whose result an unfinished workflow awaits: the workflow's function may run again from its top, and then
+      reads the result again;
+    - a workflow that did not succeed, until the runs that it started have been cancelled;
+    - a job that a rate has admitted, for a minute;
+    - a job whose webhook deliveries are not written yet, for another day at most: they are made from its row;
+    - a job that is being retried (its row is locked): the retry began before the job expired.
     """
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
@@ -351,8 +354,8 @@ async def forget_jobs(
 
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> bool:
-    """Delete keys whose answers have expired. The lock leaves out a key that a new request reserves meanwhile: without
-    it, PostgreSQL would wait for that request, and delete its answer then. Returns whether more keys may be due.
+    """Delete keys whose answers have expired. The lock leaves out a key that a new request reserves at the same time.
+    Otherwise PostgreSQL would wait for that request, and then delete its answer. Returns whether more keys may be due.
     """
     status = await connection.execute(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN ("

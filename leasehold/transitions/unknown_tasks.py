@@ -1,8 +1,8 @@
-"""`wake_known`: a worker wakes tasks that another worker has put off, because that worker lacked their code.
+"""`wake_known`: a worker wakes tasks that another worker has snoozed, because that worker lacked their code.
 
-A worker that claims a task and lacks its code puts the task off, and records it in `unknown_task`
-(settlements.snoozing). Each time adds two events to the job's history. So the task is put off for long, and a worker
-that has the code does not wait: it makes the task due.
+A worker that claims a task and lacks its code snoozes the task, and records it in `unknown_task`
+(settlements.snoozing). Each claim with its snooze adds two events to the job's history, so the snooze is long. A worker
+that has the code does not wait until the snooze is over: it makes the task due.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ FROM known_task k LEFT JOIN woken_task w ON w.id = k.task_id
 async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
 ) -> tuple[list[Hint], bool]:
-    """waiting -> waiting, due now, for tasks that a worker without their code has put off: those in `queues` whose
+    """waiting -> waiting, due now, for tasks that a worker without their code has snoozed: those in `queues` whose
     handler is one of `handlers`. Returns their hints (messages that a task is due), for this worker alone, and whether
-    there may be more such tasks. The outbox does not have these hints: if one is lost, a poll finds its task.
+    there may be more such tasks. The outbox does not have these hints: if a hint is lost, a poll finds the task.
     """
     rows = await connection.fetch(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
     hints = [Announcement.from_row(row).hint for row in rows if row["task_id"] is not None]

@@ -34,8 +34,8 @@ class ReportedJobs:
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# SQL: a worker has the code of the job `j`, or may have it, or a worker that ended not long ago had it. The name of a
-# handler is `pipeline.step`.
+# SQL: a worker has the code of the job `j`, may have it (`handlers` is NULL: the worker's handlers are not recorded),
+# or had it and ended not long ago (`known_handler`). The name of a handler is `pipeline.step`.
 _MAY_BE_KNOWN = """EXISTS (
            SELECT 1 FROM worker w WHERE w.handlers IS NULL
            OR EXISTS (SELECT 1 FROM unnest(w.handlers) AS h(name) WHERE starts_with(h.name, j.pipeline || '.')))
@@ -44,9 +44,9 @@ _MAY_BE_KNOWN = """EXISTS (
 # Ended jobs whose deliveries are not written yet. $2 only this job, even if it is set aside; NULL: all that are not set
 # aside. $3 the pipelines of this process; NULL: any. The statement leaves a failed job of another app (its pipeline is
 # `APP.TASK`) to a worker with that app's code, because a run of its `on_failure` pipeline may have to follow. When the
-# job's retention has ended, any worker takes it if no worker has or had the code; and any worker half a day later,
-# because retention waits for a day at most. $4 the pipelines that have an `on_failure` pipeline. $5: the caller deletes
-# the job, so that its retention ends now.
+# job's retention has ended, any worker takes the job if no worker has or had the code. Half a day later any worker
+# takes it in any case, because retention waits for a day at most. $4 the pipelines that have an `on_failure` pipeline.
+# $5: the caller deletes the job, so that its retention ends now.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -126,8 +126,8 @@ async def dispatch(
     to a process with that app's code: until its retention ends, or until half a day later if a worker may have the
     code. `job_id`: the caller will change this job's row in the same transaction. So its deliveries are written now,
     whichever app the job belongs to, and even if the job is set aside after a failure. The call waits until other
-    transactions have released the row. `deletes`: the caller deletes the job, which hides the row and keeps it while
-    `notify` is set. So a failed job of another app is left to a process with that app's code if a worker may have it.
+    transactions have released the row. `deletes`: the caller deletes the job. The row is then hidden, and stays while
+    `notify` is set. So a failed job of another app is left to a process with that app's code, if a worker may have it.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)
@@ -153,7 +153,7 @@ async def dispatch(
             for job in ended
             for params in _deliveries(job, webhooks, reported_jobs)
         ]
-        # `params` is NULL unless the job failed and its pipeline has an `on_failure` pipeline.
+        # `params` is set only if the job failed and its pipeline has an `on_failure` pipeline.
         new_jobs += [
             _follower(follower_of[job["pipeline"]], job, keep_seconds) for job in ended if job["params"] is not None
         ]

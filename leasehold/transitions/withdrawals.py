@@ -16,8 +16,8 @@ class Withdrawals:
     """How a kind of work withdraws its orders.
 
     `pipeline`: the pipeline of the jobs that make orders. `step`: the step that makes the order; its result has the
-    order's id as `ref`. `withdrawal`: the pipeline of the withdrawals. `content`: parameters that a withdrawal does
-    without: they are the client's content, and go with the deleted job.
+    order's id as `ref`. `withdrawal`: the pipeline of the withdrawals. `content`: the parameters that are not copied
+    into a withdrawal: they are the client's content, and are deleted with the job.
     """
 
     pipeline: str

@@ -22,8 +22,8 @@ class Branch(Pending[Any]):
 
     `path`: the branch's name in the journal. `number`: the number of the last call. `now`: the time of the newest
     result. `patches`: the answers of `ctx.patched` so far. `waits_for`: the Pending (call of the context) that the
-    coroutine awaits. `has_awaited`: it has awaited a Pending before.
-    `cancelled`: Cancelled was raised in the coroutine.
+    coroutine awaits. `has_awaited`: whether the coroutine has awaited a Pending before. `cancelled`: whether Cancelled
+    was raised in the coroutine.
     """
 
     __slots__ = (

@@ -59,8 +59,8 @@ from leasehold.workflows.port import Port
 _BURST = 200
 #: Characters of an error's message in the journal.
 _MAX_MESSAGE = 1000
-#: The most bytes of JSON of a result of `ctx.call`, unless the worker allows more. The journal has it as a value of
-#: PostgreSQL, and each replay reads the whole journal.
+#: The most bytes of JSON that a result of `ctx.call` may have, unless the worker allows more. The bound is small: the
+#: result is stored in the journal's row, and each replay reads the whole journal.
 MAX_CALL_BYTES = 64 * 1024
 
 
@@ -99,8 +99,8 @@ class Driver:
         self._row_count = 0  # rows of the journal that were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
-        # If the journal has more signals than were read: by name, after which id the next one is to be read. A name
-        # that is not there begins after `_last_signal`, the last one that was read; None: all were read.
+        # A journal is read with its oldest signals only. `_last_signal`: the id of the last of these; None: there are
+        # no later signals. `_last_of_name`: name -> the id of the last later signal of this name that the driver read.
         self._last_signal: int | None = None
         self._last_of_name: dict[str, int] = {}
         # Waits that raised SignalInvalid, each with the id of its signal.
@@ -124,7 +124,8 @@ class Driver:
     # --- for the worker
 
     async def advance(self, port: Port) -> Outcome:
-        """Go on until every branch waits, or the workflow has ended.
+        """Go on until every branch waits, or the workflow has ended. Before it returns, it waits for the functions of
+        `ctx.call` and the starts of runs that are under way.
 
         Raises the error with which the workflow ends (`_final_error`), Cancelled and LeaseLost. Raises JournalLost
         before the workflow's code goes on.
@@ -142,8 +143,8 @@ class Driver:
                 task.cancel()
         await self._reopen(port, main.error)
         outcome = self._outcome_of(main)
-        # `calls` may still have the row of a signal that was consumed last. A cancel that is requested now came after
-        # the end of the code, and must not change how the run ends: so the second commit writes the row in spite of it.
+        # `calls` may still have the row of the signal that was consumed last. A cancel that is requested now came after
+        # the end of the code, and must not change how the run ends: so the second commit writes the row nevertheless.
         if not await self._commit(port):
             self._cancelling = True
             await self._commit(port)
@@ -158,7 +159,9 @@ class Driver:
                     branch.coroutine.close()
 
     async def _go_on(self, port: Port, main: Branch) -> bool:
-        """Run every branch that is ready. Returns whether the workflow then waits; False: it has ended."""
+        """Raise a requested cancel in the branches, and then run every branch that is ready. Returns whether the
+        workflow then waits; False: it has ended.
+        """
         if not self._cancelling and (self._cancelled_at is not None or port.cancelled()):
             self._cancel()
         await self._run_ready(port)
@@ -184,7 +187,9 @@ class Driver:
             return False
 
     async def _commit_or_cancel(self, port: Port) -> bool:
-        """Write `calls` to the journal now. False: a cancel came that the workflow had not seen. It has met it then."""
+        """Write `calls` to the journal now. False: a cancel came that the workflow had not seen. This method then has
+        raised Cancelled in the waiting branches, and has written `calls` with the rows of the cancel.
+        """
         if await self._commit(port):
             return True
         self._cancel()
@@ -230,7 +235,9 @@ class Driver:
     # --- results from the journal
 
     async def _read(self, port: Port) -> None:
-        """Read the journal: at first all of it, later only the rows of the calls that wait."""
+        """Read the journal: at first all of it, later only the rows of the calls that wait. Give these calls the
+        results that have come.
+        """
         if self._main is None:
             journal = await port.read(None)
             self._replay = Replay(journal.entries)
@@ -296,11 +303,13 @@ class Driver:
             self._wait(call, entry.seconds)
 
     async def _receive_end(self, port: Port, call: ResultCall[Any], branch: Branch, entry: Entry) -> None:
-        """Give the call how its run has ended: as the journal has recorded it, else as the run is now.
+        """Give the call the end of its run: the end that the journal has recorded, or else the run's present end. If
+        the run has not ended, the call waits.
 
-        Record it with the next call that the code makes: a replay must come to that call again, also after the run was
-        retried and has ended otherwise, or was deleted. Until then nothing depends on it. Exception: a large result
-        stays where it is, for as long as the run is kept.
+        An end that the journal lacks is recorded with the next call that the code makes, because a replay must come to
+        that call again, even if the run was retried and has ended otherwise, or was deleted. Before that call, nothing
+        depends on the end. Exception: a large result is not recorded. It is an output of the run, and is there for as
+        long as the run is kept.
         """
         if entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
@@ -375,14 +384,14 @@ class Driver:
         return signal
 
     def _end_wait(self, entry: Entry | None, record: Call) -> None:
-        """Record how the wait for a signal ended. The row of a wait that was written before (`entry`) is counted."""
+        """Record how the wait for a signal ended. `entry`: the wait's row in the journal, which is counted already."""
         if entry is None:
             self._count_row()
         self.calls.append(record)
 
     def _end_sleep(self, call: SleepCall, branch: Branch, entry: Entry) -> None:
-        """Let the workflow go on after its sleep, and record that. The record is committed with the next calls: a
-        replay must pass the sleep to reach them, also after PostgreSQL's clock has gone back.
+        """Let the workflow go on after its sleep, and record the end of the sleep. The record is committed with the
+        next calls: to reach these, a replay must pass the sleep, even if PostgreSQL's clock has gone back since.
         """
         if entry.state == "open":
             self.calls.append(Call(call.branch, call.number, call.kind, call.name, "done"))
@@ -471,8 +480,8 @@ class Driver:
         self._wake(branch)
 
     async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
-        """Begin the call that the branch awaits: take its result from the journal, or make the call. If another await
-        has begun it, only check that this one may await it, too.
+        """Begin the call that the branch awaits: take its result from the journal, or make the call. If an earlier
+        await has begun the call, only check that this branch may await it, too.
         """
         if pending.owner is not None:
             _check_second_await(pending, pending.owner, branch)
@@ -486,7 +495,9 @@ class Driver:
             await self._issue_call(port, pending, branch)
 
     async def _issue_call(self, port: Port, call: Journaled[Any], branch: Branch) -> None:
-        """Give the call its place in the journal, and take its result from there or make the call."""
+        """Give the call its place in the journal, and take its result from there or make the call. While the run is
+        being cancelled, only a call that undoes work (`_may_undo`) is made; any other call fails.
+        """
         branch.number += 1
         call.branch, call.number = branch.path, branch.number
         if isinstance(call, RunCall):
@@ -557,7 +568,7 @@ class Driver:
             case ResultCall():
                 self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
                 # The run may have ended already. With 0 seconds the workflow is due again immediately after this row is
-                # committed, and the driver reads how the run is.
+                # committed, and the driver then reads the state of the run.
                 self._wait(call, 0.0)
             case LocalCall():
                 self._take_ends()
@@ -567,9 +578,10 @@ class Driver:
                 self._local_tasks[asyncio.ensure_future(work)] = call
 
     async def _call_function(self, port: Port, call: LocalCall[Any], *, commits_first: bool, undoes: bool) -> Any:
-        """Call the function. `commits_first`: a replay after the worker's death reaches this call only with the rows of
-        now, whatever comes meanwhile: so commit these before the function has an effect. `undoes`: the code has seen
-        the cancel of its run. Raises _NotCalled if a cancel came that it has not seen.
+        """Call the function. `commits_first`: commit `calls` before the function has an effect. The code has come to
+        this call because of these rows: if the worker dies, a replay comes to the call only if the journal has them.
+        `undoes`: when the code made the call, it had seen the cancel of its run. Raises _NotCalled if a cancel came
+        that the code had not seen.
         """
         if commits_first and (not await self._commit(port) or self._cancelling is not undoes):
             raise _NotCalled
@@ -581,8 +593,8 @@ class Driver:
         return record.child if await port.start(call, record) else None
 
     async def _finish_local_task(self, port: Port) -> None:
-        """Wait until a function of `ctx.call` or a `ctx.start` has ended. Commit a function's result before the
-        workflow gets it. Meanwhile the steps and waits of other branches begin.
+        """Commit the steps and waits that other branches have begun. Then wait until a function of `ctx.call` or a
+        `ctx.start` has ended. Commit a function's result before the workflow gets it.
         """
         if any(row.state == "open" for row in self.calls) and not await self._commit_or_cancel(port):
             return
@@ -661,7 +673,7 @@ class Driver:
         self._ends = []
 
     def _wait(self, call: Journaled[Any], seconds: float | None) -> None:
-        """Let the call wait for its result. `seconds`: when the wait ends by itself; None: never."""
+        """Let the call wait for its result. `seconds`: the wait ends by itself after this time; None: never."""
         self._waiting_calls[call.branch, call.number] = call
         call.deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
@@ -730,10 +742,12 @@ def _final_error(error: BaseException) -> BaseException:
 
 
 def _record_of(call: LocalCall[Any], task: asyncio.Task[Any], max_bytes: int) -> tuple[Call, Any]:
-    """The journal's row of a function of `ctx.call` that has ended, and the result that the workflow gets: as a replay
-    reads it. Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises
-    Permanent for a result that has more than `max_bytes` of JSON, and for one that is not JSON, or that its type does
-    not take back: once that was recorded, each replay would fail.
+    """The journal's row of a function of `ctx.call` that has ended, and the result that the workflow gets. The result
+    is decoded from the row, as in a replay.
+
+    Raises the errors that end the attempt (LeaseLost, asyncio.CancelledError), and _NotCalled. Raises Permanent in
+    three cases: the result has more than `max_bytes` of JSON; it cannot be converted to JSON; or its type does not take
+    the JSON back. If such a result were recorded, each replay would fail.
     """
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if error is None:
@@ -777,11 +791,12 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
 
 
 def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) -> None:
-    """Raises Permanent `workflow_awaits`, unless `owner` comes before `branch` to the call at each replay, whatever has
-    ended by then. The place of the call follows from the branch that comes first.
+    """Raise Permanent `workflow_awaits` if it depends on the course of a replay whether `owner` or `branch` comes first
+    to the call. The first branch decides the place of the call, so it must be the same branch at each replay.
 
-    An ancestor of a branch does nothing while the branch runs. And each branch of a gather begins what it awaits first
-    before any of them goes on.
+    Two cases are safe. One branch is an ancestor of the other: an ancestor does nothing while its branches run. Or the
+    call is the first that `owner` awaits, and `branch` has the same parent, or descends from it: all branches of a
+    gather begin their first call before any of them goes on.
     """
     if branch is owner:
         return

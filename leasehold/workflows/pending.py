@@ -56,7 +56,7 @@ class Runnable(Protocol):
 
     @property
     def is_workflow(self) -> bool:
-        """Whether it is a workflow. A run has one journal, so it cannot be a step of another workflow's run."""
+        """Whether the task is a workflow. Such a task cannot be a step of a workflow's run: a run has one journal."""
 
     @property
     def handler(self) -> str:

@@ -33,7 +33,9 @@ class Port(Protocol):
         """
 
     async def fetch(self, child: UUID, output: str, *, is_run: bool) -> bytes:
-        """An output of a step that has succeeded; with `is_run`, of the only step of a run that has."""
+        """The output `output` of the succeeded step `child`. `is_run`: `child` is a succeeded run, and the output is of
+        the run's only step. (Steps that a workflow has started do not count.)
+        """
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function of the user's code: a coroutine function in the event loop, any other in a thread."""

@@ -1,3 +1,3 @@
-"""One attempt: fetch inputs, run the handler, publish outputs, settle. Knows leases, and nothing of slots (a slot is
-room for an attempt) or hints (messages that a task is due).
+"""One attempt: fetch inputs, run the handler, publish outputs, settle. These modules know leases. They do not import
+worker/claiming: an attempt sees its slot (its room in the worker) only by the protocol in slot.py.
 """

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between two writes of the items of one attempt.
 EVERY_SECONDS = 0.2
-#: The most chunks of one statement.
+#: The most chunks in one statement.
 _BATCH = 128
 #: Seconds for which a write waits while the database is away: without limit, as for a settlement.
 _PATIENCE = float("inf")

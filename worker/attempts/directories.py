@@ -29,7 +29,7 @@ class Directories:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._adopted: dict[tuple[UUID, int], Path] = {}  # by task and epoch
+        self._adopted: dict[tuple[UUID, int], Path] = {}  # by task and epoch: taken over from speculative executions
 
     def path_of(self, lease: Lease) -> Path:
         """The directory of the attempt with this lease."""

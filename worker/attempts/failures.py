@@ -119,5 +119,5 @@ def failure_of(claimed: Claimed, step: Step, error: StepError, ladder: Sequence[
 
 def _storable(text: str, limit: int) -> str:
     """The text without secrets, in a form that PostgreSQL can store, and cut to `limit` characters."""
-    # Redact before the cut to `limit`: the search does not recognise half of a secret.
+    # Redact before the cut to `limit`: the redaction does not recognise half of a secret.
     return storable_text(redact_start(text, 4 * _MAX_MESSAGE)[:limit])

@@ -56,9 +56,9 @@ _Answer = TypeVar("_Answer")
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: Seconds for which an attempt without room snoozes: it gives its lease back, and the task is due again later. There is
-#: no room if the pipeline's own limit (`Pipeline.room`) does not admit the attempt, or if no thread becomes free for a
-#: plain handler, which waits for one for the same time.
+#: Seconds for which an attempt without room snoozes: it gives its lease back, and the task is due again later. An
+#: attempt has no room if the pipeline's own limit (`Pipeline.room`) does not admit it. An attempt with a plain handler
+#: has no room if it has waited for a thread for these seconds, too, and none became free.
 _ROOM_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -99,7 +99,7 @@ class InlineAttempt:
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
         self.used_directory = False
-        self._log_source = attempt_logs.source()
+        self._log_source = attempt_logs.source()  # the LogAndStream of this attempt
 
     @property
     def pipeline(self) -> Pipeline:
@@ -253,7 +253,9 @@ class InlineAttempt:
         await self._on_primary(partial(notes.remember, lease=self.lease, note=note))
 
     async def _remember_on(self, connection: Connection, note: Mapping[str, Any]) -> None:
-        """Write the note on the handler's connection. Raises Permanent `bad_connection` for one that cannot."""
+        """Write the note on the handler's connection. Raises Permanent `bad_connection` if that connection cannot write
+        it.
+        """
         if is_of_platform(connection):
             await notes.remember(connection, self.lease, note)
             return

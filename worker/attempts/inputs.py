@@ -28,9 +28,9 @@ from leasehold.worker.leases.held_lease import HeldLease
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object that a step reads: an input of the job, or an output of another step. `read`: the name in `Step.reads`,
-    of the input or of the other step. `name`: the name of the input or of the output. `sha256`: the digest of an
-    output; None for an input of the job.
+    """An object that a step reads: an input of the job, or an output of another step. `read`: the entry of
+    `Step.reads`, which is the name of the input or of the other step. `name`: the name of the input or of the output.
+    `sha256`: the digest of an output; None for an input of the job.
     """
 
     read: str
@@ -57,7 +57,7 @@ async def sources_of(pool: Pool, held: HeldLease, pipeline: Pipeline, step: Step
 
 
 def _refuse_equal_names(step: Step, sources: Sequence[Source]) -> None:
-    """Raises Permanent `input_ambiguous`. Equal bytes under one name do no harm."""
+    """Raise Permanent `input_ambiguous` if two different objects have one name. The same object twice does no harm."""
     by_name: dict[str, Source] = {}
     for source in sources:
         other = by_name.setdefault(source.name, source)
@@ -67,7 +67,7 @@ def _refuse_equal_names(step: Step, sources: Sequence[Source]) -> None:
 
 
 async def item_of(pool: Pool, held: HeldLease) -> Any:
-    """The item on which this task works, which is a part of a fan-out."""
+    """The item of this task, which is a part of a fan-out."""
     return await on_primary(
         pool,
         held,
@@ -105,8 +105,8 @@ async def fetch(
 
 def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str], item: Any) -> str:
     """The digest of everything that determines the outputs: the step's version, its parameters, the digests of its
-    inputs (name -> sha256), and the item of a part: a step that fans out anew may give another item to a part of the
-    same name.
+    inputs (name -> sha256) and, for a part, its item. The item counts because a step that fans out again may give
+    another item to a part of the same name.
     """
     work: dict[str, Any] = {
         "pipeline": claimed.pipeline,

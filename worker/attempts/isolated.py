@@ -77,9 +77,13 @@ class IsolatedAttempts:
         timeout: float,
         may_continue: Callable[[], bool],
     ) -> Completion:
-        """Run the attempt. If `may_continue` returns True after the handler has ended, start later steps speculatively.
-        They run until an attempt takes them, or until `discard_speculations` ends them. Raises what the handler, the
-        child and the store raise.
+        """Run the attempt: fetch the inputs, run the handler in a child, publish the outputs. If this worker has
+        started the step speculatively, the attempt uses that run. If an earlier attempt has published the outputs of
+        the same work, the attempt returns these and runs nothing.
+
+        If `may_continue` returns True after the handler has ended, start later steps speculatively. They run until an
+        attempt takes them, or until `discard_speculations` ends them. Raises what the handler, the child and the store
+        raise.
         """
         sources = await sources_of(self._pool, held, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)

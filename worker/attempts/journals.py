@@ -41,8 +41,9 @@ class Journals:
         return answer
 
     async def read(self, request: Reading) -> Journal | None:
-        """The rows that the request names, or the whole journal. None: the lease is not valid. A long journal would
-        delay all other requests: it comes back cut (`is_cut`), and the caller reads it on another connection.
+        """The rows that the request names, or the whole journal. None: the lease is not valid. Of a long journal this
+        returns only the beginning (`is_cut`), and the caller reads the journal on another connection: a long read here
+        would delay all other requests.
         """
         answer = await self._batcher.ask(request)
         assert not isinstance(answer, Recorded)
@@ -54,7 +55,7 @@ class Journals:
         batch: Sequence[Recording | Reading],
         _repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Recorded | Journal | None]:
-        if differ_in_a_task(item.lease for item in batch):  # as in SettlementBatcher
+        if differ_in_a_task(item.lease for item in batch):  # two leases of one task: answer each request by itself
             return [answer for one in batch for answer in await self._carry_out(connection, [one], _repeated)]
         recordings = [item for item in batch if isinstance(item, Recording)]
         readings = [item for item in batch if isinstance(item, Reading)]

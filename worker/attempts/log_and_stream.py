@@ -1,7 +1,7 @@
 """The log of each attempt, and its stream (the values that its handler emits). The runner opens log and stream for a
-new attempt, and finishes them at its end.
+new attempt, and finishes them at the attempt's end.
 
-Most attempts log and emit nothing. So an attempt has no buffers until its first line or chunk.
+Most attempts log and emit nothing. So an attempt has no buffers until its first line or value.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from leasehold.worker.attempts.chunk_writer import AttemptBuffer, ChunkWriter
 
 
 class LogAndStream:
-    """The buffers of one attempt: the lines that its handler logs, and the chunks that it emits. It is a `Source` of
-    leasehold.telemetry.attempt_logs.
+    """The buffers of one attempt: the lines that its handler logs, and the values that it emits. This class is a
+    `Source` of leasehold.telemetry.attempt_logs.
     """
 
     __slots__ = ("_claimed", "_closed", "_writers", "log", "stream")
@@ -74,8 +74,8 @@ class LogAndStreamWriters:
         return self.streams.open(claimed, emissions), self.logs.open(claimed, recorder)
 
     async def finish(self, log_and_stream: LogAndStream) -> None:
-        """Write the last lines and chunks of an attempt that has ended, and return once PostgreSQL has them. An attempt
-        without lines and chunks costs no statement.
+        """Write the last lines and values of an attempt that has ended, and return once PostgreSQL has them. An attempt
+        without lines and values costs no statement.
         """
         if log_and_stream.close() and log_and_stream.log is not None and log_and_stream.stream is not None:
             await self.logs.finish(log_and_stream.log)

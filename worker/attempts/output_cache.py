@@ -21,7 +21,7 @@ class OutputCache:
         self._outputs: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def add(self, key: str, sha256: str, data: bytes) -> None:
-        """`data` is in the store under `key`; `sha256` is its digest."""
+        """Cache `data`, which is in the store under `key` and has the digest `sha256`."""
         self._bytes += len(data) - len(self._outputs.pop((key, sha256), b""))
         self._outputs[key, sha256] = data
         while self._bytes > self._max_bytes:

@@ -1,7 +1,7 @@
 """Reads and writes of attempts, at a server of PostgreSQL that takes writes. A standby may lack the newest rows: an
 attempt that missed a note, an input or a result there would do its work twice, or wrongly.
 
-While no server takes writes, an attempt waits here, as long as its lease is trusted.
+While no server takes writes, an attempt waits here, as long as it trusts its lease (`HeldLease.trusted`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _Answer = TypeVar("_Answer")
 
 @asynccontextmanager
 async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Connection]:
-    """A connection of the pool for the block. Raises LeaseLost once the lease is not trusted any more, and there is no
-    server yet.
+    """Lend a connection of the pool for the block. While no server takes writes, this waits. Raises LeaseLost if the
+    lease is no longer trusted and there is still no server.
     """
 
     async def acquire() -> PoolConnectionProxy[asyncpg.Record]:
@@ -45,8 +45,9 @@ async def primary_connection(pool: Pool, held: HeldLease) -> AsyncIterator[Conne
 
 
 async def on_primary(pool: Pool, held: HeldLease, work: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
-    """What `work` returns. It is called again if the connection is lost. So a write must be idempotent: PostgreSQL may
-    have committed it, or may commit it still. Raises LeaseLost as `primary_connection`.
+    """Call `work` with a connection, and return its result. If the connection is lost, `work` is called again. So its
+    writes must be idempotent: PostgreSQL may have committed them in the first call, or may commit them still. Raises
+    LeaseLost as `primary_connection`.
     """
 
     async def work_once() -> _Answer:

@@ -104,8 +104,8 @@ def _read_small(path: Path) -> bytes | None:
 async def find_published(
     store: ObjectStore, prefix: str, step: Step, digest: str, held: HeldLease
 ) -> Completion | None:
-    """A completion with the outputs that an earlier attempt at the same work has published. None unless all outputs are
-    there.
+    """A completion with the outputs that an earlier attempt at the same work has published. None if an output is
+    missing, or if the search fails.
     """
     if step.writes is None:
         return None

@@ -74,12 +74,12 @@ _AFTER_LIMIT_SECONDS = 120.0
 #: events to the job's history. When a worker that has the code starts, it wakes the task earlier
 #: (transitions/unknown_tasks.py). A worker of an older release cannot do so.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
-#: An attempt that is cancelled has the job's grace to end, but at least and at most these seconds: else a handler that
-#: catches the CancelledError and goes on would keep its slot, and a worker that drains, for ever. A container is killed
-#: about this long after the time to drain.
+#: A cancelled attempt has the job's grace to end, but at least and at most these seconds. Without a bound, a handler
+#: that catches the CancelledError and goes on would keep its slot for ever, and a draining worker would never end. A
+#: container is killed about _MAX_STOP_SECONDS after the end of its time to drain.
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
 
-#: No template can be read now, or there is none.
+#: Errors that mean: no template can be read now, or there is none.
 _NO_TEMPLATE: tuple[type[BaseException], ...] = (*TRY_AGAIN, RequestError)
 
 _LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
@@ -215,7 +215,7 @@ class Runner:
         work = StoppableWork(
             self._perform(claimed, *declaration, seconds, held, log_and_stream, slot), _seconds_to_stop(claimed)
         )
-        if claimed.cancelling:  # cancelled before this claim: only a workflow is claimed then, so that its code sees it
+        if claimed.cancelling:  # cancelled before this claim: so this is a workflow, whose code must see the cancel
             held.cancelled = True
         held.subscribe(work.stop, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
@@ -246,8 +246,9 @@ class Runner:
 
     def _declaration(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
         """The pipeline and step whose code runs: those of the task, or those that the job's template names as the
-        handler. None: this worker has not loaded that code. An isolated step may stand in a queue that it had in an
-        earlier release: then this worker may have no child processes for it.
+        handler. None: this worker has not loaded that code, or the step is isolated and this worker has no child
+        processes for its pipeline. (The task may stand in a queue that its step had in an earlier release, and that
+        this worker serves without child processes.)
         """
         handler = _handler_of(claimed)
         pipeline_name, _, step_name = handler.rpartition(".")
@@ -364,9 +365,9 @@ class Runner:
         return failure_of(claimed, step, error, ladder)
 
     async def _ladder(self, claimed: Claimed, step: Step) -> Sequence[timedelta]:
-        """The delays before the task's further attempts. If the template of the job declares the step and names this
-        code as its handler, they are those of the template's retry policy. Else, and if the template cannot be read
-        now, they are those of the code.
+        """The delays before the task's further attempts. They come from the retry policy of the job's template if the
+        template declares the step and names this code as its handler. They come from the code in all other cases, and
+        if the template cannot be read now.
         """
         if claimed.handler is None:
             return step.retry_ladder
@@ -397,7 +398,7 @@ class Runner:
     # --- the settlement
 
     async def _finish_log_and_stream(self, log_and_stream: LogAndStream, settlement: Settlement | None) -> None:
-        """Write the attempt's last lines and chunks."""
+        """Write the last lines and values of the attempt's log and stream."""
         if settlement is None:
             log_and_stream.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
         await self._log_and_stream_writers.finish(log_and_stream)

@@ -57,7 +57,8 @@ class Speculation:
     task of each next step with which this worker goes on, and last the task that took it.
     `owner_task`: the task that took the speculation. None before `take`.
     `files`: the inputs, in the speculation's own `directory`.
-    `sha256`: the digests of the inputs; they are complete once the attempt that writes the last input has published it.
+    `sha256`: the digests of the inputs; they are complete once the attempt that makes the last input has published it.
+    `recorder`: collects the lines that the handler logs, until an attempt takes the speculation.
     """
 
     bound_to: UUID

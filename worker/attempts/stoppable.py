@@ -10,7 +10,9 @@ _Result = TypeVar("_Result")
 
 
 class StoppableWork(Generic[_Result]):
-    """`work` as a task. After `stop` it has `seconds` to end; then it is given up. `task`: it may run on after that."""
+    """Runs `work` as a task. After `stop` the work has `seconds` to end. Then the attempt gives the work up, but `task`
+    may run on.
+    """
 
     __slots__ = ("_end", "_seconds", "_timer", "task")
 

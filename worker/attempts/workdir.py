@@ -2,10 +2,10 @@
 If the worker is killed, the next worker to start removes it.
 
 A living worker holds two locks: on its directory, and on the lock file in it. The lock on the directory keeps
-systemd-tmpfiles from it: that program deletes from /tmp what nobody has used for ten days, but nothing beneath a
-directory that is locked. Without this lock, the directory of a worker that had nothing to do would go; the next one
-of this name would be closed to the children, whose fences name the first. Workers of earlier releases know the lock
-file only.
+systemd-tmpfiles from it: that program deletes files and directories in /tmp that nobody has used for ten days, but
+nothing beneath a locked directory. Without this lock it would delete the directory of a worker that had nothing to do.
+A new directory of the same name would not help: the children's fences (Landlock) grant access to the deleted directory
+only. The lock file is for workers of earlier releases, which know only that lock.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def _is_of_worker(directory: Path) -> bool:
 
 
 def _remove_if_dead(directory: Path) -> None:
-    """Remove a worker's directory, unless that worker lives. No other worker may be starting: then a directory without
-    locks belongs to a worker that was killed while it made or removed the directory.
+    """Remove a worker's directory, unless that worker lives. No other worker starts meanwhile, because the caller holds
+    the lock of the root. So a directory without a lock file belongs to a worker that was killed while it made or
+    removed the directory.
     """
     with suppress(OSError), ExitStack() as locks:
         _lock_now(directory, os.O_DIRECTORY, locks)

@@ -46,7 +46,8 @@ _Answer = TypeVar("_Answer")
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 _OUTPUT_OF_STEP = "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2"
-# `contained`: a run that is a workflow has the steps that it has started, too.
+# The run of a workflow also has the tasks of the steps that the workflow has started: these are `contained`, and left
+# out.
 _OUTPUT_OF_RUN = (
     "SELECT o.key, o.sha256 FROM task t JOIN output o ON o.task_id = t.id"
     " WHERE t.job_id = $1 AND NOT t.contained AND o.name = $2"
@@ -95,7 +96,8 @@ class Workflows:
         self.keep_seconds = settings.retention_days * 86_400
         self.max_result_bytes = max(_MAX_RESULT_BYTES, settings.result_max_bytes)
         self._max_calls = settings.workflow_max_calls
-        # At least the default: a setting of 0 sends the results of tasks to the store, and those of `ctx.call` stay.
+        # At least the default: the setting may be 0, which sends the results of tasks to the store. Results of
+        # `ctx.call` always stay in the journal.
         self._max_call_bytes = max(MAX_CALL_BYTES, settings.result_inline_bytes)
         self._memory_seconds = settings.workflow_memory_seconds
         self._max_suspended = settings.workflow_memory
@@ -166,8 +168,9 @@ class Workflows:
             self._drop(task_id, suspended)
 
     def _take(self, lease: Lease, previous_state: str) -> Driver | None:
-        """The kept driver of the task, if no other claim has run the task since the driver suspended here, and the
-        suspension is still there: a failover may have undone it, with what it consumed. Then the task did not wait.
+        """The kept driver of the task; None if there is none that may go on. A driver may go on if no other claim has
+        run the task since the driver suspended here, and if PostgreSQL still has the suspension. A failover may have
+        undone the suspension, with the signals that it consumed: then the task was not `waiting` before this claim.
         """
         suspended = self._suspended.get(lease.task_id)
         if suspended is None:
@@ -235,7 +238,8 @@ class _Port:
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
         self.check()
         recorded = await self._workflows.journals.record(Recording(self._lease, tuple(calls), cancelling))
-        # If the lease is valid, the calls are refused only when the job was cancelled and the workflow has not seen it.
+        # If the lease is valid, PostgreSQL refuses the calls only when the job was cancelled and the workflow has not
+        # seen the cancel.
         has_unseen_cancel = recorded.cancelling and not cancelling
         if not recorded.committed and not has_unseen_cancel:
             raise LeaseLost

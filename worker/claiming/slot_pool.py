@@ -127,7 +127,7 @@ class SlotPool:
         self._lent = 0  # slots of attempts that only wait for a thread or a process
         self._acks: set[asyncio.Task[None]] = set()  # acknowledgements of hints that need no slot
         self._followed_hints = 0  # unacknowledged hints whose attempts run
-        self._silent_since = 0.0  # when the pool began to wait for a hint of its broker, or had the consumer rebuilt
+        self._silent_since = 0.0  # when the pool started, or last had the broker's consumer rebuilt
         self._keeps_next_slot = False  # the next free slot is kept for a poll
         self._others_wait = False  # the last poll knew of tasks that wait for a slot
         self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
@@ -330,8 +330,9 @@ class SlotPool:
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._others_wait = bool(self._hints) or polls_again
-            # A poll that found no slot may not know of a task: its hint stands behind others in the broker, because
-            # the attempts that run now hold as many unacknowledged hints as the broker hands out.
+            # A poll that found no slot has not asked the database. Other tasks may wait all the same: their hints stand
+            # behind others in the broker, because the attempts that run now hold as many unacknowledged hints as the
+            # broker hands out.
             self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
@@ -340,7 +341,7 @@ class SlotPool:
             # else: there are free slots and more tasks, so poll again at once
 
     async def _fill_kept_slot(self, overdue_seconds: float) -> _PollResult | None:
-        """If the slot that is kept for a poll has become free, claim one task for it. None: it has not."""
+        """If the slot that is kept for a poll has become free, claim one task for it. None: no such slot is free."""
         if not self._keeps_next_slot or self._is_full:
             return None
         self._keep_next_slot(keeps=False)
@@ -358,14 +359,14 @@ class SlotPool:
         about as much as a poll for many.
         """
         if ended := await self._wait_for_ends(1, min(_FAIR_SECONDS, self._poll_seconds)):
-            # One settlement ends many attempts. If enough have ended together with the first one, poll now: the next
-            # ends come only with the next settlement, and the slots would be empty until then.
+            # One batch of settlements ends many attempts. If enough have ended together with the first one, poll now:
+            # the next attempts end only with the next batch, and the slots would be empty until then.
             further_ends = self.slots // _SLOTS_PER_END - (ended - 1)
             await self._wait_for_ends(further_ends, _ENDS_SECONDS)
 
     async def _wait_for_ends(self, attempts: int, seconds: float) -> int:
         """Wait until this number of `attempts` has ended, at most `seconds`. Returns how many have ended. These may be
-        more, because one settlement ends many attempts before this task goes on.
+        more, because one batch of settlements ends many attempts before this task goes on.
         """
         self._ends_left = attempts
         self._enough_ended.clear()
@@ -462,8 +463,8 @@ class SlotPool:
 
     def _check_consumer(self) -> None:
         """Call this after a poll has found new work whose hint has not come. If no other hint has come either, the
-        consumer may be dead: rebuild it. A pool that holds hints does not ask for that: they may be as many as the
-        broker hands out, and while their attempts run, no further hint comes.
+        consumer may be dead: rebuild it. Exception: a pool that holds hints rebuilds nothing. It may hold as many hints
+        as the broker hands out, and then no further hint comes while their attempts run.
         """
         if self._hints or self._followed_hints or not self._broker.connected:
             return

@@ -58,7 +58,7 @@ class ClaimBatcher:
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
         """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
-        held by this worker, or was lost by too many workers; or its job is being cancelled, and it is no workflow. In
+        held by this worker, or lost by too many workers; or its job is being cancelled, and the task is no workflow. In
         all these cases the caller acknowledges the hint.
 
         Waits while this worker seems to hold the task but its ownership is unconfirmed. If this returned None then, the

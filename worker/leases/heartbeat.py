@@ -91,7 +91,7 @@ class Heartbeat:
         self._answer_lost = False
         self._presence_key: int | None = None  # of the lock that this session shall hold; None: presence is off
         self._is_present = False  # this session holds the lock, or presence is off
-        self._unconfirmed = True  # no renewal has confirmed the leases since this worker was last present again
+        self._unconfirmed = True  # until, after this worker has become present, a renewal has confirmed its leases
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
@@ -162,10 +162,11 @@ class Heartbeat:
             return list(self._held)
 
     def ownership_confirmed(self, task_id: UUID) -> bool:
-        """Whether the answer of `holds` is reliable. Two cases make the answer unreliable:
+        """Whether the answer of `holds` is reliable. In three cases it is not:
         - The database is away. This worker then has no presence, and other workers may take its tasks before it
           notices.
         - The task is being settled. PostgreSQL may have committed the settlement, and the task may be due again.
+        - The lease has just expired, and the heartbeat has not marked it as lost yet.
         """
         with self._lock:
             held = self._held.get(task_id)
@@ -205,6 +206,8 @@ class Heartbeat:
             self._disconnect()
 
     async def _beat(self) -> None:
+        # One round: connect and take the presence lock if needed, renew the leases if that is due, read which jobs are
+        # being cancelled, release orphans. Any error cuts the connection, and the next round connects again.
         try:
             if self._connection is None:
                 await self._connect()
@@ -286,6 +289,7 @@ class Heartbeat:
             database.UP.set(0)
 
     async def _renew(self) -> None:
+        # Renew the worker's row, and the leases of all attempts that are not overdue. Mark the overdue attempts.
         assert self._connection is not None
         started = monotonic()
         with self._lock:
@@ -363,7 +367,7 @@ class Heartbeat:
     def _mark_lost(self, held: HeldLease) -> None:
         with self._lock:
             if self._held.get(held.lease.task_id) is not held:
-                return  # settled meanwhile
+                return  # dropped meanwhile: the attempt has ended
             held.lost = True
         metrics.LOST.inc()
         held.context.copy().run(log.warning, "lease lost")

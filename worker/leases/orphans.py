@@ -46,7 +46,7 @@ class Orphans:
         return self._search_began_at is not None
 
     async def begin_search(self, connection: Connection) -> None:
-        """Record PostgreSQL's time: only tasks that were claimed or renewed before it can be orphans."""
+        """Record PostgreSQL's time: the search finds only tasks that were neither claimed nor renewed since then."""
         self._search_began_at = await connection.fetchval("SELECT clock_timestamp()")
         self._suspects, self._suspected_at = {}, monotonic()
 

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 #: Seconds for which a worker that registers waits for the database.
 _PATIENCE_SECONDS = 60.0
-#: Seconds for which a worker that drains tries to record this.
+#: Seconds for which a worker that drains tries to record that it drains.
 _DRAIN_SECONDS = 2.0
 
 
@@ -88,8 +88,9 @@ class Registration:
         await until_answered(change, within=_PATIENCE_SECONDS)
 
     async def record_drain(self, pool: Pool) -> None:
-        """Record that the worker claims nothing more: as long as its last attempts run, it must not count as one that
-        serves its queues. A drain must end in time, so it goes on without an answer of the database.
+        """Record that the worker claims nothing more: while its last attempts run, the worker must not count as one
+        that serves its queues. A drain must end in time: if PostgreSQL does not answer, the drain goes on without the
+        record.
         """
         try:
             async with asyncio.timeout(_DRAIN_SECONDS), pool.acquire() as connection, _missing_schema_as_outage():

@@ -104,8 +104,9 @@ class SettlementBatcher:
         batch: Sequence[Settlement],
         repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Answer]:
-        """The answers, in the order of the batch. `repeated`: an earlier try's answer was lost, so PostgreSQL may
-        already have accepted the settlements.
+        """Settle the batch. If PostgreSQL refuses settlements, first make the workflows among them due again, then
+        acknowledge the cancels of the others. Returns the answers, in the order of the batch. `repeated`: an earlier
+        try's answer was lost, so PostgreSQL may already have accepted the settlements.
 
         The worker may have lost a task and claimed it again while the first settlement waited. PostgreSQL answers by
         task, so such a batch is settled one by one: each attempt needs the answer for its own lease.
@@ -118,7 +119,7 @@ class SettlementBatcher:
             answers |= await self._return_workflows(connection, refused)
             refused = _refused(refused, answers)
         # PostgreSQL may have refused these because their jobs are being cancelled: then acknowledge that the attempts
-        # have stopped. It refuses that, too, if a lease is lost.
+        # have stopped. If a lease is lost, PostgreSQL refuses the acknowledgement, too.
         if refused:
             acknowledged = await settlements.acknowledge_cancel(
                 connection, [settlement.lease for settlement in refused]
@@ -166,7 +167,7 @@ class SettlementBatcher:
         """If PostgreSQL refused the settlement of a workflow because a client has cancelled its job, make the workflow
         due again: its code has not seen the cancel yet. A workflow that was about to wait is due immediately. A failed
         attempt that may be repeated is due after the pause of its failure. If the task is no workflow, PostgreSQL
-        refuses both.
+        refuses this release or snooze, too.
         """
         suspended_leases = [settlement.lease for settlement in refused if isinstance(settlement, Suspending)]
         snoozings = [

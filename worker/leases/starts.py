@@ -1,5 +1,5 @@
 """Counts the attempts that this worker starts, by queue. The heartbeat writes the counts into the worker's row, and the
-list of queues adds up those of all workers.
+list of queues adds up the counts of all workers.
 """
 
 from __future__ import annotations

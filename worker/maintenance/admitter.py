@@ -22,7 +22,7 @@ class Admitter:
     def __init__(self, pool: Pool, announcer: Announcer) -> None:
         self._pool = pool
         self._announcer = announcer
-        self._search = concurrency.new_search()
+        self._search = concurrency.new_search()  # how often `admit` may search for waiting jobs
         self._ended: set[UUID] = set()
         self._has_ended = asyncio.Event()
 

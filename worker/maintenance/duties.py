@@ -45,12 +45,12 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
-#: Some tasks wait because a worker without their code has put them off. A worker that has the code searches for them
-#: each time that so many seconds have passed.
+#: Seconds between two searches of this worker for tasks that it has the code for, and that a worker without the code
+#: has put off.
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
-#: The most jobs of one turn of a duty that ends jobs or tells of their ends. After a full turn the next one follows
+#: The most jobs of one turn of a duty that ends jobs or reports their ends. After a full turn the next one follows
 #: immediately, because any number of jobs may have passed their deadline at once.
 _JOBS_AT_ONCE = 100
 #: Seconds between two turns of retention, partitions and the deletion of old rows.
@@ -217,8 +217,8 @@ class Duties:
 
     async def _admit(self) -> None:
         """Admit the waiting jobs that the admitter (admitter.py) does not see, because they do not wait for the end of
-        another job: for example, they wait until a rate has room again. Each turn serves some of the limits: those
-        after the limits of the turn before, or the first ones if none come after these.
+        another job: for example, they wait until a rate has room again. Each turn serves some of the limits, in the
+        order of their names. After the last limit, the next turn begins again with the first one.
         """
         async with self._frequent_connection() as connection:
             limits = await concurrency.with_waiting_jobs(connection, self._last_limit)

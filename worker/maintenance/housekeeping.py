@@ -138,9 +138,9 @@ class Housekeeping:
         """Call `delete` for the objects of each unit, then `forget` for the rows of the units whose objects are
         deleted.
 
-        Returns the pause to the next turn; None for the usual pause, because this turn had no units, or the store
-        refused each of them: it may refuse all others, too, and each of them would be set aside. Raises
-        StoreUnavailable if the store is away, and one of TRY_AGAIN if the database is.
+        Returns the pause to the next turn; None: the usual pause, because this turn had no units, or because the store
+        refused each of them. (If the store refuses all other units, too, fast turns would set each of them aside.)
+        Raises StoreUnavailable if the store is away, and one of TRY_AGAIN if the database is away.
         """
         deleted, refused, outage = await self._delete_objects(units, delete)
         if deleted or refused:
@@ -175,7 +175,7 @@ class Housekeeping:
     async def _is_outage(self, error: Exception) -> bool:
         """Whether the error of a unit's `delete` means that the database is away, or could not do the work now. An
         OSError may also come from the code of a kind of work, and a timeout from a statement of this unit that is too
-        slow. So after these the database is asked: it is away if it does not answer either.
+        slow. So after such an error this asks the database: if the database does not answer, it is away.
         """
         if not may_try_again(error):
             return False

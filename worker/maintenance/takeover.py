@@ -68,7 +68,9 @@ class Takeover:
         self._pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
 
     async def turn(self) -> float | None:
-        """Returns 0, which means another turn immediately, if more leases may have expired."""
+        """Renew the leadership. If this worker leads, end the leases that have expired or whose owners are dead.
+        Returns 0, which means another turn immediately, if more leases may have expired.
+        """
         async with self._pool.acquire() as connection:
             if await self._leadership.renew(connection) and await self._expire_leases(connection):
                 self._pauses.forget()
@@ -76,9 +78,9 @@ class Takeover:
         return None
 
     async def _expire_leases(self, connection: Connection) -> bool:
-        """End the expired leases: immediately when a worker has died, else only when the pause is over. The query is
-        slow, because it reads every row version of running tasks since the last vacuum. Returns whether more leases may
-        have expired.
+        """End expired leases, but query only when the pause is over, or when a worker has just died. The query is slow,
+        because it reads every row version of running tasks since the last vacuum. Returns whether more leases may have
+        expired.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):  # a worker has died since the last turn
@@ -92,7 +94,7 @@ class Takeover:
         return False
 
     async def _expire(self, connection: Connection, dead: Sequence[UUID]) -> int:
-        """Returns how many leases ended."""
+        """End the expired leases, and those of the `dead` workers. Returns how many leases ended."""
         lease_count, hints, failed_jobs = await sweeps.expire_leases(
             connection, dead, self._settings.max_losses, _LEASES_AT_ONCE
         )

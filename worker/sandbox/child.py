@@ -119,12 +119,14 @@ class _LogSender(logging.Handler):
                 fields=_fields_of(record),
             )
             _send(line)
-        except Exception:  # noqa: BLE001 - every handler of `logging` does so
+        except Exception:  # noqa: BLE001 - as every handler of `logging`: report it, and go on
             self.handleError(record)
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, bool | int | float | str | None]:
-    """What the handler gave as `extra`, within the protocol's bounds. Other values become text."""
+    """The fields that the handler gave as `extra`, within the protocol's bounds. A value becomes text, unless it is a
+    bool, a float, None or an integer of at most 53 bits.
+    """
     return {
         bounded(name, frames.MAX_NAME): value
         if isinstance(value, bool | float | None) or (isinstance(value, int) and abs(value) < 2**53)

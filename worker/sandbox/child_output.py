@@ -16,7 +16,7 @@ from leasehold.telemetry.attempt_logs import Recorder, current, record_in
 
 #: Bytes of one read.
 _CHUNK = 64 * 1024
-#: Bytes of one line in the log, and how a line ends that had more.
+#: The most bytes of one line in the log, and the end of a line that was cut.
 _MAX_LINE = 1000
 _CUT = b" [...]"
 MAX_BYTES_PER_RUN = 32 * 1024

@@ -29,8 +29,8 @@ Reap = Callable[[int], Awaitable[int]]
 
 
 class ChildProcess:
-    """A child that a zygote forked for one run. The system cannot reuse the child's process id before `stop` has reaped
-    the child.
+    """A child that a zygote forked for one run. The system does not reuse the child's process id before `stop` has
+    reaped the child.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ChildProcess:
         """The most bytes of memory that the child has held so far; 0 if the child has ended."""
         try:
             return fences.peak(self.pid)
-        except (OSError, IndexError):  # a zombie has a status without memory
+        except (OSError, IndexError):  # the status of an ended child has no memory
             return 0
 
     def begin_output(self, pipeline: str, step: str) -> None:

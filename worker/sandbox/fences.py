@@ -140,11 +140,12 @@ class Fences:
     @classmethod
     def around(cls, packages: set[str], work_dir: Path) -> Self:
         """Call this in a zygote before it loads handlers. It gives up privileges and the file system, and also the
-        network where the kernel has no filter of system calls. `packages`: those that children may import besides
-        Python's own. Raises OSError.
+        network where the kernel has no filter of system calls. `packages`: the packages that children may import,
+        besides Python's own. Raises OSError.
 
-        Handlers may start threads while they load: so these fences come first. Handlers may also run programs to find
-        libraries while they load: so the filter of system calls comes later, in the child.
+        These fences come before the handlers load, because handlers may start threads while they load, and these fences
+        hold only for threads that start later. The filter of system calls comes after that, in the child, because
+        handlers may also run programs while they load, to find libraries.
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit_threads()

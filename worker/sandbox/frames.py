@@ -38,7 +38,7 @@ NUMBER = struct.Struct("=i")
 FORK = 0
 
 #: The exit status of a child that ran out of memory. Such a child sends no frame, because sending might need more
-#: memory. The number is none that Python or a shell uses.
+#: memory. Neither Python nor a shell uses this number.
 OUT_OF_MEMORY = 86
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]

@@ -26,12 +26,12 @@ _REFER, _TRUNCATE = 1 << 13, 1 << 14  # `refer`: to rename or link a file from o
 READ = READ_FILE | READ_DIR
 #: The rights of a step in its own directory. They allow renames between folders, but no symlinks, sockets or devices.
 WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | _MAKE_DIR | _MAKE_FILE | _REFER | _TRUNCATE
-_FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE
+_FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE  # the rights that the kernel accepts for a file
 
 #: A bit mask of rights -> the files and folders that get these rights.
 Grants = Mapping[int, Iterable[Path]]
 
-_BASE_RIGHTS = (1 << 13) - 1
+_BASE_RIGHTS = (1 << 13) - 1  # the rights of Landlock version 1
 _NET_TCP = 0b11  # no bind, and no connect
 _SCOPES = 0b11  # no connections to abstract sockets of processes outside the domain, and no signals to them
 

@@ -43,8 +43,8 @@ def checked(finished: frames.Finished, directory: Path, result_bytes: int = 0) -
 
 
 def _encoded(value: Any) -> bytes:
-    """The value as JSON. A value that PostgreSQL cannot store is refused here, before its files are uploaded: no other
-    attempt would have another value.
+    """The value as JSON. Refuses a value that PostgreSQL cannot store, before the files are uploaded. The error is
+    permanent, because another attempt would make the same value.
     """
     try:
         return encode_storable(value)

@@ -84,7 +84,8 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162), "vhangup": (153, 58), "lsm_set_self_attr": (460, 460),
 }  # fmt: skip
 
-#: The filter answers these calls as a file system without extended attributes does: programs copy files without them.
+#: The filter answers these calls as a file system without extended attributes does: programs then copy files without
+#: the attributes.
 _UNSUPPORTED: dict[str, tuple[int, int]] = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
     "llistxattr": (195, 12), "flistxattr": (196, 13),

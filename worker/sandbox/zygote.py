@@ -88,8 +88,8 @@ def _preload(pipeline: Pipeline) -> None:
 
 def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences) -> None:
     """Fork and reap children at the worker's requests, until the worker closes the channel. A request is one number:
-    FORK, with the descriptors of the child's channel and output, or the process id of a child to reap. An ended child
-    stays a zombie until the worker requests its status: until then the system does not reuse its process id.
+    FORK, with the descriptors of the child's channel and output, or the process id of a child to reap. The zygote reaps
+    an ended child only when the worker requests its status: until then the system does not reuse its process id.
     """
     zygote = os.getpid()
     while True:

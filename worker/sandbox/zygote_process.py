@@ -121,9 +121,8 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives. The control socket shows it, and not the end of the process: when a zygote dies,
-        its socket closes first, and the kernel then kills its children. So `Spares.take` returns no child that is about
-        to die.
+        """Whether the zygote lives. This checks the control socket, because it closes before the process ends: the
+        kernel kills the children of a dying zygote after that. So `Spares.take` returns no child that is about to die.
         """
         return not hung_up(self._control)
 

@@ -70,7 +70,9 @@ class Adapter(ABC):
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """PostgreSQL's code in a driver's error, also in SQLAlchemy's error around it. None: it has no code."""
+    """PostgreSQL's error code (SQLSTATE) in a driver's error, or in the driver's error that SQLAlchemy wraps. None: the
+    error has no code.
+    """
     for candidate in (error, getattr(error, "orig", None), error.__cause__):
         code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if code is not None:
@@ -141,7 +143,7 @@ class AsyncPsycopg(_Psycopg):
 
 
 def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """A row factory for psycopg. The factory of the user's connection may give rows of any shape."""
+    """A row factory for psycopg, in place of that of the user's connection, which may give rows of any shape."""
     return tuple
 
 

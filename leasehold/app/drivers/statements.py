@@ -44,7 +44,7 @@ def for_psycopg(statement: str) -> str:
 
 @cache
 def for_sqlalchemy(statement: str) -> str:
-    """For `sqlalchemy.text`, with placeholders such as `:p1`."""
+    """For `sqlalchemy.text`, with placeholders such as `(:p1)`."""
     return _converted(statement, lambda number: f"(:p{number})", {":": "\\:", "\\": "\\\\"})
 
 

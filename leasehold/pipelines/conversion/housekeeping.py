@@ -18,7 +18,7 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
     """The part of housekeeping (loops of the leading worker) for the kind of work `conversion`. Called once."""
 
     async def promotions() -> None:
-        """Undo the copies of dead calls at the promotion target."""
+        """Undo what promote requests copied to the target before their API process died."""
         await undo_dead(context.settings, context.connections, context.store)
 
     return KindHousekeeping(

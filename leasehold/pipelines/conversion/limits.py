@@ -10,7 +10,9 @@ MIB = 1024 * 1024
 
 
 class ModelLimits(BaseModel):
-    """The steps check each limit as soon as its value is known: the file's size first, the tensors' shapes last."""
+    """The steps check each limit as soon as they know the value that it bounds: the file's size first, the tensors'
+    shapes last.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -102,8 +102,8 @@ def sign(path: Path, key: Ed25519PrivateKey) -> None:
 def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
     """Open a container and check its manifest, its length and its signature, if it has one.
 
-    `trusted`: raw public keys; one of them must have signed the container. None: any valid signature, or none, will
-    do. Raises BadContainer.
+    `trusted`: raw public keys; one of them must have signed the container. None: the container may be unsigned, or
+    have the valid signature of any key. Raises BadContainer.
     """
     with path.open("rb") as file:
         head, manifest_bytes = _read_head(file)
@@ -132,8 +132,8 @@ def _read_head(file: BinaryIO) -> tuple[bytes, bytes]:
 
 
 def _parse_manifest(manifest_bytes: bytes) -> dict[str, Any]:
-    """The manifest. Raises BadContainer if it is not as `write` writes it: anybody can write a package, and its digest
-    does not prove its form.
+    """The manifest. Raises BadContainer if its form is not the form that `write` gives it: anybody can write a package,
+    and a correct sha256 proves nothing about the form.
     """
     try:
         manifest = orjson.loads(manifest_bytes)

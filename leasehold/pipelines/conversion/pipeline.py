@@ -1,9 +1,9 @@
 """Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
 
 The API and the workers import this module, so it imports no heavy library. The inputs are `model` (an .onnx file) and
-`references` (a tar archive of the reference images; if there are none, an empty file). Each step is named after the
-model that it writes: `onnx` (optimised), and by the names of the chip vendor `bie` (int8) and `nef` (packaged). Every
-step writes a report beside its model.
+`references` (a tar archive of the reference images; if there are none, an empty file). Each step has the name of the
+model that it writes: `onnx` (optimised), `bie` (int8) and `nef` (packaged). The last two names are the chip vendor's.
+Every step writes a report beside its model.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Preprocessing(BaseModel):
 
 
 class ConversionParams(BaseModel):
-    """The parameters of a conversion. `enable_evaluate`, `enable_sim_*`: whether the reports evaluate the model, and
-    simulate it in float (`fp`), in fixed point or on the hardware (`hw`). `accuracy_guard`: whether layers stay float
-    where the int8 model would lose more than a point of top-1 agreement. `seed`: the seed of all generated data,
-    because the same model must give the same bytes.
+    """The parameters of a conversion. `enable_evaluate`, `enable_sim_*`: whether the reports contain an evaluation of
+    the model, and its simulations in float (`fp`), in fixed point or on the hardware (`hw`). `accuracy_guard`: whether
+    layers stay float where the int8 model would lose more than a point of top-1 agreement. `seed`: the seed of all
+    generated data, because the same model must give the same bytes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

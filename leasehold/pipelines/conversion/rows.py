@@ -79,7 +79,7 @@ async def _unfinished_job(connection: Connection, new: NewConversion) -> UUID | 
 _CONVERSION = """
 -- conversion
 SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at,
-    -- While the job is unfinished: the earliest possible time. Once it has ended: the exact time.
+    -- When the conversion expires. While the job is unfinished: the earliest possible time. Afterwards: the exact time.
     coalesce(j.expires_at, j.created_at + make_interval(secs => j.keep_seconds)) AS expires_at,
     greatest(j.created_at, j.started_at, j.finished_at,
              (SELECT greatest(max(t.started_at), max(t.finished_at), max(p.at))
@@ -110,8 +110,8 @@ async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bo
 
 
 async def forget_expired(connection: Connection, limit: int = 1000) -> bool:
-    """Forget conversions that were deleted (at `forgotten_at`) REMEMBER_EXPIRED ago. Housekeeping, a loop of the
-    leading worker, calls this. Returns whether more may be due.
+    """Forget conversions that were deleted (at `forgotten_at`) more than REMEMBER_EXPIRED ago. Housekeeping, a loop of
+    the leading worker, calls this function. Returns whether more rows may be due.
     """
     status = await connection.execute(
         "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"
@@ -122,7 +122,7 @@ async def forget_expired(connection: Connection, limit: int = 1000) -> bool:
     return row_count(status) >= limit
 
 
-# SQL: the conversions of a list. $1 the tenant, $2 the user, $3 the states of their jobs; NULL: any.
+# SQL condition: which conversions a list shows. $1 the tenant; $2 the user, $3 the states of the jobs (NULL: any).
 _SELECTED = (
     "c.tenant_id = $1 AND ($2::text IS NULL OR c.user_id = $2) AND ($3::text[] IS NULL OR j.status = ANY($3::text[]))"
     f" AND {LIVES}"

@@ -1,5 +1,6 @@
-"""The handlers of the conversion pipeline. Each calls the job's toolchain: our own of open-source libraries, or that of
-the chips' vendor Kneron. The vendor's names are BIE for the int8 model, and NEF for the package that a chip loads.
+"""The handlers of the conversion pipeline. Each calls the toolchain that the job names: `open`, which is our own and
+uses open-source libraries, or `kneron`, which is the chip vendor's. Two names are the vendor's: BIE for the int8 model,
+and NEF for the package that a chip loads.
 
 Only a worker's child process imports this module, because the toolchains import heavy libraries.
 """

@@ -1,6 +1,6 @@
 """The tables of conversions: `conversion` (one row for each job), `expired_conversion` (the deleted conversions that
-are remembered) and `promoted_object` (which tenant owns which key at the target, the bucket to which a promote request
-copies artifacts).
+are remembered) and `promoted_object` (which tenant owns which key at the target, the bucket or HTTP file service to
+which a promote request copies artifacts).
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""The kind of work `generation`: a provider makes images or videos, and a worker submits, polls for up to a day, and
-stores the files.
+"""The kind of work `generation`: a worker orders images or videos from a provider, polls for up to a day, and stores
+the files.
 """

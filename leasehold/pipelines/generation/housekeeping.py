@@ -1,5 +1,5 @@
-"""The duties of the leading worker for generations: it deletes expired source images, and keeps the orders that must
-still be withdrawn when their generations are deleted. When a generation expires, it withdraws the order.
+"""The duties of the leading worker for generations. It deletes expired source images. When a generation expires, it
+withdraws the order at the provider. When a generation is deleted before its order is withdrawn, it keeps the order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from leasehold.pipelines.generation.pipeline import generation, withdrawal
 from leasehold.pipelines.generation.rows import SOURCES, condemn_source, expired_sources, forget_sources
 from leasehold.transitions.withdrawals import Withdrawals, keep_orders
 
-#: What withdrawals keep of the orders of deleted generations.
+#: How a withdrawal keeps the order of a deleted generation. `content`: the parameters that it does not keep.
 _WITHDRAWALS = Withdrawals(
     generation.name, "submit", withdrawal.name, content=("prompt", "negative_prompt", "images", "extra")
 )
@@ -22,8 +22,8 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
     """The part of housekeeping (loops of the leading worker) for the kind of work `generation`. Called once."""
 
     async def delete(key: str) -> None:
-        # An upload of the same image finds the object, and does not write it again. So an upload must not come between
-        # the look at the row and the deletion.
+        # An upload of the same image does not write an object that exists. So no upload may come between the check of
+        # the row and the deletion: `condemn_source` refuses later uploads.
         async with context.connections() as connection:
             is_condemned = await condemn_source(connection, key)
         if is_condemned:

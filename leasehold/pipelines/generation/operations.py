@@ -27,7 +27,7 @@ from leasehold.transitions.jobs import NewJob
 
 #: The step that sends the order.
 _ORDERING_STEP = "submit"
-#: The retry-after of a retry that a withdrawal refuses.
+#: The Retry-After, in seconds, for a client whose retry is refused because of a withdrawal.
 _WITHDRAWAL_SECONDS = 5
 
 
@@ -66,8 +66,8 @@ def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
-    """Whether a person may give the job the id of its order: the provider must have a request for the state of an order
-    by its id. Only a provider that the settings declare may lack this request, if it answers a submit with the files.
+    """Whether a person may give the job the id of its order: yes, if the provider can be polled for an order by its id.
+    Only a declared provider may lack the request `poll`, because it may answer a submit with the files.
     """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None
@@ -113,8 +113,8 @@ async def withdraw_expired(settings: Settings, connection: Connection, job_ids: 
 async def after_retry(
     connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None
 ) -> Sequence[JobEnded]:
-    """What the retry of a generation changes beside its job. Returns its withdrawal, if the retry has ended one. Raises
-    Conflict `order_being_withdrawn`.
+    """Change what a retry of a generation changes besides the job: its result is no longer consumed, and its unfinished
+    withdrawal ends. Returns the withdrawal, if there was one. Raises Conflict `order_being_withdrawn`.
     """
     await forget_consumption(connection, job_id)
     return await keep_order(connection, job_id, tenant_id, from_step)
@@ -124,8 +124,9 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
     """Cancel the unfinished withdrawal of a generation that is retried, because the generation goes on with the order.
     Returns the withdrawal, if there was one.
 
-    Raises Conflict `order_being_withdrawn` if a worker may be telling the provider just now. Also raises it if the
-    generation is to order again: nobody would then know the first order, which still has to be withdrawn.
+    Raises Conflict `order_being_withdrawn` if a worker may be cancelling the order at the provider just now. Also
+    raises it if the retry begins at `submit`: the new order would replace the id of the first order, which still has to
+    be withdrawn.
     """
     withdrawal_id = await connection.fetchval(
         "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
@@ -135,7 +136,8 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
     )
     if withdrawal_id is None:
         return []
-    # SKIP LOCKED: whoever has the lock may wait for the lock of the generation, which this transaction has.
+    # SKIP LOCKED avoids a deadlock: the transaction that holds this lock may wait for the lock of the generation, which
+    # the present transaction holds.
     is_locked = await connection.fetchval("SELECT true FROM job WHERE id = $1 FOR UPDATE SKIP LOCKED", withdrawal_id)
     if is_locked and from_step != _ORDERING_STEP:
         cancellation = await jobs.request_cancel(

@@ -102,8 +102,8 @@ generation = Pipeline(
 
 
 class Withdrawal(BaseModel):
-    """The parameters of a withdrawal: the generation. `order`: what is left of its order, if the generation
-    was deleted before the provider was told (`transitions.withdrawals`).
+    """The parameters of a withdrawal. `job_id`: the generation. `order`: what is kept of its order, if the generation
+    was deleted before a worker cancelled the order at the provider (`transitions.withdrawals`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -116,7 +116,8 @@ withdrawal = Pipeline(
     "generation_withdrawal",
     params=Withdrawal,
     module="leasehold.pipelines.generation.withdraw",
-    # `offered`: clients start no withdrawals through /v1/runs. `unlimited`: no concurrency limit makes one wait.
+    # Not `offered`: clients start no withdrawals through /v1/runs. `unlimited`: a withdrawal waits for no concurrency
+    # limit.
     terms=RunTerms(title="Withdrawing an order from a provider", offered=False, unlimited=True),
     steps=[
         Step("withdraw", queue=QUEUE, max_attempts=6, retry_ladder=_RETRY_LADDER, timeout=timedelta(minutes=2)),
@@ -135,7 +136,7 @@ GENERATION = Kind(
     ),
     # Providers have no API key: the signature in the URL proves that they may call it.
     public=frozenset({"/v1/generations/callbacks/{job_id}/{signature}"}),
-    # Opened once by each process of the API, for the endpoints.
+    # Each process of the API opens the catalogue once, for the endpoints.
     opens="leasehold.pipelines.generation.providers:open_catalogue",
     stored="SELECT coalesce(sum(size), 0) FROM source_image WHERE tenant_id = $1",
     # For `leasehold doctor --reconcile`: which source images have a row, and which must exist in the store.

@@ -34,8 +34,8 @@ MAX_COUNTED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class NewGeneration:
-    """`task_id`: the client's own id of the order, and not that of a row of `task`. `server_id`: the label
-    of the workers that may submit it. `request_hash`: equal for a repetition of the same order.
+    """`task_id`: the client's own id of the order, and not the id of a row of `task`. `server_id`: the label of the
+    workers that may submit the order. `request_hash`: equal for a repetition of the same order.
     """
 
     job: NewJob
@@ -81,8 +81,8 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | None
 async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:
     """The job of the same order, if it exists already. Raises Conflict `task_id_reused` as `create` does.
 
-    A job that is deleted or expired does not count, although its rows may wait for retention: this function then gives
-    its task_id free.
+    A deleted or expired job does not count, even while retention has not deleted its rows: this function then makes its
+    task_id free again.
     """
     row = await connection.fetchrow(
         "SELECT g.job_id, g.request_hash, j.keep_seconds = 0 OR coalesce(j.expires_at <= clock_timestamp(), false)"
@@ -93,7 +93,7 @@ async def existing_order(connection: Connection, new: NewGeneration) -> UUID | N
     if row is None:
         return None
     if row["is_gone"]:
-        # With a space, because a client's task_id has none: the new name is nobody's.
+        # No client can use the new task_id: it contains a space, and a client's task_id has none.
         await connection.execute("UPDATE generation SET task_id = 'gone ' || job_id WHERE job_id = $1", row["job_id"])
         return None
     if row["request_hash"] != new.request_hash:
@@ -139,7 +139,7 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
 
 
 async def forget_consumption(connection: Connection, job_id: UUID) -> None:
-    """Let the next result of a retried generation be found, although somebody has consumed the failure before it."""
+    """Let clients find the next result of a retried generation, even if one has consumed the failure before it."""
     await connection.execute("UPDATE generation SET consumed_at = NULL WHERE job_id = $1", job_id)
 
 
@@ -155,8 +155,8 @@ async def owner(connection: Connection, job_id: UUID) -> Row | None:
 async def withdrawn(
     connection: Connection, job_id: UUID, tenant_id: str, withdrawal_id: UUID
 ) -> WithdrawnGeneration | None:
-    """The generation that the withdrawal `withdrawal_id` is about. If the generation is deleted, this is what
-    `withdrawals.keep_orders` has kept of it. None: it is deleted, and had no order at the provider.
+    """The generation that the withdrawal `withdrawal_id` is about. If the generation is deleted: what
+    `withdrawals.keep_orders` has kept of it. None: the generation is deleted, and had no order at the provider.
     """
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
@@ -171,6 +171,7 @@ async def withdrawn(
     kept = await connection.fetchval("SELECT params -> 'order' FROM job WHERE id = $1", withdrawal_id)
     if kept is None:
         return None
+    # `keep_orders` has left out the prompt, which GenerationParams requires.
     return WithdrawnGeneration("cancelled", {"prompt": ""} | kept["params"], {"ref": kept["ref"]})
 
 
@@ -189,7 +190,7 @@ async def orders_under_way(connection: Connection, job_ids: Sequence[UUID]) -> l
     return [(row["job_id"], row["tenant_id"]) for row in rows]
 
 
-#: The public statuses in which a server is busy.
+#: The public statuses of a generation that keeps its server busy.
 UNDER_WAY = frozenset({"processing", "polling"})
 
 # The public status. `j`: the job; `s`: its submit step. A generation that waits for its server is pending, too.
@@ -285,7 +286,7 @@ async def condemn_source(connection: Connection, key: str) -> bool:
 
 
 async def forget_sources(connection: Connection, keys: Sequence[str]) -> None:
-    """Delete the rows of the condemned images among `keys`. Their objects are deleted."""
+    """Delete the rows of the condemned images among `keys`. The duty has deleted their objects before."""
     await connection.execute(
         f"DELETE FROM source_image WHERE key = ANY($1::text[]) AND expires_at = {_CONDEMNED}", list(keys)
     )

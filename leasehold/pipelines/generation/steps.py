@@ -69,7 +69,7 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         # This note has no `asked_at`, because nothing was ordered. It replaces the note above.
         return Snooze(_retry_delay(params, error, tries, seconds_left), {"tries": tries, "last_error": error.message})
     except Rejected as error:
-        # Nor has this note: a retry may order.
+        # This note has no `asked_at` either: after a retry of the job, the step may order.
         raise await _recorded_rejection(attempt, error, {}) from None
     except OutcomeUnknown as error:
         if may_repeat:
@@ -86,8 +86,8 @@ async def poll(attempt: Attempt) -> Done | Snooze:
     worker.
 
     The first attempt asks nothing, because the provider has only just got the order. `misses` in the note: how many
-    polls in a row have failed. At the deadline it asks once more, because the order may be finished since the last
-    poll, and withdraws an order that is not.
+    polls in a row have failed. The poll at the deadline still asks, because the order may have finished since the last
+    poll. It withdraws an order that has not finished.
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
@@ -170,7 +170,7 @@ async def _store_file(attempt: Attempt, number: int, url: str) -> dict[str, str]
     except UnusableFile as error:
         return {"code": error.code, "message": str(error)}
     except FileUnavailable as error:
-        # Not `attempt.number`: it also counts lost attempts, and those before a retry of the job.
+        # `attempt.number` would also count lost attempts, and the attempts before a retry of the job.
         if attempt.errors + 1 < generation.by_name["store"].max_attempts:
             raise Retryable(str(error), code="file_unavailable") from None
         return {"code": "file_unavailable", "message": str(error)}
@@ -237,8 +237,8 @@ async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str,
 
 
 async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
-    """The note, without the provider's code of a refusal before a retry: the API would show that code with whatever
-    error ends this attempt. So the stored note loses the code, too.
+    """The note without `fail_code`, the provider's code of a refusal before a retry. The stored note loses the code,
+    too. Otherwise the API would show the old code with the error of this attempt.
     """
     note = await attempt.note()
     if "fail_code" in note:

@@ -34,8 +34,8 @@ generation = Table(
     Index("generation_task_id", "tenant_id", "task_id", unique=True),
 )
 
-# An image that a client has uploaded. `key`: of the object that has its bytes. `size`: the number of these bytes; 0 in
-# a row that an earlier release has written.
+# An image that a client has uploaded. `key`: the key of the object that has the image's bytes. `size`: the number of
+# these bytes; 0 in a row that an earlier release has written.
 source_image = Table(
     "source_image",
     metadata,

@@ -1,7 +1,8 @@
 """The handler of the pipeline `generation_withdrawal`: it cancels the order of a generation at the provider.
 
 The API submits this job in the transaction that cancels the generation, so that the request to the provider cannot be
-lost. The poll at the deadline submits it if the provider does not answer.
+lost. The poll at the deadline also submits it, if the provider does not answer the poll's own cancel. Housekeeping
+submits it for an expired generation.
 """
 
 from __future__ import annotations

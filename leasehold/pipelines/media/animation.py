@@ -11,7 +11,7 @@ from PIL import Image
 #: The number of a frame -> the frame, and the milliseconds for which it is shown.
 Render = Callable[[int], tuple[Image.Image, int]]
 
-# The largest numbers of a WebP animation and of its encoder: other formats have larger ones.
+# The largest numbers that a WebP animation and its encoder allow. The original may be of a format that allows more.
 _MAX_PLAYS = 2**16 - 1
 _LONGEST_FRAME_MS = 2**24 - 1
 _LONGEST_ANIMATION_MS = 2**31 - 1
@@ -22,7 +22,7 @@ SHORTEST_MS = 11
 
 class Animation(Image.Image):
     """A picture of one or more frames for Pillow's encoders, which seek to a frame and then read it. `plays`: how often
-    the animation is shown; 0: for ever. More plays and longer times than a WebP file can have are cut.
+    the animation is shown; 0: for ever. Plays and times are cut to what a WebP file can have.
 
     Each frame that is rendered for the first time adds its milliseconds to `durations`. Pillow gets this list before it
     is complete. It reads the entry of a frame only after its `seek` to the frame, so the entry is there by then.
@@ -59,8 +59,8 @@ class Animation(Image.Image):
         return image
 
     def _longest_ms(self, index: int) -> int:
-        """The longest time of this frame. It leaves each later frame a time, because the encoder drops frames without
-        one.
+        """The longest time for which this frame may be shown. It leaves SHORTEST_MS for each later frame, because the
+        encoder drops a frame that is shown for no time.
         """
         later_frames = self.n_frames - index - 1
         return min(_LONGEST_FRAME_MS, _LONGEST_ANIMATION_MS - sum(self.durations) - later_frames * SHORTEST_MS)

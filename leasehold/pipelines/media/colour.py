@@ -7,7 +7,7 @@ from io import BytesIO
 
 from PIL import Image, ImageChops, ImageCms
 
-MAX_PROFILE_BYTES = 4 * 1024 * 1024  # ICC profiles for offset presses, in large packages, have 2.7 MB
+MAX_PROFILE_BYTES = 4 * 1024 * 1024  # the large ICC profiles, those for offset presses, have 2.7 MB
 
 # How colours that sRGB does not have are moved into it.
 _INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC

@@ -72,9 +72,9 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. If the decoder finds a larger size or more frames than the header,
-        here or at a later frame, the picture is refused. None: compare with no header. Raises Permanent: corrupt_image
-        or too_many_pixels.
+        `header`: the result of the header check. If the decoder finds a larger size or more frames than the header has,
+        the picture is refused, now or when a later frame is read. None: compare with no header. Raises Permanent:
+        corrupt_image or too_many_pixels.
         """
         with _decoding():
             if header is not None:
@@ -98,7 +98,7 @@ class Picture:
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
 
     def _check_size(self) -> None:
-        """Raises Permanent `corrupt_image` if the decoder has a larger picture than the header said."""
+        """Raises Permanent `corrupt_image` if the decoder's picture is larger than the header says."""
         width, height = self._image.size
         header = self._header
         if header is not None and not (0 < width <= header.width and 0 < height <= header.height):

@@ -21,8 +21,8 @@ from leasehold.transitions.sweeps import EXPIRED
 #: A day after a picture was registered, all its upload URLs have expired: LEASEHOLD_UPLOAD_UNFINISHED_SECONDS is at
 #: most a day.
 _LONGEST_UPLOAD = timedelta(days=1)
-#: The duty (a loop of the worker) that deletes pictures without a job, once their time is over. The value is an old
-#: name, from when the duty deleted only abandoned uploads: rows of the quarantine have it.
+#: The duty (a loop of the worker) that deletes pictures without a job, once their time is over. The value is the duty's
+#: old name, from when it deleted only abandoned uploads. It stays, because rows of the quarantine contain it.
 JOBLESS = "abandoned_uploads"
 
 
@@ -55,9 +55,10 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
     """The id and the key of each picture without a job whose time is over: its upload was not completed in time, or was
     refused and kept for a while, or a client deleted it. The duty deletes the objects first, then calls
-    `forget_jobless_pictures`. Left out: pictures whose deletion failed lately, and those of tenants that move to
-    another cell (another installation). The lock also leaves out a picture whose completion began in time, and is not
-    committed yet.
+    `forget_jobless_pictures`.
+
+    Left out: pictures whose deletion failed lately, and those of tenants that move to another cell (another
+    installation). SKIP LOCKED also leaves out a picture whose completion began in time and is not committed yet.
     """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"

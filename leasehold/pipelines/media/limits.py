@@ -8,7 +8,7 @@ MIB = 1024 * 1024
 
 
 class PictureLimits(BaseModel):
-    """The worker checks these against a picture's header, before it decodes anything."""
+    """The worker checks a picture's header against these limits, before it decodes anything."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

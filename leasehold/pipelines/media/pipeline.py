@@ -73,8 +73,8 @@ MEDIA = Kind(
         "leasehold.api.media.events:router",
     ),
     stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",  # bytes that count for the tenant
-    # For `leasehold doctor --reconcile`: which pictures have a row, and which uploaded objects must exist: not
-    # those of jobs past their retention, which deletes objects before rows.
+    # For `leasehold doctor --reconcile`: which pictures have a row, and which uploaded objects must exist. The object
+    # of a job past its retention need not exist, because retention deletes objects before rows.
     objects=Objects(
         prefix="media/",
         owners="SELECT id FROM media WHERE id = ANY($1)",

@@ -78,7 +78,8 @@ class _PreparedPicture:
         self._original = original
         self._picture = Picture(original.data, original.content_type, original.header)
         self._size = fit(self._picture.size, max_side)
-        # A JPEG's decoder scales to whole pixels, rounded up. The box is the part of its image that the picture fills.
+        # A JPEG's decoder scales to whole pixels, rounded up. So the picture may fill only a part of the decoded image:
+        # the box.
         self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
         self._to_srgb = ToSrgb(self._picture.icc)
         # `plays`: how many times the frames are shown.

@@ -1,5 +1,5 @@
-"""The variants that a client may request beside the final picture. The API imports this module, so it imports no heavy
-library.
+"""The variants that a client may request in addition to the final picture. The API imports this module, so it imports
+no heavy library.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ _DECAY = 0.9
 
 class BatchSize:
     """The size of the next batch (`jobs`), by an estimate of the seconds for one job. A slower batch raises the
-    estimate to its own seconds, and each faster batch lowers it a little. If only the last batch counted, one fast
-    batch would double the next batch, even during a checkpoint of PostgreSQL, when most batches are slow.
+    estimate to its own seconds for one job, and each faster batch lowers the estimate a little. If only the last batch
+    counted, one fast batch would double the next batch, even during a checkpoint of PostgreSQL, when most batches are
+    slow.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 #: The errors with which an action refuses a job.
 _REFUSED = (Conflict, Invalid, NotFound)
-#: The errors that a row with unforeseen values may cause. `_BROKEN_ROW` also has those of PostgreSQL.
+#: The errors that a row with unforeseen values may cause in Python code. `_BROKEN_ROW` also has PostgreSQL's errors.
 _BROKEN_HERE = (ValueError, KeyError, TypeError)
 _BROKEN_ROW = (asyncpg.PostgresError, *_BROKEN_HERE)
 
@@ -57,7 +57,8 @@ class Acting:
 @dataclass(slots=True)
 class Outcome:
     """The outcome of a batch. `acted`: the jobs that were changed. `busy`: the targets that another transaction held.
-    `left`: the targets whose code this process lacks, and another worker has; with a `pipeline.step` of that code.
+    `left`: the targets whose code another worker has and this process lacks, each with a handler (`pipeline.step`) of
+    that code.
 
     After the commit the caller publishes `hints` (messages that tell workers of new tasks), and counts the jobs in
     `ended`. The jobs in `departed` have left their places at the concurrency limits `limits`, so the caller then admits
@@ -143,12 +144,14 @@ async def _delete(
 async def _retry_charged(
     context: OperationContext, connection: Connection, acting: Acting, job_ids: Sequence[UUID], tenant_id: str
 ) -> Outcome:
-    """Retry the jobs. `admission` charges each retry to the operation's client as a submission, and refunds a refused
-    one. As in every submission, the rates are locked before the jobs.
+    """Retry the jobs: together where that is possible, and the others one by one. `admission` charges each retry to the
+    operation's client as a submission, and refunds a refused one. As in every submission, the rates are locked before
+    the jobs.
     """
     operation = acting.operation
     payer = Payer(tenant_id, operation.payer_key)
-    # {}: no queues are known yet. `_Retries` adds those of the retried jobs, and their depths are checked at the end.
+    # {}: no queues are known yet. `_Retries` adds the queues of the retried jobs, and `submitting` checks their depths
+    # at the end.
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as charge:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
@@ -178,8 +181,8 @@ class _Retries:
         self._templates: dict[tuple[str, int], TemplateVersion | None] = {}  # by name and version, each read once
 
     async def leave_to_others(self, targets: Sequence[Target]) -> Sequence[Target]:
-        """Leave the jobs whose code this process lacks to another worker, if one has the code and does operations.
-        Returns the jobs that are not left: those whose code no worker has are refused later.
+        """Leave the jobs whose code this process lacks to another worker that has the code and does operations. Returns
+        all other jobs. A job whose code no worker has is among these: `retry` refuses it.
         """
         without_code = [target for target in targets if await self._is_without_code(target)]
         pipelines = {target.row["pipeline"] for target in without_code}
@@ -190,9 +193,10 @@ class _Retries:
         return [target for target in targets if target.id not in self._outcome.left]
 
     async def _is_without_code(self, target: Target) -> bool:
-        """Whether this process has neither the job's pipeline nor, for a run, a template that its tenant wrote. False
-        for a job of a kind that this process lacks, if the operation does not name the kind's pipelines: then this
-        process has found the job although the operation may not change it.
+        """Whether this process has neither the job's pipeline nor, for a run, a template that its tenant wrote.
+
+        Exception: False for a job that is no run, if the operation does not name its pipeline. The operation may not
+        change this job. This process found it only because it does not know to which kind the pipeline belongs.
         """
         pipeline = target.row["pipeline"]
         if self._context.actions.kinds.pipeline(pipeline) is not None:
@@ -209,7 +213,7 @@ class _Retries:
 
     async def retry_together(self, targets: Sequence[Target], tenant_id: str) -> set[UUID]:
         """Retry the jobs that can be retried together, and return their ids. The caller retries the others one by one.
-        Empty: there are no such jobs, or PostgreSQL refused a row and nothing changed.
+        Empty: there are no such jobs, or one was refused or has an invalid row, and nothing changed.
         """
         joint_targets = await self._jobs_to_retry_together(targets, tenant_id)
         revive_all = partial(self._revive_together, joint_targets)
@@ -237,7 +241,7 @@ class _Retries:
         self._outcome.hints += hints
 
     async def lock_limits(self, targets: Sequence[Target], tenant_id: str) -> None:
-        """Lock all limits at which these jobs will wait, in the order of an admission."""
+        """Lock all limits at which these jobs will wait: at once, in the order of their names, as an admission does."""
         rules = (await tenant_rules(self._connection, {tenant_id}))[tenant_id]
         limits: list[ConcurrencyLimit] = []
         for target in targets:

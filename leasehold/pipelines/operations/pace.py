@@ -31,8 +31,8 @@ def largest_batch(rate: int) -> int:
 
 def pause_before(next_at: float, now: float, rate: int) -> float:
     """Seconds until the operation may act on the next job; 0 or less: now. `next_at`: what `next_time` returned. The
-    pause is at most the one after a largest batch. Without this bound, a `next_at` from a clock that was ahead could
-    make the operation wait for hours.
+    pause is at most as long as after a batch of `largest_batch` jobs. Without this bound, a `next_at` from a clock that
+    was ahead could make the operation wait for hours.
     """
     return min(next_at - now, largest_batch(rate) / rate)
 

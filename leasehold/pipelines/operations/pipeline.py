@@ -30,11 +30,10 @@ class Operation(BaseModel):
     """The parameters of an operation, as its submission fixed them.
 
     `at`: the operation does not act on jobs that were created later (a retry: on jobs that failed later), and ages in
-    the filter count from this time.
-    `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the operation may change only
-    jobs of these pipelines. `runs`: it may change runs, too. Both follow from the scopes of the client's key.
-    `payer_key`: the quota key that is charged for retries. `canary`: the number of jobs that go first; 0: none. `rate`:
-    the largest number of jobs a second.
+    the filter count from this time. `of_tenant`: the tenant of the jobs; None: all tenants. `pipelines`: the operation
+    may change only jobs of these pipelines. `runs`: the operation may change runs, too. `pipelines` and `runs` follow
+    from the scopes of the client's key. `payer_key`: the quota key that is charged for retries. `canary`: the number of
+    jobs that go first; 0: none. `rate`: the largest number of jobs a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

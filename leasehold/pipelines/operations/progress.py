@@ -44,8 +44,8 @@ class Left(BaseModel):
 
 
 class Canary(BaseModel):
-    """The jobs that go first. `until`: the Unix time by which they must have succeeded. None: they are not complete
-    yet, or have stopped the operation, and a person has retried it. `passed` None: unknown yet.
+    """The jobs that go first. `until`: the Unix time by which they must have succeeded. None: the operation has not
+    acted on all of them yet; or they stopped the operation, and a person has retried it. `passed` None: unknown yet.
     """
 
     job_ids: list[UUID] = Field(default_factory=list)

@@ -46,8 +46,9 @@ _TARGETS_AHEAD, _MAX_READ = 500, 15_000
 _LONGEST_SLEEP = 1.0
 #: How often, and after how many seconds, the operation tries again a job that another transaction holds.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
-#: The note names about this many jobs that the operation has left to a worker with their code. Then the operation waits
-#: for such a worker: for this time, after which any worker looks again whether a worker has the code.
+#: Once the note names this many jobs that the operation has left to a worker with their code, the operation waits for
+#: such a worker. After `_LEFT_SECONDS`, any worker may claim the operation, and checks again whether a worker has the
+#: code.
 _MAX_LEFT, _LEFT_SECONDS = 1_000, 30.0
 #: The pause between two checks of the canary jobs.
 _CANARY_SECONDS = 1.0
@@ -81,7 +82,7 @@ async def act(attempt: AnnouncingAttempt) -> Done | Snooze:
 class _Batch:
     """Jobs of one tenant to act on. `before`: the id below which the walk goes on after this batch. `walked`: the walk
     ends with this batch. `is_repeated`: the batch has jobs of earlier batches, so the walk does not move. `pause`: the
-    least seconds before the batch.
+    shortest pause before the batch, in seconds.
     """
 
     job_ids: Sequence[UUID]
@@ -97,7 +98,7 @@ class _OperationAttempt:
 
     def __init__(self, attempt: AnnouncingAttempt, progress: Progress, clock: DatabaseClock) -> None:
         self._attempt, self._progress = attempt, progress
-        self._clock = clock  # another worker may read the progress: its times are by the clock that all workers share
+        self._clock = clock  # the times in the progress are PostgreSQL's, because another worker may read them
         self._operation: Operation = attempt.params
         self._acting = Acting(attempt.job_id, self._operation)
         self._context: OperationContext = attempt.opened
@@ -105,7 +106,7 @@ class _OperationAttempt:
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: `before` and `walked` of the progress once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
-        #: The pipelines whose jobs this attempt takes of those that are left: it has their code, or no worker has it.
+        #: This attempt acts on the left jobs of these pipelines: this process has their code, or no worker has it.
         self._pipelines_to_take: frozenset[str] = frozenset()
         self._size = BatchSize()
         self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
@@ -167,7 +168,7 @@ class _OperationAttempt:
             job_filter = parse(operation.filter, operation.at)
         except Invalid as error:  # a newer release accepted the filter, and this one cannot read it
             raise Permanent(error.code, error.message) from None
-        # `owned`: the pipelines that belong to a kind of work; `others`: those that belong to none.
+        # `owned`: the pipelines that belong to a kind of work; `others`: the pipelines that belong to none.
         scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, others=kinds.unowned, owned=kinds.owned)
         bound = Bound(operation.at, bound_of(operation.action))
         return Listing(scope, job_filter, self._progress.before, bound=bound, max_read=max_read)
@@ -189,7 +190,7 @@ class _OperationAttempt:
         return self._batch_of_targets() if self._targets else None
 
     async def _read_targets(self) -> None:
-        """Read the next targets of the walk, if none is left and the walk has not ended."""
+        """Read the next targets of the walk, if all targets that were read are done and the walk has not ended."""
         while not self._targets and not self._progress.walked:
             async with self._attempt.connection() as connection:
                 walk_part = await job_lists.next_walk_part(connection, self._listing(_MAX_READ), _TARGETS_AHEAD)
@@ -362,7 +363,7 @@ class _OperationAttempt:
 
     async def _was_stopped(self) -> bool:
         """Whether the operation has failed because of its canary, so that this attempt runs because a person retried
-        it. False: the attempt that wrote this into the note died before its failure was committed.
+        it. False: the attempt that wrote `passed=False` into the note died before its failure was committed.
         """
         async with self._attempt.connection() as connection:
             return await operations.has_failed(connection, self._attempt.task_id, _CANARY_CODES)

@@ -1,4 +1,4 @@
-"""`claim`: a worker claims the tasks that its hints name (messages about due tasks). `claim_again` repeats claims whose
+"""`claim`: a worker claims the tasks that its hints (messages about due tasks) name. `claim_again` repeats claims whose
 answer was lost.
 """
 
@@ -14,14 +14,16 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
-# SQL: the task `t` may be claimed now, in one of three ways: it is due; this owner holds it and claims it again ($6);
-# or its owner is dead, or its lease has expired, and it has not had too many losses (attempts whose worker was lost).
+# SQL: the task `t` may be claimed now. There are three cases: the task is due; this owner holds it and claims it again
+# ($6); or its owner is dead or its lease has expired, and it has had fewer than $4 losses (attempts whose worker was
+# lost).
 #
 # In a job that is being cancelled, only a workflow (`journaled`) is claimed, because its code must see the cancel. If
 # the lease of such a workflow expires, no claim takes it over. Within the grace the sweeper makes the workflow due
-# again, unless it was lost too often; otherwise the sweeper ends it (`end_cancels` in transitions/sweeps.py).
+# again. After the grace, or after too many losses, the sweeper ends it (`end_cancels` in transitions/sweeps.py).
 #
-# The CASE keeps the planner from using an index by status, because that would read a whole backlog to find a few tasks.
+# The CASE keeps the planner from using an index by status: that index would make it read a whole backlog to find a few
+# tasks.
 _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting')
                THEN t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)
@@ -32,8 +34,8 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                     AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
-# SQL: the claim charges the task a loss, because the task was running. Exception: if the owner claims a task again that
-# it holds, no attempt was lost, only the answer to a claim. So a failover, which loses many answers, charges no task.
+# SQL: the claim charges the task a loss, because the task was running. Exception: an owner claims a task again that it
+# holds. Then no attempt was lost, only the answer to a claim. So a failover, which loses many answers, charges no task.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
 # $1 task ids, $2 owner, $3 duration of the lease, $4 the bound on losses: a running task with this many losses is not
@@ -43,7 +45,7 @@ CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
     -- Waits for the lock of each job. With SKIP LOCKED the hints of a job that another statement has locked would be
-    -- acknowledged without a claim. The wait is short, as that statement is.
+    -- acknowledged without a claim. The wait is short, because the other statement is short.
     SELECT j.id, hinted_tasks.tasks, hinted_tasks.statuses, {job_columns()}
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses
@@ -104,9 +106,9 @@ async def claim_again(
     terms: LeaseTerms,
     held_ids: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch. A settlement (how an attempt ended) that completes or suspends a task may
-    also claim a next step for the same worker. If the settlement's answer was lost, the worker does not know this step:
-    call this function to claim the step again.
+    """running -> running, at a new epoch. A settlement (the statement that writes how an attempt ended) may also claim
+    a next step for the same worker, when it completes or suspends a task. If the settlement's answer was lost, the
+    worker does not know this step: call this function to claim the step again.
 
     `completed_ids`: tasks that were completed. `workflow_of_step`: a step that a suspension started -> the workflow's
     task; at most one step of each workflow. Returns settled task -> its next step. Steps in `held_ids` are left out,

@@ -21,9 +21,9 @@ _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - share.overdue)"""
 
 #: SQL: the task `t` of `job_tasks` is still due. Since the statement began, another worker may have claimed the task,
-#: and may have put it off. In a job that is being cancelled, only a workflow (`journaled`) starts, because its code
-#: must see the cancel. PostgreSQL finds the task by its id: `unindexed` keeps the planner from reading a partial index
-#: of the status instead.
+#: and may even have snoozed it. In a job that is being cancelled, only a workflow (`journaled`) starts, because its
+#: code must see the cancel. PostgreSQL finds the task by its id: `unindexed` keeps the planner from reading a partial
+#: index of the status instead.
 _IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
       AND t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)"""
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. A second join with the job
-# would compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
+# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. The statement has no second
+# join with the job: it would compare each task of a batch with each job, because the planner expects one row of a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
-#: The job's columns in the CTE `job_tasks`: the columns above, and `single_task` (db/tables.py), which only the marking
-#: reads.
+#: The job's columns in the CTE `job_tasks`: the columns above, and `single_task`, the job's only task if it has just
+#: one (db/tables.py). Only `_MARK_CLAIMED` reads this column.
 _COLUMNS_OF_JOB_TASKS = (*_JOB_COLUMNS, "single_task")
 
 #: Column -> the expression that computes it from the table `job`. All other columns are read as the table has them.
@@ -25,8 +25,8 @@ _EXPRESSION_OF_COLUMN = {
 
 
 def job_columns(alias: str | None = None) -> str:
-    """SQL: the list of the job's columns for `job_tasks`. `alias`: a CTE that has them already. None: the list computes
-    them from the table `job`, which the statement calls `j`.
+    """SQL: the list of the job's columns for `job_tasks`. `alias`: a CTE that has these columns already. None: the list
+    computes them from the table `job`, which the statement calls `j`.
     """
     if alias is not None:
         return _columns(_COLUMNS_OF_JOB_TASKS, alias, {})
@@ -40,8 +40,8 @@ def _columns(names: Sequence[str], alias: str, replacements: Mapping[str, str]) 
 
 #: SQL: the parameters and the output prefix of the task `t`. A step that a workflow started (`contained`) has an
 #: argument and an output prefix of its own. The prefix has a point where the step's name has a `#`, because a `#` would
-#: need quoting in a URL. A part of a fan-out, whose name ends in a point and its number, has a prefix of its own, too:
-#: else the parts would overwrite the outputs of one another, because one handler names them.
+#: need quoting in a URL. A part of a fan-out (its name ends in a point and its number) also has a prefix of its own:
+#: one handler names the outputs of all parts, so the parts would overwrite the outputs of one another.
 _PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END"""
 _OUTPUT_PREFIX = """CASE WHEN t.contained OR strpos(t.step, '.') > 0
                      THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
@@ -54,19 +54,20 @@ def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'"
     the rows `t` and `job_tasks`. $2 is the owner and $3 the duration of the lease. The statement then reads the CTE
     `numbered_tasks`: a row for each claimed task, with all columns that `claimed_of` needs.
 
-    `is_loss`: a condition of the same rows, under which the claim charges the task a loss (an attempt whose worker
-    was lost). By default a claim of a running task does so, because the worker before did not settle the task.
+    `is_loss`: a condition of the same rows: the claim charges the task a loss (an attempt whose worker was lost). By
+    default a claim of a running task charges a loss, because the worker before did not settle the task.
     """
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 
 
 # No earlier part of the statement locks the rows of `task`: each lock would be one more record in the WAL. So the
-# UPDATE may have to wait until another statement, such as a renewal of the lease, has released a row. Then it judges
-# the newest version of the row. So its condition must test the row `t` itself: `job_tasks` has the row as it was when
-# the statement began.
+# UPDATE may have to wait until another statement, such as a renewal of the lease, has released a row. Then PostgreSQL
+# checks the condition on the newest version of the row. So the condition must test the row `t` itself: `job_tasks` has
+# the row as it was when the statement began.
 #
 # The first claim of a job's single task writes no event, because the view `history` derives the event from the task.
-# Until then the job has no other task, so nothing else takes the number after the job's last one: it is the event's.
+# The event's number (`claim_seq`) is the job's next number. Until this claim the job has no other task, so no other
+# event takes that number.
 _MARK_CLAIMED = f"""
 , claimed_tasks AS (
     UPDATE task t

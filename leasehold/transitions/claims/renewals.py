@@ -89,8 +89,8 @@ async def owned(connection: Connection, owner: UUID) -> dict[UUID, int]:
     return {row["id"]: row["epoch"] for row in await connection.fetch(_OWNED, owner)}
 
 
-# $1 the owner, $2 the instant, $3 the duration of a lease. A lease that ends before $2 + $3 was claimed, and for the
-# last time renewed, before $2.
+# $1 the owner, $2 the instant, $3 the duration of a lease. A lease that ends before $2 + $3 was claimed before $2, and
+# was not renewed since.
 _OWNED_BEFORE = """
 -- owned_before
 SELECT t.id, t.epoch FROM task t

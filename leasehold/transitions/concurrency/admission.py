@@ -30,20 +30,22 @@ log = structlog.get_logger(__name__)
 _MAX_BATCH = 500
 #: How many jobs the first batch reads at least. More are not needed: there is seldom room for more than a few.
 _MIN_BATCH = 32
-#: The most full limits behind whose jobs a search looks. There are more only if a limit counts each of many values by
-#: itself, and the first job of each value has its turn without a search.
+#: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it knows of more full limits than this.
+#: So many are full only if a limit counts each of many values by itself: then the first job of each value has its turn
+#: without a search.
 _MAX_FULL = 2000
-#: The largest share of its time that a process spends on such searches. A search is due after _OLDEST_SEARCH_SECONDS in
-#: any case.
+#: The largest share of its time that a process spends on searches. A search is due after _OLDEST_SEARCH_SECONDS in any
+#: case.
 _SEARCH_SHARE, _OLDEST_SEARCH_SECONDS = 1 / 100, 60.0
 
 
 def _waiting_sql(name: str, condition: str) -> str:
-    """SQL: the jobs that come next at each limit, with all limits of those jobs. `condition`: of a waiting job `g`.
+    """SQL: the jobs that come next at each limit, with all limits of those jobs. `condition`: SQL that a waiting job
+    (the row `g` of gate_job) must fulfil, too.
 
     Tenants take turns: the first job of each tenant comes before the second job of any tenant. The jobs of one tenant
     come by priority (`band`), then by the time since which they may start. So PostgreSQL reads no job whose start lies
-    in the future, however many of them wait. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY (the tenant_id of
+    in the future, however many such jobs wait. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY (the tenant_id of
     limits that all tenants share), $5 only this job; NULL: any job. `owner`: the tenant of a job.
     """
     return f"""
@@ -106,9 +108,9 @@ _WAITING_BEHIND = _waiting_sql(
               SELECT * FROM unnest($6::text[], $7::text[])))""",
 )
 
-# The jobs of $1 that still wait, with the limits at which they wait now. `_WAITING` reads before the limits are locked.
-# Until then, another admission may have admitted some of its jobs, and a debounce may have made a job wait at other
-# limits, or start later. Of a job that has ended, the rows may still be there.
+# The jobs of $1 that still wait, with the limits at which they wait now. `_WAITING` has read them before the limits
+# were locked. In between, another admission may have admitted some of them, and a debounce may have made a job wait at
+# other limits, or start later. A job that has ended may still have its rows in gate_job.
 _STILL_WAITING = f"""
 -- gates_still_waiting
 SELECT g.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
@@ -130,8 +132,8 @@ WITH jobs AS MATERIALIZED (
 ), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), first_steps AS (
-    -- The first steps can run now, or wait for their start time. A workflow is a first step, whatever the steps that it
-    -- started (`contained`) do.
+    -- The first steps need no other step. They can run now, or wait for their start time. A workflow is a first step,
+    -- too: it does not need the steps that it started (`contained`).
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -170,14 +172,14 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 def new_search() -> Pauses:
-    """How often one caller of `admit` searches: the more jobs wait, the less often."""
+    """A clock for the searches (`_admit_behind`) of one caller of `admit`: the longer they take, the rarer they are."""
     return Pauses(share=_SEARCH_SHARE, at_least=0.0, at_most=_OLDEST_SEARCH_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """The jobs whose limits all have room. `has_more`: another batch may find further jobs. `with_room`: the limits
-    that have room for further jobs. `full`: the limits that have held other jobs of the batch back.
+    that have room for further jobs. `full`: the limits that hold other jobs of the batch back.
     """
 
     job_ids: Sequence[UUID] = ()
@@ -194,12 +196,14 @@ async def admit(
 ) -> list[Announcement]:
     """held -> runnable, for as many jobs of these limits as there is room for. Tenants take turns. The jobs of one
     tenant go by priority, then by their start time. A job that one of its other limits holds back does not delay the
-    jobs after it. Returns the hints to be published (messages that tell workers of due tasks).
+    jobs after it. Returns the hints (messages that tell workers of due tasks) that the caller must publish.
 
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
-    the statement reads all admitted jobs. `search`: this caller's `new_search`. It admits the jobs behind a batch of
-    _MAX_BATCH jobs that other limits hold back, too, for which a statement may read all waiting jobs. None: the sweeper
-    does so later.
+    the statement reads all admitted jobs.
+
+    `search`: this caller's `new_search`. If other limits hold back a whole batch of _MAX_BATCH jobs, a search admits
+    the jobs behind that batch. A search is seldom due, because its statements may read all waiting jobs. None: this
+    call does not search; the sweeper does so later.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
@@ -220,8 +224,9 @@ async def admit(
 
 
 async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses) -> list[Announcement]:
-    """Admit jobs that wait behind a whole batch of jobs that other limits hold back. `chosen`: the choice of that
-    batch.
+    """Search: admit jobs that wait behind a whole batch of jobs that other limits hold back. `chosen`: the choice of
+    that batch. Each further batch leaves out the jobs at all limits that the batches before it found full. The search
+    ends when a batch finds neither a job to admit nor another full limit.
     """
     began = monotonic()
     hints: list[Announcement] = []
@@ -235,7 +240,7 @@ async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses)
             if not chosen.job_ids and chosen.full <= full:
                 break
             full |= chosen.full
-    except (TimeoutError, asyncpg.QueryCanceledError):  # no fault of these limits: their other jobs are served
+    except (TimeoutError, asyncpg.QueryCanceledError):  # not an error of these limits: they are not set aside
         log.warning("the search for jobs that may be admitted took too long", limits=len(chosen.with_room))
     finally:
         search.done(began)
@@ -256,7 +261,9 @@ class _Batch:
     chosen: _Chosen = field(default=_Chosen(), init=False)
 
     async def choose(self, only: object | None) -> Sequence[UUID]:
-        """`run_units` first calls this with None, to choose the batch. After an error it calls this for each job."""
+        """Choose the jobs to admit. `only`: choose only this job. `run_units` first passes None; after an error it
+        passes each chosen job by itself.
+        """
         arguments = (*limit_columns(self.limits), self.size, EVERYBODY, only)
         if self.full:
             waiting_jobs = await self.connection.fetch(_WAITING_BEHIND, *arguments, *limit_columns(self.full))
@@ -275,7 +282,9 @@ class _Batch:
 async def admit_each(
     connection: Connection, names: Iterable[ConcurrencyLimitName], search: Pauses | None = None
 ) -> list[Announcement]:
-    """As `admit`. If the admission of a limit fails, that limit is set aside, and the other limits are served."""
+    """As `admit`. If this fails, admit at each limit by itself: a limit that fails again is quarantined, and the other
+    limits are served.
+    """
     limits = sorted(set(names))
     try:
         return await admit(connection, limits, search=search)
@@ -296,7 +305,9 @@ async def _choose(
     *,
     has_all: bool,
 ) -> _Chosen:
-    """Choose among these waiting jobs of the limits. `has_all`: no further job waits."""
+    """Lock all limits of these waiting jobs. Then choose, in the order of the jobs, each job whose limits all still
+    have room. `has_all`: no further job waits.
+    """
     limits_of_waiting = (name for row in waiting_jobs for name in _limits_of(row))
     rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
     ids = [row["job_id"] for row in waiting_jobs]
@@ -306,7 +317,7 @@ async def _choose(
     for row in waiting_jobs:
         now, names = still_waiting.get(row["job_id"]), _limits_of(row)
         if now is None or {*_limits_of(now)} != {*names}:
-            continue  # only the limits of `row` are locked
+            continue  # the job waits no more, or it waits at limits that are not locked
         refusing = next((name for name in names if not rooms[name].admits(row["tenant_id"])), None)
         if refusing is not None:
             full.add(refusing)

@@ -28,7 +28,7 @@ def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], lis
 
 
 def without_value(key: str) -> str:
-    """The key as its limit was declared, for readers. Only the digest at its end is cut off, because a pointer into the
-    payload may contain `=`, too.
+    """The key as its limit was declared, for readers. This cuts off only a digest at the end, because the key's pointer
+    into the payload may contain `=`, too.
     """
     return _VALUE.sub("", key)

@@ -2,7 +2,7 @@
 (table `gate_job`).
 
 A limit is either declared by an operator, or comes with the jobs that name it. A limit of a job may follow a declared
-one: it then has the bounds of the declared limit.
+limit: it then has the bounds of the declared limit.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
 
 
 async def queue_up_again(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
-    """Let held jobs wait at other limits than before. The caller has locked the jobs, and before that the limits
-    (`lock_limits`): an admission locks in this order, too.
+    """Let held jobs wait at other limits than before. Before this call, the caller locks first the limits
+    (`lock_limits`) and then the jobs: an admission locks in this order, too.
     """
     await connection.execute("DELETE FROM gate_job WHERE job_id = ANY($1::uuid[])", [job.id for job in jobs])
     await queue_up(connection, jobs)
@@ -97,8 +97,8 @@ async def _bounds(
     """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets the
     present bounds of the declared limit: the operator may have changed them since the job was made.
 
-    (None, None) changes no existing row: the limit is declared itself, so its row has its bounds already; or the
-    operator has withdrawn the declared limit.
+    (None, None) changes no existing row. A limit gets it in two cases: the limit is declared itself, so its row has its
+    bounds already; or the operator has withdrawn the limit that it follows.
     """
     # `declared_as` is the name of the limit itself if the limit is declared, and None if it has bounds of its own.
     followed_names = sorted(
@@ -138,7 +138,7 @@ async def forget_admission(connection: Connection, job_id: UUID, limits: Sequenc
 
 
 async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[ConcurrencyLimitName]:
-    """The limits that these jobs count in. When the jobs have ended, the caller admits others there."""
+    """The limits at which these jobs wait or were admitted. When the jobs have ended, other jobs may be admitted."""
     rows = await connection.fetch(
         "SELECT DISTINCT tenant_id, key FROM gate_job WHERE job_id = ANY($1::uuid[])", list(job_ids)
     )
@@ -148,9 +148,8 @@ async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[Con
 async def with_waiting_jobs(
     connection: Connection, after: ConcurrencyLimitName, page_size: int = 200
 ) -> list[ConcurrencyLimitName]:
-    """The limits at which jobs wait, by tenant and key: the first `page_size` of those after `after`. Limits that
-    failed and are set aside for a while are left out: in the table `quarantine`, LIMITS is their duty, and LIMIT_UNIT
-    is the name of a limit.
+    """The limits at which jobs wait, by tenant and key: the first `page_size` limits after the limit `after`. Limits in
+    quarantine are left out: in the table `quarantine`, LIMITS is their duty, and LIMIT_UNIT is the name of a limit.
     """
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
@@ -162,8 +161,9 @@ async def with_waiting_jobs(
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-# This statement only locks: a job may have begun to wait at a limit after the statement's snapshot and before the lock.
-# A limit that is locked now is one at which a submission queues up.
+# This statement only locks. `_FORGET_UNUSED` then checks again, with a newer snapshot: a job may have begun to wait at
+# a limit after this statement's snapshot and before its lock. SKIP LOCKED passes over limits at which a submission is
+# just queueing up.
 _LOCK_UNUSED = """
 -- gates_unused_lock
 SELECT g.tenant_id, g.key FROM gate g

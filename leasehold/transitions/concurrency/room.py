@@ -36,9 +36,9 @@ ORDER BY g.tenant_id, g.key
 FOR UPDATE OF g
 """
 
-# SQL, for the end of a condition: the row `g` of gate_job may be deleted. The statement has checked that its job has
-# finished; `gate` is its limit. A finished job no longer counts. Exception: at a limit with a rate, its admission
-# counts for a minute.
+# SQL, for the end of a condition: the row `g` of gate_job may be deleted. `gate` is the row's limit. The condition
+# before has checked that the row's job has finished: such a job no longer counts. Exception: at a limit with a rate,
+# its admission counts for a minute.
 _FORGETTABLE = f"""
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR NOT {within_minute("g.admitted_at")})
 """

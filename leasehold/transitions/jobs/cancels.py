@@ -26,8 +26,8 @@ FOR UPDATE
 REQUEST_CANCEL = f"""
 -- cancel
 WITH resumed_workflows AS (
-    -- A workflow that has called something (`journaled`) is due now: its code sees the cancel, and may undo what it
-    -- did. The job counts it as leased until it has ended.
+    -- A workflow that has called something (`journaled`) is due now: its code sees the cancel, and may undo its work.
+    -- The job counts this workflow as leased until the workflow has ended.
     UPDATE task t
     SET wake_at = NULL, available_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.journaled AND {unindexed("t.status IN ('pending', 'retry', 'waiting')")}

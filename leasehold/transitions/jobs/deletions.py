@@ -64,18 +64,20 @@ async def delete_together(connection: Connection, job_ids: Sequence[UUID], tenan
     return [row["id"] for row in await connection.fetch(DELETE, list(job_ids), tenant_id)]
 
 
-#: SQL: `job` is no workflow whose runs a duty has yet to cancel. When a workflow does not succeed, the duty
-#: (workflows/children.py) cancels the runs that it started. It finds them by the workflow's journal.
+#: SQL: `job` has started no run that must still be cancelled. When a workflow does not succeed, a duty
+#: (workflows/children.py) cancels the runs that the workflow started. The duty finds these runs by the journal of the
+#: workflow, so the workflow must not be deleted before.
 LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
           SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
           WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'
             AND {unindexed("child.finished_at IS NULL AND child.status <> 'cancel_requested'")}))"""
 
-#: SQL: nobody waits for a message about the end of `job`, which is made from its row, or for the run that follows its
-#: failure. Or they have waited for a day: then nobody can write it.
+#: SQL: the end of `job` is reported. `notify` is true until the messages about the end, and the run that follows a
+#: failure, are made from the job's row. If they are not made within a day of `expires_at`, the job is deleted anyway.
 IS_REPORTED = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
 
-#: SQL: no rate of a concurrency limit counts the admission of `job` any more: that would be forgotten with the job.
+#: SQL: no rate of a concurrency limit counts the admission of `job` any more. A job that still counts must stay: its
+#: admission would be deleted with it.
 COUNTS_AT_NO_RATE = f"""NOT EXISTS (
           SELECT 1 FROM gate_job g JOIN gate ON gate.tenant_id = g.tenant_id AND gate.key = g.key
           WHERE g.job_id = job.id AND gate.per_minute IS NOT NULL
@@ -100,9 +102,9 @@ ON CONFLICT (job_id) DO NOTHING
 
 
 async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Delete the rows of jobs past `expires_at`, and write a tombstone for each. A failed workflow may stay for a
-    moment, a job that a rate has admitted for a minute, and a job whose end is not told yet for a day: retention tries
-    again.
+    """Delete the rows of jobs past `expires_at`, and write a tombstone for each. Some jobs stay, and retention tries
+    again: a failed workflow for a moment, a job that a rate has admitted for a minute, and a job whose end is not
+    reported yet for a day.
     """
     await connection.execute(FORGET, list(job_ids))
 

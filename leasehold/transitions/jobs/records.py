@@ -89,7 +89,7 @@ class NewJob:
     pin: str | None = None  # only workers with this label run it: LEASEHOLD_WORKER_LABELS
     run: RunOf | None = None
     tags: Mapping[str, str] = field(default_factory=dict)  # by name, at most 8 (domain/tags.py)
-    callback_url: str | None = None  # each end of the job is sent there
+    callback_url: str | None = None  # the platform sends a message about each end of the job to this URL
 
 
 def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step]
 
 
 def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[str]]:
-    """The steps for which each step waits, by name: those that it needs. In place of a skipped step, those for which
-    that step would wait: otherwise the step after it would run beside the step before it.
+    """By the name of each step, the steps for which it waits: the steps that it needs. A skipped step is replaced by
+    the steps for which it would wait itself: otherwise the step after it would not wait for the step before it.
     """
     needs: dict[str, set[str]] = {}
     for step in steps:  # each step comes after those that it needs

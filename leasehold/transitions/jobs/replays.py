@@ -46,8 +46,8 @@ WITH locked_jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE
 ), outlived_workflows AS (
-    -- If the workflow that started the job has ended, the duty that cancels the jobs of such workflows
-    -- (workflows/children.py) may not have closed the workflow's call yet. It must not cancel the job that now goes on.
+    -- If the workflow that started the job has ended, a duty (workflows/children.py) cancels the jobs of the workflow's
+    -- open calls. This UPDATE closes the call, so that the duty does not cancel the job that now goes on.
     UPDATE journal e SET state = 'done'
     FROM locked_jobs, job AS parent
     WHERE e.child_id = locked_jobs.id AND e.kind = 'start' AND e.state = 'open'
@@ -106,12 +106,14 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 # $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes their
-# outputs, results and notes, and makes succeeded steps skipped, so that REPLAY makes them runnable. $2 keeps its note
-# unless it has succeeded, as in a retry from the failed step: the note may say that the step has ordered something, and
-# that nobody knows the outcome. Each of these steps also waits for the steps that it needs and that REPLAY revives
-# because they failed, or never began. If a step had fanned out and runs again from its beginning, its parts are deleted
-# with all that they left (the objects stay until the job is deleted): the step would join their results, and could not
-# fan out into parts of the same names. If $2 is a part, the parts beside it stay.
+# outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY makes them runnable. Exception: $2
+# keeps its note if $2 has not succeeded, as in a retry from the failed step. The note may say that the step has ordered
+# something, and that nobody knows the outcome. Each of these steps also waits for those steps that it needs and that
+# REPLAY revives because they failed, or never began.
+#
+# If a step had fanned out and runs again from its beginning, its parts are deleted with their rows. Otherwise the step
+# would join their old results, and could not fan out into parts of the same names. The objects of the parts stay until
+# the job is deleted. If $2 is a part, the parts beside it stay.
 REWIND = f"""
 -- rewind
 WITH RECURSIVE again(id) AS (
@@ -166,8 +168,8 @@ class AdmissionTerms:
 
 @dataclass(frozen=True, slots=True)
 class _ReplayedJob:
-    """A replayed job that waits at its concurrency limits: a `concurrency.LimitedJob`. `not_before`: since when it may
-    start. This is the time of its submission, so that it does not wait behind all jobs that came since.
+    """A replayed job that waits at its concurrency limits: a `concurrency.LimitedJob`. `not_before`: since when the job
+    may start. This is the time of its submission: so it does not wait behind all jobs that were submitted since.
     """
 
     id: UUID
@@ -188,11 +190,11 @@ async def replay(
     followed: Sequence[str] = (),
     cause: Mapping[str, str] | None = None,
 ) -> list[Announcement] | None:
-    """failed -> pending, queued or waiting_worker, from the failed step on; steps that succeeded stay. None: no such
-    failed job.
+    """failed -> pending, queued or waiting_worker, from the failed step on; steps that succeeded stay succeeded. None:
+    no such failed job.
 
     `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
-    instead, and the steps that need this step run again, too; a step that had fanned out fans out anew, unless
+    instead, and the steps that need this step run again, too. A step that had fanned out then fans out anew, unless
     `from_step` is one of its parts. `terms`: the job's limits and exclusive key from now on. None: the job waits at no
     limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run of their `on_failure`
     pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key. If the job has limits,
@@ -202,7 +204,7 @@ async def replay(
     dedupe key.
     """
     async with connection.transaction():
-        # The objects of an expired job may be gone.
+        # An expired job does not run again, because its objects may be deleted.
         failed_job = await connection.fetchrow(
             "SELECT priority, created_at FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed'"
             " AND (expires_at IS NULL OR expires_at > clock_timestamp()) FOR UPDATE",

@@ -82,7 +82,7 @@ WITH new_job AS MATERIALIZED (
     FROM runnable WHERE runnable_count = 1
     RETURNING id
 ), batch AS (
-    -- Several hints are one row, which writes a tenth of what their rows would.
+    -- Several hints share one row: PostgreSQL then writes a tenth of what a row for each hint would cost.
     INSERT INTO outbox_batch (task_ids, relay_at)
     SELECT array_agg(id), {RELAY_AT} FROM runnable HAVING count(*) > 1
     RETURNING id

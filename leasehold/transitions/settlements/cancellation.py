@@ -11,8 +11,9 @@ from leasehold.transitions.endings import END_CANCELLED_JOBS
 from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, lease_columns, settle_twice, settled_of
 from leasehold.transitions.settlements.records import Settled
 
-# The job ends when none of its steps is leased any more: END_CANCELLED_JOBS reads `stopped_steps`, and gives the jobs
-# in `advanced_jobs`. `settled` is also true if an earlier try, whose answer was lost, has stopped the step.
+# The job ends when none of its steps is leased any more. END_CANCELLED_JOBS ends it: this fragment reads
+# `stopped_steps`, and adds `advanced_jobs` (the jobs). `settled` is also true if an earlier try, whose answer was lost,
+# has stopped the step.
 ACKNOWLEDGE_CANCEL = f"""-- acknowledge_cancel
 WITH {HELD_IN_CANCELLED_JOB}, stopped_steps AS (
     -- Writes only tasks that pass the guard (guard.py).

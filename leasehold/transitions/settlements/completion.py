@@ -62,10 +62,10 @@ def _completed(columns: str = "", condition: str = "") -> str:
     ORDER BY a.id
 ), succeeded_tasks AS (
     -- The leases' tasks that pass the guard (guard.py) succeed. This write waits until a renewal or a note has released
-    -- a task's row, and then judges the newest version of the row. Other settlements lock the rows before they write.
-    -- This statement does not, because each such lock is one more record in the WAL. If a job has a single task, and
-    -- the task succeeds at its first claim, this statement writes no event: the view `history` derives the events of
-    -- the claim and of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
+    -- a task's row, and then checks the guard on the newest version of the row. Other settlements lock the rows before
+    -- they write. This statement does not, because each such lock is one more record in the WAL. If a job has a single
+    -- task, and the task succeeds at its first claim, this statement writes no event: the view `history` derives the
+    -- events of the claim and of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -129,7 +129,8 @@ def _results(values: str) -> str:
 """
 
 
-# SQL: a row for each completed task, and for each other lease of the call whether its task had succeeded before.
+# SQL: a row for each completed task. Also a row for each other lease of the call: its `settled` says whether the task
+# had succeeded before, under the same epoch.
 _VERDICTS = """)
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
        CASE WHEN d.next_status IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
@@ -151,8 +152,8 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # step of a job with external workers, because the status of such a job has other rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
-# then judges the new version: so it updates rows in any state that has not ended. A workflow that `updated_dependents`
-# returns has NULL in `wake_at` only if this statement has made the workflow due.
+# then reads the new version of the row, so it must handle every status of a task that has not ended. If
+# `updated_dependents` returns a workflow with NULL in `wake_at`, this statement has made the workflow due.
 #
 # `dependents` may read an older version of a step's row than `updated_dependents` writes. In the newer version the step
 # waits for as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim
@@ -160,7 +161,7 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 COMPLETE = f"""-- complete
 {_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
-    -- may claim the step. `is_claimed`: the worker claims the step, the first of those that it may claim.
+    -- may claim the step. `is_claimed`: the worker claims the step, because it is the first that the worker may claim.
     SELECT dep.*, claim.is_possible
                AND row_number() OVER (PARTITION BY dep.place, claim.is_possible ORDER BY c.position, c.id) = 1
                AS is_claimed
@@ -179,8 +180,8 @@ COMPLETE = f"""-- complete
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS is_possible
     ) AS claim
 ), updated_dependents AS (
-    -- Counts down in the row of each dependent step. Two statements cannot do this at once for steps of one job: each
-    -- locks the job first.
+    -- Counts, in the row of each dependent step, the needs that have ended. Two statements cannot do this at once for
+    -- steps of one job: each statement locks the job first.
     UPDATE task c
     SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - dep.ended_needs ELSE c.waiting_on END,
         news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + dep.ended_needs END,
@@ -230,8 +231,8 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 FROM claimed_steps t JOIN job j ON j.id = t.job_id
 """
 
-# SQL: no other step needs the task `t`. With the plain condition and no statistics yet (a young table), the planner
-# would expect only one such row, and so begin the join by reading all of them.
+# SQL: no other step needs the task `t`. `unindexed` hides the condition from the planner. Otherwise, on a young table
+# without statistics, the planner would expect only one such row, and would begin the join with a read of all such rows.
 _IS_LAST = unindexed("t.unblocks = '{}'")
 
 # $4 values. Completes steps that have no outputs and that no other step needs: most jobs end with such a step. This
@@ -256,8 +257,8 @@ async def complete(
 async def _complete_last(
     connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None
 ) -> Settled:
-    """Run COMPLETE_LAST, and then COMPLETE for the completions that it has not settled: their lease is lost, or another
-    step needs the step and the worker does not know it.
+    """Run COMPLETE_LAST, and then COMPLETE for the completions that COMPLETE_LAST has not settled. The lease of such a
+    completion is lost, or another step needs its step and the worker did not know this.
     """
     leases = lease_columns([completion.lease for completion in completions])
     rows = await connection.fetch(COMPLETE_LAST, *leases, [completion.value for completion in completions])

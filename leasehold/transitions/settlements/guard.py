@@ -28,7 +28,7 @@ LOCKED_JOBS = """lease_batch AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
     -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `leased`: how many of the job's tasks have a
     -- lease. `external`: how many of the job's steps are done by external workers. `single_task`: the id of the job's
-    -- only task, if nobody writes this job's events, because the view `history` derives them (db/tables.py).
+    -- only task, if the view `history` derives events of this job, which are then not written (db/tables.py).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -89,7 +89,7 @@ async def settle_twice(
     settlements: Sequence[_Settlement],
     lease_of: Callable[[_Settlement], Lease],
 ) -> Settled:
-    """Run the statement `settle`, and run it again for the leases that it calls lost.
+    """Run the statement `settle`, and run it again for the leases whose verdict is LOST.
 
     An earlier try of the same settlement may still be under way: its client has given it up, or has sent its request
     twice. The statement then waits for the lock of the job, and finds that it has nothing to write. But a statement
@@ -105,9 +105,8 @@ async def settle_twice(
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
     """The outcome that the `rows` of a settlement describe. Each row has the verdict of a task, so a settlement must
-    not have two leases of one task. `hints`: some rows,
-    those with an `outbox_id`, have a hint instead (a message that tells workers of a due task). `ends`: the rows also
-    name the jobs that have ended.
+    not have two leases of one task. `hints`: rows with an `outbox_id` have no verdict, but a hint (a message that tells
+    workers of a due task). `ends`: the rows also name the jobs that have ended.
     """
     outcome = Settled({}, ended=ended_jobs(rows) if ends else [])
     for row in rows:

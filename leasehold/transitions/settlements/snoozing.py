@@ -18,8 +18,8 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 # lacks (NULL: it lacks none), $8 whether the code of the step asked to snooze.
 #
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
-# that is being cancelled ends when its `leased` count is 0. A workflow in it must run once more to see the cancel. So
-# its snooze leaves the count as it is: else the job would end before that.
+# that is being cancelled ends when its `leased` count is 0. A workflow of such a job must run once more to see the
+# cancel. So a snooze of the workflow leaves the count as it is: otherwise the job would end before.
 SNOOZE = f"""-- snooze
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count. If the step's own code asked to
@@ -65,10 +65,10 @@ FROM lease_batch a LEFT JOIN snoozed_tasks s ON s.id = a.id LEFT JOIN task t ON 
 
 async def snooze(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
     """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept. If the
-    step itself asked to snooze, the losses before no longer count.
+    step itself asked to snooze, earlier losses no longer count.
 
     In a job that is being cancelled only a workflow snoozes, because its code must still see the cancel. Any other step
-    of such a job, and one whose lease is not valid any more, is not changed, and has the verdict LOST.
+    of such a job gets the verdict LOST and does not change. The same holds for a lease that is not valid any more.
     """
     return await settle_twice(partial(_snooze, connection), snoozings, attrgetter("lease"))
 

@@ -26,9 +26,9 @@ from leasehold.transitions.workflows.records import Call, Recording
 #: that could not be cancelled, until they are tried again. `not_in` leaves them out.
 DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
-# This statement only locks. _STARTED runs after it in the same transaction: the commit of an earlier try of the same
-# start may be under way. A statement that waits for the lock keeps its old snapshot, so it would not see what the
-# earlier try has written.
+# This statement only locks. _STARTED runs after it in the same transaction. The reason: an earlier try of the same
+# start may just be committing. A statement that waits for the lock keeps its old snapshot, so it would not see the rows
+# of the earlier try.
 _LOCK = """
 -- start_lock
 SELECT j.id AS job_id, j.status = 'cancel_requested' AS cancelling
@@ -53,8 +53,8 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch)
     if row is None:
         raise LeaseLost
-    # By an earlier try, whose answer was lost. Ask this first: a replay finds the run in the journal, even if the
-    # cancel came after that try.
+    # An earlier try, whose answer was lost, may have started the run. Check this before the cancel: a replay finds the
+    # run in the journal, even if the cancel came after that try.
     if await connection.fetchval(_STARTED, row["job_id"], call.branch, call.number):
         return CreatedRuns([], [])
     if row["cancelling"] and call.state == "open":  # a detached call is written as `done`
@@ -65,19 +65,21 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
     return await runs.create_together(connection, [new])
 
 
-# SQL: when the run that the journal's row `e` awaits has ended. If the run is deleted, any instant that no end has.
+# SQL: the instant at which the run that the journal's row `e` awaits has ended. If the run is deleted: the year 1970,
+# in which no run has ended.
 _END_OF_RUN = "coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')"
 # SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the
-# workflow for this end. The row stays open until the workflow has ended (see `_CLOSE`): without `due_at`, a workflow
-# that has the result and waits for something else would be woken in every turn. A run that is retried may end again.
+# workflow for this end: `due_at` has the end for which it was woken last. The row stays open until the workflow has
+# ended (see `_CLOSE`): so without `due_at`, a workflow that has the result and waits for something else would be woken
+# in every turn. A run that is retried may end again.
 _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
       AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
 
-# Workflows that wait for a run that has ended. A workflow's own task is the one that is not `contained`.
-# A workflow that runs now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row
-# is still open, and this statement finds it then. DISTINCT: $1 counts workflows, and a workflow may await many runs.
-# $2 only this workflow; NULL: all.
+# Workflows that wait for a run that has ended. The task of the workflow itself is not `contained`. A workflow that runs
+# now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open, and
+# then this statement finds it. DISTINCT: $1 counts workflows, and a workflow may await many runs. $2 only this
+# workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -94,7 +96,8 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
-# A woken workflow reads its journal at its next claim: so it learns of each end that `told` marks.
+# `told` marks all ended runs of the woken workflows: at its next claim a workflow reads its journal, and so it learns
+# of all of them.
 _WAKE_WAITING = f"""
 -- awaited_wake
 WITH woken_workflows AS (
@@ -115,8 +118,8 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Announcement]:
-    """waiting -> waiting, due now: at most `limit` workflows whose awaited runs have ended, or are deleted. All ends
-    that a workflow has not heard of wake it once. Returns a hint for each workflow.
+    """waiting -> waiting, due now: at most `limit` workflows whose awaited runs have ended, or are deleted. A workflow
+    is woken once, even if several of its runs have ended. Returns a hint for each workflow.
     """
 
     async def take(only_job: object | None) -> list[UUID]:
@@ -142,11 +145,12 @@ LIMIT $1
 
 
 # Closes the rows whose runs no workflow waits for any more: all rows of a workflow that succeeded, and otherwise the
-# rows whose run has ended. A row `start` of a run that failed stays open until its workflow has ended, too: the run may
-# be retried (`jobs.replay`), and is then cancelled with its workflow as before. Only a failed run can be retried.
-# A row `result` stays open until its workflow has ended, too, or has recorded the result:
-# while it is open, retention keeps the run (`forgettable_jobs` in sweeps.py), because the workflow's function may run
-# again and read the result again. Rows that are `done` are not in the index of open rows.
+# rows whose run has ended. The index of open rows then leaves them out. Two kinds of rows stay open until the workflow
+# has ended, too:
+# - A row `start` of a run that failed. The run may be retried (`jobs.replay`; only a failed run can be), and is then
+#   cancelled with its workflow as before.
+# - A row `result`, unless the workflow has recorded the result. While the row is open, retention keeps the run
+#   (`forgettable_jobs` in sweeps.py), because the workflow's function may run again and read the result again.
 _CLOSE = """
 -- workflow_children_close
 UPDATE journal e SET state = 'done'

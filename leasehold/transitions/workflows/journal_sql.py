@@ -51,7 +51,7 @@ def write_calls(*, claims: bool) -> str:
 ), consumed_signals AS (
     DELETE FROM signal s USING calls w WHERE s.id = w.signal AND s.job_id = w.job_id
 ), steps AS (
-    -- `contained`: the workflow started the task, so its failure is the workflow's and no dead letter.
+    -- `contained`: the workflow started the task. So the workflow handles the task's failure, which is no dead letter.
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, unblocks, max_attempts, handler,
                       timeout_seconds, cancelable, contained, {columns})
     SELECT child, job_id, tenant_id, step, position, queue, priority, ARRAY[workflow], max_attempts, handler,

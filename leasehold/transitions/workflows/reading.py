@@ -1,4 +1,4 @@
-"""Reads journals: `read_each` reads the parts that a worker needs of many journals in one query, `read` a whole one.
+"""Reads journals: `read_each` reads the parts that a worker needs of many journals; `read` reads a whole journal.
 
 A workflow's journal has a row (`Entry`) for each call of the workflow's code that waits or has a result: a sleep, a
 signal, a step, a run. The place of a row is its branch (one of the coroutines that run at the same time) and its number
@@ -45,11 +45,11 @@ _ENTRIES = """
         WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true"""
 
 
-#: The journal is read with at most this many signals, and all of them but the last have less than this many bytes
-#: together: a client may have sent a thousand large ones, and most wakes need none. READ_SIGNAL reads a later one when
-#: a call waits for its name.
+#: At most this many signals are read with the journal. A signal is left out if the signals before it have this many
+#: bytes or more together. The reason: a client may have sent a thousand large signals, and most wakes need none.
+#: READ_SIGNAL reads a signal that was left out, when a call waits for its name.
 _SIGNALS, _SIGNAL_BYTES = 16, 64 * 1024
-# SQL: the oldest signals to the task `t` that no wait has consumed, and whether there are more.
+# SQL: the oldest signals to the job of the task `t` that no wait has consumed, and whether there are more.
 _FIRST_SIGNALS = f"""
     SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
                               ORDER BY s.id) FILTER (WHERE s.is_read), '[]') AS signals,
@@ -193,8 +193,8 @@ async def read_each(connection: Connection, readings: Sequence[Reading]) -> list
 
 
 async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
-    """The whole journal of the workflow, for the worker that has its lease, in several queries. `places`: only the rows
-    at these places. Raises LeaseLost.
+    """The whole journal of the workflow, for the worker that has its lease. `places`: only the rows at these places.
+    The rows are read page by page. If a page is too large for PostgreSQL, half of its size is tried. Raises LeaseLost.
     """
     columns = lease_columns([lease])
     journal: Journal | None = None
@@ -215,7 +215,7 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
             raise LeaseLost
         page = _journal(row)
         if journal is None:
-            journal = page  # with the `news` of the first page: what comes during the later pages is news
+            journal = page  # with the `news` of the first page: signals and ends that come later then count as news
         else:
             journal.entries.extend(page.entries)
         places_read += size
@@ -226,8 +226,8 @@ async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str,
 
 
 async def read_signal(connection: Connection, lease: Lease, name: str, after: int) -> StoredSignal | None:
-    """The oldest signal `name` to the workflow whose id is greater than `after`, and that no wait has consumed. None:
-    there is none, or the lease is lost.
+    """The oldest of the workflow's signals `name` that no wait has consumed and that have an id greater than `after`.
+    None: there is no such signal, or the lease is lost.
     """
     row = await connection.fetchrow(READ_SIGNAL, lease.owner, lease.task_id, lease.epoch, name, after)
     return None if row is None else StoredSignal(row["id"], row["name"], row["payload"], row["at"])

@@ -91,7 +91,7 @@ ORDER BY e.name, e.branch, e.number LIMIT 20
 
 async def waits_of(connection: Connection, run_id: UUID, tenant_id: str) -> Sequence[Row]:
     """The signals that the run's workflow waits for now, at most 20: name, schema, and when the wait ends by itself.
-    The place of the wait (`branch`, `number`) and its `epoch` tell it from the workflow's other waits for this name.
+    A workflow may wait for a name several times: the place (`branch`, `number`) and the `epoch` identify the wait.
     """
     return await connection.fetch(_WAITS, run_id, tenant_id)
 
@@ -104,8 +104,8 @@ async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: 
 
 @lru_cache(_MAX_VALIDATORS)
 def _validator(schema: bytes) -> Draft202012Validator:
-    """The validator for the schema of a wait. It is cached, because it takes long to compile, and `send` holds the
-    job's lock.
+    """The validator for the schema of a wait. It is cached, because it takes long to compile, and meanwhile `send`
+    holds the job's lock.
     """
     return compile_model_schema(orjson.loads(schema))
 

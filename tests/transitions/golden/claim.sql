@@ -1,7 +1,7 @@
 -- claim
 WITH jobs AS MATERIALIZED (
     -- Waits for the lock of each job. With SKIP LOCKED the hints of a job that another statement has locked would be
-    -- acknowledged without a claim. The wait is short, as that statement is.
+    -- acknowledged without a claim. The wait is short, because the other statement is short.
     SELECT j.id, hinted_tasks.tasks, hinted_tasks.statuses, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds ELSE greatest(ceil(extract(epoch FROM j.cancel_by - clock_timestamp())), 0)::int END AS grace_seconds, j.status = 'cancel_requested' AS cancelling, j.single_task
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks, array_agg(t.status) AS statuses

@@ -91,8 +91,8 @@ WITH lost_task AS MATERIALIZED (
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 ), woken_workflows AS (
-    -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
-    -- settlements/completion.py. Both count ended steps: a workflow is due when `news` reaches `wake_at`.
+    -- The workflows whose steps have failed for good. `news` counts the ended steps of a workflow, these steps
+    -- included. The workflow is due when `news` reaches `wake_at`: see settlements/completion.py.
     UPDATE task w
     SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()

@@ -7,7 +7,7 @@ WITH lease_batch AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
     -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `leased`: how many of the job's tasks have a
     -- lease. `external`: how many of the job's steps are done by external workers. `single_task`: the id of the job's
-    -- only task, if nobody writes this job's events, because the view `history` derives them (db/tables.py).
+    -- only task, if the view `history` derives events of this job, which are then not written (db/tables.py).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -117,8 +117,8 @@ WITH lease_batch AS MATERIALIZED (
            e.id, e.step, e.status, e.epoch, e.data
     FROM task_events e JOIN advanced_jobs a ON a.id = e.job_id
 ), woken_workflows AS (
-    -- The workflows whose steps have failed for good. Such a step counts as an ended step: see `news` and `wake_at` in
-    -- settlements/completion.py. Both count ended steps: a workflow is due when `news` reaches `wake_at`.
+    -- The workflows whose steps have failed for good. `news` counts the ended steps of a workflow, these steps
+    -- included. The workflow is due when `news` reaches `wake_at`: see settlements/completion.py.
     UPDATE task w
     SET news = w.news + failed.steps, wake_at = CASE WHEN w.news + failed.steps < w.wake_at THEN w.wake_at END,
         available_at = CASE WHEN w.status = 'waiting' AND w.news + failed.steps >= w.wake_at THEN clock_timestamp()

@@ -6,8 +6,8 @@ WITH jobs AS MATERIALIZED (
 ), admissions AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), first_steps AS (
-    -- The first steps can run now, or wait for their start time. A workflow is a first step, whatever the steps that it
-    -- started (`contained`) do.
+    -- The first steps need no other step. They can run now, or wait for their start time. A workflow is a first step,
+    -- too: it does not need the steps that it started (`contained`).
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,

@@ -59,7 +59,7 @@ WITH new_job AS MATERIALIZED (
     FROM runnable WHERE runnable_count = 1
     RETURNING id
 ), batch AS (
-    -- Several hints are one row, which writes a tenth of what their rows would.
+    -- Several hints share one row: PostgreSQL then writes a tenth of what a row for each hint would cost.
     INSERT INTO outbox_batch (task_ids, relay_at)
     SELECT array_agg(id), clock_timestamp() + interval '1 second' FROM runnable HAVING count(*) > 1
     RETURNING id

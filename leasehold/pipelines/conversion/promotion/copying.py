@@ -2,8 +2,8 @@
 copies of a call that failed or died.
 
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
-passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither of them holds a
-database connection while it waits for the target or the store.
+passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither `Promoter` nor
+`undo_dead` holds a database connection while it waits for the target or the store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Copy:
 
 @asynccontextmanager
 async def _time_limit(seconds: float) -> AsyncIterator[None]:
-    """Raises BadGateway if the block takes longer than `seconds`. A TimeoutError of PostgreSQL passes unchanged."""
+    """Raises BadGateway if the block takes longer than `seconds`. A TimeoutError that the block itself raises, as a
+    request to PostgreSQL may, passes unchanged.
+    """
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -57,7 +59,9 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 
 
 class Promoter:
-    """Copies and undoes for one call, or undoes for the leading worker."""
+    """Copies the artifacts of one call, and undoes the copies if the call fails. The leading worker uses this class
+    only to undo.
+    """
 
     def __init__(self, connections: Acquire, store: ObjectStore, target: Target) -> None:
         self._connections = connections
@@ -77,7 +81,7 @@ class Promoter:
 
         Raises Conflict or BadGateway, and the errors of PostgreSQL. After an error, the copies of this call are undone:
         before this function raises, or later by the leading worker. One exception: if the answer to the COMMIT was lost
-        and PostgreSQL does not answer afterwards, the job may be promoted. A second request then tells the client.
+        and PostgreSQL does not answer afterwards, the job may be promoted. A second request then shows whether it is.
         """
         await self._undo_earlier(earlier)
         keys = [copy.key for copy in copies]
@@ -215,8 +219,8 @@ class Promoter:
 async def undo_dead(settings: Settings, connections: Acquire, store: ObjectStore) -> int:
     """Undo the copies of dead calls at the target. Returns the number of keys that it tried to undo.
 
-    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). After that, it tries again to undo the keys that
-    it could not undo.
+    The worker holds the keys for `_UNDO_LEASE_SECONDS` (ownership.py). After that time, the next call of this function
+    tries the keys again that could not be undone.
     """
     if not is_configured(settings):
         return 0

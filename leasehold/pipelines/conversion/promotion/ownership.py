@@ -1,14 +1,14 @@
-"""Records which tenant owns which key at the promotion target, and which call is writing the key at the moment. A
-promotion is a call of the API that copies a job's artifacts to another bucket, the target.
+"""Records which tenant owns which key at the promotion target, and which call is writing the key at the moment. A call
+is one request to the promote endpoint. It copies a job's artifacts to the target: a bucket or an HTTP file service.
 
 A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
 These rows name the objects to remove and to restore, so the leading worker (elected for maintenance) can undo a call
 whose process died.
 
-Columns of a key's row: `turn` is the id of the call that has claimed the key, `until` when this call counts as dead,
-`for_job` the job that the call promotes, `reached` the change that it may have made, and `job_id` the job whose
-artifact lies at the key. Columns of a conversion: `promoting_until`, until when a call has claimed the job, and
-`promoted`, the keys of a finished call.
+Columns of a key's row. `turn`: the id of the call that has claimed the key. `until`: when this call counts as dead.
+`for_job`: the job that this call promotes. `reached`: the change that this call may have made. `job_id`: the job whose
+artifact lies at the key. Columns of a conversion. `promoting_until`: the end of a call's claim of the job. `promoted`:
+the keys of a finished call.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Change: TypeAlias = Literal["created", "unsure", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class PromoteCall:
-    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS. Or a dead call, whose job the
-    leading worker has claimed to undo it.
+    """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS. Or a dead call: the leading worker
+    has claimed its job in order to undo the call.
 
-    `claimed_until`: the end of the claim, as the job's row has it. A later claim has another end. None: the job needs
-    no claim.
+    `claimed_until`: the end of the claim, as in the row's `promoting_until`. It identifies the claim, because a later
+    claim has another end. None: the job needs no claim (see _CLAIM_DEAD).
     """
 
     id: UUID
@@ -89,8 +89,8 @@ WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
   AND (promoting_until IS NULL OR promoting_until < clock_timestamp())
 RETURNING promoting_until
 """
-# The statement claims the rows in the order of their keys, so that two calls never deadlock. $5: the keys whose objects
-# may be replaced.
+# The statement claims the rows in the order of their keys, so that two calls never deadlock. It claims an existing row
+# only if the tenant owns the key, no other call has claimed it, and its object may be replaced ($5: these keys).
 _CLAIM = """
 -- promotion_claim
 INSERT INTO promoted_object AS p (key, tenant_id, turn, for_job, until)
@@ -121,7 +121,7 @@ _CHANGES = """
 -- promotion_changes
 SELECT turn, key, reached, backup FROM promoted_object WHERE turn = $1 FOR UPDATE
 """
-#: The columns of a key that no call has claimed.
+#: SQL: what to set in a key's row to end the claim of a call.
 _NO_TURN = "turn = NULL, for_job = NULL, until = NULL, reached = NULL, backup = NULL"
 _FINISH_KEYS = f"""
 -- promotion_finish_keys

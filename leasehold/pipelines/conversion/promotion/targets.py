@@ -199,8 +199,8 @@ def _as_bad_gateway(key: str) -> Iterator[None]:
 class _FileService:
     """An HTTP file service. Each request has a bearer token: from `tokens` (OAuth), or else the fixed `token`.
     `PUT {base}/{key}` with `If-None-Match: *` creates an object, `PUT` without this header replaces it, and `DELETE`
-    removes it. A service may lack `HEAD`. Without `GET`, no object can be replaced, because `back_up` downloads it
-    first. A service at a private address is refused, unless a setting allows its network.
+    removes it. A service may lack `HEAD`. A service without `GET` cannot have an object replaced, because `back_up`
+    first downloads the old object. A service at a private address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -232,7 +232,8 @@ class _FileService:
             raise target_exists(key)
         if not _is_success(answer):
             raise _promotion_refused(key, answer)
-        # After another success, such as 204, a service that ignores `If-None-Match` may have replaced an object.
+        # Only 201 says "created". With another success, such as 204, a service that ignores `If-None-Match` may have
+        # replaced an object.
         return answer.status == HTTPStatus.CREATED
 
     async def replace(self, key: str, source: str, size: int, call_id: str) -> None:

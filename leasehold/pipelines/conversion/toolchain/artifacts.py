@@ -1,5 +1,5 @@
-"""The names of the files that both toolchains write (ours, made of open-source libraries, and the one of the vendor
-Kneron), and helpers for their reports and their progress.
+"""The names of the files that both toolchains write (our own, made of open-source libraries, and the vendor Kneron's),
+and helpers for the toolchains' reports and progress.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def read_json(path: Path) -> Any:
 
 
 def earlier_reports(bie_report: Path) -> dict[str, Any]:
-    """The reports of the steps `onnx` and `bie`, for the step `nef`. Both are in the report of `bie`: a step that reads
-    the report of `onnx` would also have to download its large model.
+    """The reports of the steps `onnx` and `bie`, for the step `nef`. The report of `bie` contains both. Otherwise `nef`
+    would have to read the step `onnx`, and so download the large optimised model with the report.
     """
     bie = read_json(bie_report)
     return {"onnx": bie.pop("onnx"), "bie": bie}

@@ -14,7 +14,7 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-#: Equal outputs have an infinite SNR: _MAX_DB is reported. For an infinite difference, -_MAX_DB is reported.
+#: The SNR that is reported for equal outputs, whose true SNR is infinite. For an infinite difference: -_MAX_DB.
 _MAX_DB = 200.0
 #: Reported for an infinite difference. JSON has no infinity, and null would look as if nothing had been measured.
 LARGEST_FLOAT = sys.float_info.max

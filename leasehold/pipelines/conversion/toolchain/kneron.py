@@ -2,8 +2,8 @@
 vendor's names are BIE for the int8 model, and NEF for the package that a chip loads.
 
 **The package exists only in the vendor's container image.** So the tests run only against a double that records the
-documented calls. The vendor's tools start programs of their own: in such an image, configure the sandbox, which
-confines the worker's child processes, to allow them.
+documented calls. The vendor's tools start programs of their own. So in a worker of such an image, configure the sandbox
+(what confines the worker's child processes) to allow them.
 """
 
 from __future__ import annotations
@@ -128,8 +128,10 @@ def _by_input(inputs: Samples) -> dict[str, list[np.ndarray[Any, Any]]]:
 
 
 def _simulations(work: Work, ktc: Any, inputs: Samples, files: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """What the simulations add to the report: a description of the answers of each model in `files` and, of two models,
-    a comparison. Only the answers to one input are in memory. `files`: the file of each model, as `_simulate` takes it.
+    """Simulate each model in `files` on all inputs. Returns what the report gets: a description of each model's answers
+    and, if there are two models, a comparison. Memory holds the answers to one input at a time.
+
+    `files`: by the simulation's name, the keyword argument of `_simulate` that names the model's file.
     """
     if not files:
         return {}
@@ -180,7 +182,7 @@ def _config(ktc: Any, params: ConversionParams, **source: str) -> Any:
 
 
 def _simulate(ktc: Any, params: ConversionParams, sample: Tensors, **source: Any) -> Tensors:
-    """The model's answer to one sample. `source`: the model's file, by the parameter of `ktc` for its kind."""
+    """The model's answer to one sample. `source`: arguments of `ktc` that name the model's file, such as `bie_file`."""
     answers = _call(
         ktc.kneron_inference,
         list(sample.values()),
@@ -202,7 +204,7 @@ def _call(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def _move(source: str, target: Path) -> Path:
-    """Move the file that a tool wrote to `target`, because the tools choose file names themselves."""
+    """Move a tool's output `source` to `target`: the tools choose file names themselves. Returns `target`."""
     if Path(source) != target.absolute():
         shutil.move(source, target)
     return target

@@ -36,10 +36,10 @@ _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "Glob
 
 @dataclass(frozen=True, slots=True)
 class NoisyLayer:
-    """A node of the graph, and the noise of its worst sample.
+    """A node of the graph, and the noise in its worst sample.
 
     `name`: the name of the node; if it has none, that of its output. `noise`: the power of the noise in the layer's
-    output, as a share of the signal's power. `added`: this noise less the noise of the layer's noisiest input.
+    output, as a share of the signal's power. `added`: this noise minus the noise of the layer's noisiest input.
     """
 
     name: str
@@ -57,7 +57,10 @@ class NoisyLayer:
 
 
 def noisiest_layers(float_path: Path, int8_path: Path, inputs: Iterable[Tensors], directory: Path) -> list[NoisyLayer]:
-    """All measured layers. The layer that adds most noise is the first."""
+    """All measured layers. The layer that adds most noise is the first.
+
+    Writes a copy of each model that outputs every measured layer, runs both copies on a few samples, and compares.
+    """
     model = onnx.load_model(float_path, load_external_data=False)
     int8_model = onnx.load_model(int8_path, load_external_data=False)
     names = _comparable_outputs(model, int8_model)

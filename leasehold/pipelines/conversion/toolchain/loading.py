@@ -21,7 +21,7 @@ from leasehold.pipelines.conversion.toolchain.shapes import bytes_of_element
 _OLDEST_OPSET = 1
 #: The domains of the ONNX standard: "ai.onnx" is another spelling of "".
 _STANDARD = {"", "ai.onnx"}
-_MAX_DEPTH = 16  # of graphs in graphs
+_MAX_DEPTH = 16  # how deep graphs may be nested in graphs
 
 
 def check_size(path: Path, limits: ModelLimits) -> None:
@@ -124,7 +124,7 @@ def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
 
 
 def _check_sparse_tensor(sparse: onnx.SparseTensorProto, limits: ModelLimits) -> None:
-    """As `_check_tensor`. A sparse tensor counts with its size once it is dense: the runtime makes it dense."""
+    """Check like `_check_tensor`. The size that counts is the dense tensor's: the runtime makes the tensor dense."""
     _check_tensor(sparse.values, limits)
     _check_tensor(sparse.indices, limits)
     _check_sides(sparse.values, sparse.dims, limits)

@@ -1,5 +1,5 @@
-"""The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine, in place of the
-toolchain of the chips' vendor, Kneron. Two names come from the vendor: BIE for the int8 model, NEF for the package.
+"""The steps of the open toolchain, with onnx, onnxslim and onnxruntime. They run on any machine; the toolchain of the
+chips' vendor, Kneron, does not. Two names come from the vendor: BIE for the int8 model, NEF for the package.
 
 For equal input bytes, parameters and versions, a step writes equal files. So measured times go into `Done.value`, never
 into a file. A model may have 500 MB, so the steps hold few copies in memory: onnxruntime loads a model from its path,
@@ -179,7 +179,7 @@ def _inputs_and_outputs(path: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _BothModels:
-    """The figures of the float and of the int8 model. `milliseconds`: of one run, by model; {}: not measured."""
+    """The figures of the float and the int8 model. `milliseconds`: the time of one run, by model; {}: not measured."""
 
     comparison: Comparison = field(default_factory=Comparison)
     float_answers: Description = field(default_factory=Description)

@@ -21,23 +21,23 @@ from leasehold.pipelines.conversion.toolchain import refusals
 from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
 _GENERATED_SAMPLES = 16
-#: So many bytes of samples stay in memory, so that they are not made again: those of 100 images for an input of
-#: 3 x 640 x 640 do.
+#: Samples stay in memory up to this many bytes. Each pass makes the others again. 100 images fit in, for an input of
+#: 3 x 640 x 640.
 _KEPT_BYTES = 512 * 1024 * 1024
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _COLOUR_CHANNELS = 3
 
 
 class Samples:
-    """Values for the model's inputs, one sample after the other: all of them together may need more memory than a step
-    has. So each pass over them makes those again that are not among the first `_KEPT_BYTES`.
+    """Values for the model's inputs, one sample after the other, because all samples together may need more memory than
+    a step has. The first `_KEPT_BYTES` of samples stay in memory. Each pass makes the others again.
 
     `origin`: "reference images" or "generated".
     """
 
     def __init__(self, make: Callable[[int], Iterator[Tensors]], origin: str) -> None:
-        """`make(first)`: the samples from number `first` on, always the same. Raises what `make` raises for any of
-        them.
+        """`make(first)` yields the samples from number `first` on, the same in every call. The constructor makes all
+        samples once, so it raises every error of `make`.
         """
         self.origin = origin
         self._make = make

@@ -45,8 +45,8 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
 
 
 def _fix_sides(value: onnx.ValueInfoProto, shape: Shape) -> None:
-    """Give each free dimension its size in `shape`: the graph lists the input `value` again, and a tool may read either
-    place. Sizes that contradict the input's stay, and are refused later.
+    """Give each free dimension of `value` its size in `shape`. `value` lists an input of the graph a second time, and a
+    tool may read either entry. A size that contradicts the input's stays, and is refused later.
     """
     for dimension, size in zip(value.type.tensor_type.shape.dim, shape, strict=False):
         if dimension.dim_value <= 0:
@@ -93,7 +93,7 @@ def _bytes_of(value: onnx.ValueInfoProto) -> int:
 
 
 def specification(values: Any) -> list[dict[str, Any]]:
-    """Inputs or outputs, as reports and manifests name them. The names are whole, because `samples` uses them."""
+    """Inputs or outputs, as reports and manifests show them. No name is cut short, because `samples` uses the names."""
     return [
         {
             "name": value.name,

@@ -1,5 +1,5 @@
 """Recognises a TensorFlow Lite model, and converts it to ONNX if the extra `tflite` is installed. The step `onnx` calls
-this module: the open toolchain for both, and the vendor's toolchain only to recognise the model.
+this module. The vendor's toolchain only calls `is_tflite`, because it has a converter of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_tflite(path: Path) -> bool:
 
 
 def to_onnx(source: Path, out: Path) -> Path:
-    """Convert `source` into `out`. Raises Permanent: tflite_not_convertible; and Retryable toolchain_missing."""
+    """Convert `source` into `out`. Raises Permanent("tflite_not_convertible"), or Retryable without the extra."""
     if convert is None:
         raise refusals.tflite_missing()
     try:

@@ -84,7 +84,7 @@ class Ark:
         buys: bool = False,
         seconds: float = 30.0,
     ) -> ProviderAnswer:
-        """Send a request. `buys`: it is an order, which may cost money."""
+        """Send a request. `buys`: the request is an order, which may cost money."""
         return await self._sender.send(
             method,
             self._url + path,

@@ -1,5 +1,5 @@
-"""Wraps a provider (a service that makes images or videos) to keep out of its errors what is secret, and what
-PostgreSQL cannot store. A provider's message may quote the request, with the credential and with URLs whose queries
+"""Wraps a provider (a service that makes images or videos), so that its errors contain no secret, and only text that
+PostgreSQL can store. A provider's message may quote the request, with the credential and with URLs whose queries
 contain secrets.
 """
 
@@ -31,7 +31,8 @@ def _redacted_request(credential: str) -> Iterator[None]:
     try:
         yield
     except ProviderError as error:
-        # A step writes both into its note. If the note could not be stored, an order that is paid for would fail.
+        # A step writes the message and the code into its note. If PostgreSQL could not store the note, an order that is
+        # paid for would fail.
         error.message = redacted(storable_text(error.message), credential)
         error.args = (error.message,)
         if error.fail_code is not None:

@@ -27,7 +27,7 @@ from leasehold.pipelines.generation.providers.requests import (
 
 #: The shortest Cancel-After that Replicate accepts, in seconds.
 _MIN_CANCEL_AFTER = 5
-#: A status of Replicate that ends a prediction without a picture -> the platform's error code.
+#: A status of Replicate that ends a prediction without a file -> the platform's error code.
 _CODES = {"failed": "provider_failed", "canceled": "provider_cancelled", "aborted": "provider_expired"}
 
 

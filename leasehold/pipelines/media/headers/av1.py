@@ -3,8 +3,8 @@ by the sizes in the container.
 
 The sequence header has the size of most frames. A frame header may have a size of its own: the standard forbids a
 larger size than that of the sequence, but decoders accept it. So this module reads the sequence header, and each frame
-header up to the size. The fields before the size have lengths that depend on earlier fields. So this module must read
-or skip each of these fields. Comments name the fields as the AV1 Bitstream Specification does (5.5 and 5.9).
+header up to the size. It must read or skip every field before the size, because the length of a field may depend on
+earlier fields. Comments name the fields as the AV1 Bitstream Specification does (5.5 and 5.9).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _OperatingPoint:
 @dataclass(frozen=True, slots=True)
 class _Timing:
     """How many bits the times in frame headers have. This module skips the times. `has_model`: the stream has a decoder
-    model, the reason for removal times.
+    model. Only then can frame headers have removal times.
     """
 
     presentation_bits: int = 0
@@ -62,9 +62,9 @@ class _Timing:
 class _Sequence:
     """The fields of a sequence header on which the fields of frame headers depend.
 
-    `is_reduced`: the stream is one still picture, whose headers leave out most fields. `size`: of a frame that names no
-    size. `*_bits`: the lengths of fields in frame headers; 0: frame headers do not have the field. `screen_content`,
-    `integer_vectors`: what holds for all frames, 0 or 1; or _CHOOSE.
+    `is_reduced`: the stream is one still picture, whose headers leave out most fields. `size`: the size of each frame
+    whose header has no size. `*_bits`: the lengths of fields in frame headers; 0: frame headers do not have the field.
+    `screen_content`, `integer_vectors`: the flag for all frames, 0 or 1; _CHOOSE: each frame header has the flag.
     """
 
     is_reduced: bool
@@ -98,7 +98,8 @@ class _Frame:
 
 
 class Stream:
-    """The samples of one item or one track, in the order in which a decoder reads them.
+    """Reads the samples of one item or one track, in the order in which a decoder reads them. A sample is the coded
+    bytes of a whole item, or of one frame of a track.
 
     `units`: the number of units so far. `frames`: the number of frames that a decoder decodes or shows again. `width`,
     `height`: the largest width and the largest height of these frames.
@@ -238,8 +239,8 @@ def _frame_size(bits: Bits, sequence: _Sequence, layers: int, *, is_first: bool)
     as one stream. Because each tile begins with a key frame, no tile can use a frame of another tile.
     """
     is_repeated = not sequence.is_reduced and bits.flag()  # show_existing_frame
-    # The header of a frame that is shown again ends here. A stand-in takes its place, of any kind but a key frame: only
-    # `is_shown_key` of it is read, and must be False.
+    # The header of a frame that is shown again ends here. `frame` is then only a stand-in: the code below reads nothing
+    # of it except `is_shown_key`, which must be False.
     frame = _Frame(_SWITCH, is_shown=False, is_resilient=True) if is_repeated else _read_kind(bits, sequence)
     if is_first and not frame.is_shown_key:
         raise corrupt_image("its first coded picture depends on others")

@@ -13,7 +13,7 @@ from leasehold.pipelines.media.headers.boxes import Box, boxes
 from leasehold.pipelines.media.refusals import corrupt_image
 
 MAX_SAMPLES = 20_000  # of all tracks
-MAX_BOXES = 1000  # in one other box
+MAX_BOXES = 1000  # directly inside one box
 
 _FULL_HEADER = 4  # bytes of version and flags at the start of a full box
 _FIXED_POINT_BITS = 16  # of the fraction of a track's width and height
@@ -119,7 +119,9 @@ def _sample_tables(data: bytes, table: Box) -> tuple[Sequence[int], Sequence[int
 
 
 def _samples_by_chunk(first_chunks: Sequence[int], counts: Sequence[int], chunks: int) -> list[int]:
-    """How many samples each of the `chunks` chunks has. A count holds from its first chunk up to the next count's."""
+    """How many samples each of the `chunks` chunks has. `counts[i]` holds from the chunk `first_chunks[i]` up to the
+    chunk before `first_chunks[i + 1]`. Chunks are numbered from 1.
+    """
     if not first_chunks or first_chunks[0] != 1 or any(later <= first for first, later in pairwise(first_chunks)):
         raise corrupt_image("the samples of a track contradict themselves")
     ends = [min(end, chunks + 1) for end in (*first_chunks[1:], chunks + 1)]

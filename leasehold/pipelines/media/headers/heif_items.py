@@ -121,7 +121,7 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The number of each item, with start and end of each of its pieces.
 
-    The box says how many bytes its own fields have: two nibbles in each of the two bytes after its version and flags.
+    The two bytes after the version and flags say how many bytes each of four later fields has: one nibble for each.
     """
     _, start, _ = box
     version = data[start]

@@ -23,9 +23,9 @@ _MAX_HEAD_BYTES = 512  # the picture's size is within these bytes: the sub-layer
 
 
 def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]:
-    """Read an hvcC box: the number of bytes of a unit's length, and the sizes in its parameter sets.
+    """Read an hvcC box. Returns the number of bytes of a unit's length, and the sizes in the box's parameter sets.
 
-    Its arrays of units have a head of 3 bytes: the kind of the units, and their number.
+    The box has arrays of units. Each array begins with 3 bytes: the kind of its units, and their number.
     """
     content = data[start:end]
     position, sizes = _ARRAYS_AT + 1, []

@@ -2,7 +2,7 @@
 
 Before a decoder reads the file, this module refuses codecs with a long list of faults (JPEG from before 1995, and
 codecs of vendors). It also refuses a directory whose entries name more bytes than the file has, because a decoder would
-copy the bytes of each entry. 64-bit files do not come this far: `sniff` does not accept them.
+copy the bytes of each entry. 64-bit files (BigTIFF) never reach this module: `sniff` does not accept them.
 """
 
 from __future__ import annotations
