@@ -47,15 +47,15 @@ class WaitingAnnouncements:
     """
 
     def __init__(self) -> None:
-        self._by_tenant: dict[str, deque[Announcement]] = {}  # in the order of turns; no deque is empty
+        self._by_tenant: dict[str, deque[Announcement]] = {}  # the first tenant has the next turn; no deque is empty
         self._count = 0
 
     def __bool__(self) -> bool:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Add announcements. If `_MAX_WAITING` wait already, drop one for each new one: the new one itself, or one that
-        `_make_room` chooses. The relay publishes what is dropped.
+        """Add announcements. If `_MAX_WAITING` announcements wait already, `_make_room` drops one of them for each new
+        announcement. If `_make_room` refuses, the new announcement is dropped. The relay publishes the dropped hints.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
@@ -104,7 +104,8 @@ class Announcer:
     """Publishes the hints that `announce` gets, in batches. A hint that cannot be published stays in the outbox, for
     the relay.
 
-    `on_connection`: runs a coroutine function with a database connection, which the announcer's owner chooses.
+    `on_connection`: runs the coroutine function that it gets, with a database connection. The announcer's owner chooses
+    the connection.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The interface of a broker, which carries hints to workers (messages that a task may be runnable). Only PostgreSQL
-knows whether the task is.
+"""The interface of a broker. A broker carries hints (messages that a task may be runnable) to workers. Only PostgreSQL
+knows whether the task is really runnable.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Broker(Protocol):
         first.
 
         `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
-        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py): ask for about three times
-        the number of slots.
+        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py). So ask for about three
+        times the number of slots: then the share of `normal` alone almost fills the slots.
         `on_delivery`: called in the event loop; it must only pass the hint on.
         `on_wake(queue)`: called when the queue may have work without a hint, because the broker carries no hints or may
         have lost some while it was away. The worker then polls the queue. Called in the event loop; it must only pass

@@ -2,7 +2,7 @@
 them immediately. The relay, a loop of each worker, sends the rest.
 
 A hint is a row of `outbox`. Several hints of one submission are a row of `outbox_batch`, which is deleted once the
-broker has confirmed all of them. If that does not happen in time, the relay turns it into rows of `outbox`.
+broker has confirmed all of them. If hints stay unconfirmed too long, the relay turns the batch into rows of `outbox`.
 
 Order and duplicates do not matter, so the relay needs no cursor: it takes rows by time, publishes them, and deletes
 them once the broker has confirmed.
@@ -149,7 +149,7 @@ async def delete_confirmed(connection: Connection, announcements: Sequence[Annou
 
 
 async def put_off(connection: Connection, outbox_id: int, duty: str) -> None:
-    """Make a hint that cannot be sent due when the quarantine of the duty tries it again."""
+    """Postpone a hint that cannot be sent, to the time at which the quarantine of `duty` tries it again."""
     await connection.execute(
         "UPDATE outbox o SET relay_at = q.retry_at FROM quarantine q"
         " WHERE o.id = $1 AND q.duty = $2 AND q.unit = o.id::text",

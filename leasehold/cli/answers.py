@@ -81,7 +81,7 @@ def json_argument(payload: str) -> Any:
     """
     try:
         value = json.loads(payload)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # the HTTP library encodes so, and refuses NaN
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # as the HTTP library encodes it
     except RecursionError:
         raise failure_printed("the payload is nested too deep", WRONG_USE) from None
     except UnicodeEncodeError:
@@ -100,7 +100,7 @@ def show(answer: Any, as_json: bool, print_answer: Callable[[], None]) -> None:
 
 
 def print_next_page(page: dict[str, Any]) -> None:
-    """Print below a page of a list which option shows the next page, if there is one."""
+    """Print the option that shows the next page of a list, if there is a next page."""
     if page.get("next_cursor") is not None:  # an API of an earlier release answers some lists without it
         print_line(f"The next page: --cursor {page['next_cursor']}")
 

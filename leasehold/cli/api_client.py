@@ -48,7 +48,7 @@ class ApiClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        # Longer than the API holds any request: a slow answer must not look like no answer.
+        # The timeout is longer than the API takes for any request: a slow answer must not look like no answer.
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0, mounts=DIRECT)
 
     def __enter__(self) -> Self:

@@ -79,8 +79,8 @@ def verify(
     tenant: Annotated[str | None, typer.Option(help="Check only the chain of this tenant.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every hash. Print the first broken row of each chain. Exit with 1 if a chain has one, or if no chain
-    was checked.
+    """Recompute every hash. Print the first broken row of each chain. Exit with 1 if a chain has a broken
+    row, or if no chain was checked.
 
     Keep the printed heads of the chains elsewhere. Only a comparison with them shows that the end of a chain was cut
     off.

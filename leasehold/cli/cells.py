@@ -69,7 +69,7 @@ def status(
 
 
 def _keys_in(path: Path | None) -> Mapping[str, str]:
-    """Cell -> its key. If the file has no map of keys, the command prints why, without a key, and ends."""
+    """Cell -> its key. If the file has no map of keys, the command prints why, and ends. It never prints a key."""
     from leasehold.security.other_cells import parse_keys  # noqa: PLC0415 - each command loads only what it needs
 
     source = "LEASEHOLD_CELLS_KEYS" if path is None else str(path)
@@ -189,8 +189,8 @@ def nginx(
 
 
 def _nginx_configuration(cells: CellMap, default: str, port: int) -> str:
-    """The configuration: nginx finds the cell by the prefix of the key, then the parts of the cell's address by the
-    cell.
+    """The configuration: nginx reads the cell's name in the prefix of the key, and then looks up the parts of the
+    address of this cell.
     """
     urls = {cell: urlsplit(address) for cell, address in sorted(cells.addresses.items())}
     cells_by_key = "".join(f'    "~^(?i:Bearer) lh_{cell}_" {cell};\n' for cell in urls)

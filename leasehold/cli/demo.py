@@ -27,7 +27,7 @@ from leasehold.runtime.gather import gather_or_cancel
 SHIPPED = Path(__file__).with_name("picture.jpg")
 #: How long the demo waits for a picture's job.
 _WAIT_SECONDS = 120.0
-#: The type that the demo names for a file whose type it does not know. The API reads the bytes, and refuses the file.
+#: The content type that the demo sends for a file of an unknown type. The API reads the bytes, and refuses the file.
 _TYPE_OF_UNKNOWN = "image/jpeg"
 
 
@@ -65,7 +65,8 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
         console.print(
             f"up after {monotonic() - started_at:.1f} s at {installation.api_url}; broker: {installation.broker}"
         )
-        # Handlers of untrusted bytes run in child processes behind fences. With `best_effort` some may be missing.
+        # Handlers of untrusted bytes run in child processes, which the kernel's fences confine. With `best_effort` some
+        # fences may be missing.
         if installation.isolation == "best_effort":
             console.print(f"fences: {installation.fences}")
         sent_pictures = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]

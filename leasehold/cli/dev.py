@@ -24,8 +24,7 @@ async def run(source: str | None, **options: Any) -> None:
     """Run an Installation until a signal stops it. `source`: the app that it serves; None: no app was named. `options`:
     as for Installation.
 
-    Raises EmbeddedError if a part does not start, and the error of the watch over the folder. All parts are then
-    stopped.
+    Raises EmbeddedError if a part does not start, and any error of `reload_on_change`. All parts are then stopped.
     """
     console = Console()
     stop_task = asyncio.create_task(event_of_stop_signals().wait())

@@ -46,11 +46,11 @@ SCOPES = (
 )  # fmt: skip
 #: How long the API may take until it is ready.
 _START_SECONDS = 60.0
-#: How long the worker's steps may go on when the worker has to end, if the user sets no LEASEHOLD_DRAIN_SECONDS. Then
-#: the worker releases them. A restart after a change of a file should not take longer.
+#: How long the worker's steps may go on when the worker has to end, if the user sets no LEASEHOLD_DRAIN_SECONDS. After
+#: this time the worker releases them. It is short, so that a restart after a change of a file is quick.
 _DRAIN_SECONDS = 3.0
-#: How long the API and the worker may take to end after that: at the end of the command, and at a restart. A worker
-#: that is killed too early has released nothing, and each of its steps is charged a loss.
+#: How long the API and the worker may take to end after those seconds: at the end of the command, and at a restart. A
+#: worker that is killed too early has released nothing, and each of its steps is charged a loss.
 _STOP_SECONDS, _RESTART_SECONDS = 15.0, 2.0
 #: The other parts get this time before RabbitMQ starts, because its start takes all cores.
 _HEAD_START_SECONDS = 3.0
@@ -65,7 +65,7 @@ class Installation:
     """`async with Installation(...)`: it serves inside the block, and everything is stopped at the end.
 
     `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name servers that run elsewhere; the other servers
-    are embedded. No other PostgreSQL is used, whatever the environment or `.env` names. `patient`: wait about 8 s for
+    are embedded. A PostgreSQL that only the environment or `.env` names is not used. `patient`: wait about 8 s for
     the embedded RabbitMQ. Otherwise RabbitMQ starts after the other parts, and the worker polls until RabbitMQ is up.
     """
 
@@ -100,7 +100,10 @@ class Installation:
         self._cleanup = AsyncExitStack()  # stops all that was started
 
     async def __aenter__(self) -> Self:
-        """Raises BadSetting for a wrong variable, before anything starts."""
+        """Start the embedded servers, then the API and the worker while the schema is made, and wait until the API is
+        ready. If RabbitMQ starts late, it starts in the background after that. Raises BadSetting for a wrong variable,
+        before anything starts.
+        """
         require_free(int(self._port))
         parse_settings()
         async with AsyncExitStack() as exit_stack:
@@ -143,7 +146,7 @@ class Installation:
         self._tenant = settings.tenant if "tenant" in names_set_by_user else TENANT
         environment["LEASEHOLD_TENANT"] = self._tenant
         defaults = {
-            # Short if RabbitMQ starts late, because no hints (messages that a task is due) come until then.
+            # Short if RabbitMQ starts late: until RabbitMQ is up, no hints (messages that a task is due) come.
             "poll_seconds": "0.5" if late_rabbitmq is None else "0.1",
             "drain_seconds": f"{_DRAIN_SECONDS:g}",
             "pipelines": "leasehold.pipelines:with_demonstrations",
@@ -178,7 +181,7 @@ class Installation:
         await self._until_ready()
 
     async def restart_ended(self) -> None:
-        """Start again what has ended by itself."""
+        """Start the API, the worker or both again, if they have ended by themselves."""
         for server in self.ended:
             self._processes.remove(server)
             await self._start(self._cleanup, server.name)
@@ -254,13 +257,13 @@ class Installation:
             await connection.close()
 
     async def _revoke_key(self) -> None:
-        """Revoke the API key that this start has made, where the database outlives this process. Otherwise each start
-        would leave there a valid key with all scopes, until no tenant may have a further key.
+        """Revoke the API key that this start has made, if the database outlives this process. Otherwise each start
+        would leave a valid key with all scopes in the database, until the tenant may have no further key.
         """
         if not self._keeps_data or not self.api_key:
             return
         servers: dict[str, Any] = servers_of_database(self.environment["LEASEHOLD_DATABASE_URL"])
-        # The database may be away by now, or another one: that must not keep the command from ending.
+        # By now the database may be away, or may have been replaced. The command must end nevertheless.
         with contextlib.suppress(*TRY_AGAIN, LeaseholdError, asyncpg.PostgresError):
             connection = await connect(Settings(**servers, database_app_role=None), "setup")
             try:
@@ -299,9 +302,9 @@ class Installation:
 
 
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with these variables, for a process of the installation. NAME_FILE is left out where
-    `variables` have NAME: a process refuses both. All that describes another S3 service is left out, too. If the
-    environment names a proxy, the process does not ask it for the servers of this machine.
+    """This process's environment with these variables, for a process of the installation. If `variables` have NAME,
+    NAME_FILE is left out: a process refuses both together. The environment's LEASEHOLD_S3* are left out, because they
+    may describe another S3 service. If the environment names a proxy, the process does not use it for 127.0.0.1.
     """
     files = {f"{name}_FILE" for name in variables}
     hosts_without_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")

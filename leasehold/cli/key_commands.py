@@ -97,8 +97,9 @@ def rotate(
     ] = "24h",  # type: ignore[assignment]  # typer parses the default, too
     as_json: AsJson = False,
 ) -> None:
-    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap. A key that
-    was rotated before ends with its first overlap, and a second successor ends with it: the command says when.
+    """Create a successor with the key's owner, scopes, quotas and end. The old key ends after the overlap. If
+    the key was rotated before, it keeps the end of its first overlap, and the new successor ends at the same time: the
+    command says when.
     """
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 

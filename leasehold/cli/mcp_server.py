@@ -66,7 +66,7 @@ def _add_tools(server: MCPServer, annotations: ToolAnnotations, tools: object) -
 
 
 def _with_tool_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """The tool, but a refusal of the API becomes the tool's error with the code, such as `insufficient_scope`."""
+    """Wrap the tool: a refusal of the API becomes a ToolError with the code, such as `insufficient_scope`."""
 
     @wraps(tool)
     async def with_tool_errors(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -58,8 +58,8 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     Raises SchemaLocked if a revision gets no lock. The revisions before it stay applied.
     """
     settings = settings.direct()
-    # The direct URL may be missing, or lead to a pooler, too. A pooler that shares its sessions among clients is
-    # refused, because a migration needs a session of its own.
+    # Without a direct URL, or with a wrong one, these settings still lead to a pooler. Refuse a pooler that shares its
+    # sessions among clients, because a migration needs a session of its own.
     await refuse_shared_sessions(settings)
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     role = settings.database_app_role
@@ -101,8 +101,8 @@ async def _migrate(settings: Settings, schema: Schema, revision: str, patience: 
     except BaseException as error:
         with suppress(*TRY_AGAIN):  # if PostgreSQL is away, the migration's own error says so
             await _record(settings, schema, progress)
-        # Alembic does not know the schema's revision. The schema is read only now, because the newer release may have
-        # migrated while this migration waited for it.
+        # Alembic may not know the schema's revision, because a newer release has migrated the schema. Read the revision
+        # only now: the newer release may have migrated while this migration waited.
         if isinstance(error, CommandError) and revision == "head":
             newer_revision = await _newer_revision(settings, schema)
             if newer_revision is not None:

@@ -78,9 +78,11 @@ INSERT INTO tenant_move (tenant_id, from_cell, to_cell, direction, stage) VALUES
 ON CONFLICT (tenant_id) DO UPDATE SET from_cell = $2, to_cell = $3, direction = $4, stage = $5,
     started_at = clock_timestamp()
 """
+# Delete the row that the switch wrote in the new cell.
 _FORGET_SWITCH = "DELETE FROM tenant_move WHERE tenant_id = $1 AND from_cell = $2 AND direction = 'in'"
 # The secrets of webhooks and callbacks, and the credentials that clients gave for their generations. A generation that
-# has succeeded needs its credential no more. Any other may go on, be retried, or be withdrawn at its provider.
+# has succeeded needs its credential no more. Any other generation may go on, be retried, or be withdrawn at its
+# provider, and needs its credential.
 _SECRETS = """
 SELECT secrets FROM webhook WHERE tenant_id = $1 UNION ALL SELECT secrets FROM callback_secret WHERE tenant_id = $1
 UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
@@ -88,8 +90,9 @@ UNION ALL SELECT ARRAY[convert_to(credential, 'UTF8')] FROM (
     WHERE tenant_id = $1 AND pipeline IN ('generation', 'generation_withdrawal') AND status <> 'succeeded'
 ) AS sealed WHERE credential IS NOT NULL
 """
-# Without keys that end with `/`. Such a key is the prefix of the files of a form, and a client sends a form to the API,
-# not to the store. The old cell's API has refused the form, so the old store has no late files of it.
+# The keys of open uploads, except keys that end with `/`. Such a key is the prefix of the files of a form. A client
+# sends a form to the API, not to the store. The old cell's API has refused late forms, so the old store has no files of
+# them.
 _EXPECTED_UPLOADS = "SELECT key FROM upload WHERE tenant_id = $1 AND open AND right(key, 1) <> '/' ORDER BY key"
 # A URL counts as expired a minute after its end, because clocks differ.
 _OPEN_UPLOADS = """
@@ -152,8 +155,8 @@ def target_settings(path: Path) -> Settings:
 
 @contextmanager
 def _environment_of(variables: dict[str, str]) -> Iterator[None]:
-    """Set these variables for the block, and the settings in `.env`. Remove for the block this cell's values of the
-    settings in `variables` (NAME and NAME_FILE are two forms of one setting), and all variables of its database.
+    """Within the block, the environment is that of the other cell: this environment and the settings in `.env`, without
+    this cell's database and without the settings that `variables` name (as NAME or NAME_FILE); then `variables`.
     """
     saved_environment = dict(os.environ)
     try:
@@ -234,7 +237,7 @@ async def _is_one_bucket(store: ObjectStore, other_store: ObjectStore) -> bool:
         raise _store_conflict(error) from error
     finally:
         await store.delete(key)
-    try:  # an error must come now, and not when the old cell refuses the tenant's requests
+    try:  # an error must come now: later the old cell already refuses the tenant's requests
         await other_store.put(key, b"?", content_type="text/plain", metadata={})
         await other_store.delete(key)
     except StoreError as error:
@@ -263,8 +266,8 @@ async def _revisions(connection: Connection) -> list[tuple[str, str]]:
 async def move_tenant(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
     """Move the tenant, or go on with a move that was interrupted. Returns a report of the move.
 
-    Raises NotFound for an unknown tenant, Conflict if the new cell has rows of the tenant, and Conflict `still_running`
-    if its steps do not end in time: then the tenant stays in the stage `drain`.
+    Raises NotFound for an unknown tenant, and Conflict if the new cell has rows of the tenant. Raises Conflict
+    `still_running` if the tenant's running steps do not end in time: then the move stays in the stage `drain`.
     """
     for path in move.maps:
         _map_with_tenant(path, move)  # a wrong map must not end the command after the switch
@@ -299,7 +302,10 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
 
 
 async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Settings, move: Move) -> str:
-    """The stage of the present move. Without one, begin a move, with the stage `drain`."""
+    """The stage of the tenant's present move. If the tenant has no move, check the cells, and begin a move with the
+    stage `drain`. Raises as `move_tenant`, Conflict `move_in_progress` for a move to another cell, and as
+    `_check_seals`.
+    """
     row = await _move_row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
         if row["to_cell"] != move.to:
@@ -385,12 +391,12 @@ async def abort(settings: Settings, other_settings: Settings, move: Move) -> dic
 
 
 async def clean(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
-    """Delete this cell's rows and objects of a tenant that has moved, or go on with that after an interruption. Raises
-    NotFound without a move, and Conflict before its end or while clients may still upload to this cell.
+    """Delete this cell's rows and objects of a tenant that has moved. After an interruption a second call goes on.
+    Raises NotFound without a move, and Conflict before the move's end or while clients may still upload to this cell.
     """
     async with _open_cells(settings, other_settings, move) as cells:
         objects = 0
-        # Without a row here, a clean that was killed has deleted all here, and only the new cell's row is left.
+        # If only the new cell has a row of the move, an interrupted `clean` has deleted everything here.
         if await _move_row(cells.source, move.tenant) is not None or not await _is_live(cells, move):
             objects = await _clean_source(cells, move)
         await cells.target.execute(_FORGET_SWITCH, move.tenant, cells.source_name)
@@ -455,7 +461,9 @@ async def _record(connection: Connection, action: str, tenant: str, from_cell: s
 
 
 async def _copy_objects(cells: _Cells, move: Move) -> int:
-    """Copy the tenant's objects that the other store lacks, and check that it has all. Returns the number of all."""
+    """Copy the tenant's objects that the other store lacks, and check the copies. Returns the number of the objects
+    that the other store then has of the tenant; 0 if both cells have the same store.
+    """
     if cells.shares_store:
         return 0
     limit = asyncio.Semaphore(_COPIES_AT_ONCE)
@@ -472,7 +480,10 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
 
 
 async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, only_new: bool = False) -> int:
-    """Copy one object. Returns 1, or 0 for an object that has expired meanwhile. Raises Conflict `copy_differs`."""
+    """Copy one object, unless the target has the same bytes already, and compare the copy with the original.
+    `only_new`: do not replace an object of the target, but raise PutRefused, if the store supports that. Returns 1, or
+    0 for an object that has expired meanwhile. Raises Conflict `copy_differs`.
+    """
     stored = await source.head(key)
     if stored is None:
         return 0
@@ -488,7 +499,7 @@ async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, on
         raise Conflict("copy_differs", f"The copy of the object {key} differs. Run the command again.")
     if not _is_same(stored, await target.head(key)):
         raise Conflict("copy_differs", f"The object {key} is not in the other store. Run the command again.")
-    if not stored.sha256:  # a client uploaded it: the store has no digest, and the client may upload once more
+    if not stored.sha256:  # a client uploaded it: no digest is stored, and the client may upload again
         copy, original_now = await target.digest(key, max_bytes=stored.size), await source.head(key)
         if copy.sha256 != written.sha256 or original_now is None or original_now.etag != stored.etag:
             raise Conflict("copy_differs", f"The object {key} has changed meanwhile. Run the command again.")
@@ -548,8 +559,8 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
 
 
 def _change_map(path: Path, move: Move) -> None:
-    """Write the map as a whole, or leave the old one. The map is read again, because the move of another tenant may
-    have changed it since this move began. The lock is not the map itself, because another file takes its place.
+    """Write the map as a whole, or leave the old map. Read the map again, because the move of another tenant may have
+    changed it since this move began. The lock is a file of its own, because a new file replaces the map's file.
     """
     with path.with_name(f".{path.name}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

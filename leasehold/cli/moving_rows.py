@@ -24,12 +24,14 @@ from leasehold.runtime.gather import gather_or_cancel
 from leasehold.transitions import moves
 from leasehold.transitions.moves import DUE, POSTPONED_BY, is_postponed
 
-#: Tables whose rows belong to the cell, and do not move. The audit is a chain of the cell, so it stays, too.
+#: Tables that do not move, because their rows belong to the cell. The audit is a chain of the cell, so it stays, too.
+#: Exception: the rows of `event` move. In the new cell they are rows of `kept_event` (`source_query`).
 CELL_TABLES = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbox_batch", "worker", "quarantine",
                    "leadership", "rate_bucket", "paused_queue", "event", "known_handler"})  # fmt: skip
 #: Tables to which a client's read also writes. A tenant that moves may still read.
 _WRITTEN_BY_READS = frozenset({"download"})
-#: Of an API key, only changes of these columns are refused, because the first request in a minute sets its last use.
+#: The only columns of an API key whose changes are refused. The key's last use may change: a request sets it, at most
+#: once a minute.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
 _LOCK_TRIES = 60  # of a second each, with half a second between them
 _LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
@@ -69,8 +71,8 @@ class MovedTable:
     has_tenant: bool
 
     def select_list(self) -> str:
-        """SQL: the columns. A due time that the move has postponed gets its earlier value again. `DUE` names the column
-        with due times of each table that has one.
+        """SQL: the columns. A due time that the move has postponed gets its earlier value again. `DUE` maps the name of
+        a table to its column of due times.
         """
         columns = {column: f't."{column}"' for column in self.columns}
         if self.name in DUE:
@@ -84,7 +86,9 @@ class MovedTable:
 
 
 async def moved_tables(connection: Connection) -> list[MovedTable]:
-    """All tables with rows of tenants. A table comes after the tables to which its foreign keys refer."""
+    """All tables with rows of tenants: tables with the column `tenant_id`, and tables that refer to such a table. A
+    table comes after the tables to which its foreign keys refer.
+    """
     table_rows = {row["name"]: row for row in await connection.fetch(_TABLES) if row["name"] not in CELL_TABLES}
     foreign_keys = [key for key in await connection.fetch(_FOREIGN_KEYS) if key["child"] in table_rows]
     parents_first = TopologicalSorter[str]({name: set() for name in table_rows})
@@ -138,9 +142,9 @@ def source_query(table: MovedTable, *, digest: bool = False) -> str:
     """SQL: the tenant's rows as the new cell gets them. `digest`: instead their number and the sum of their hashes."""
     from_clause, condition = f'"{table.name}" t', table.condition
     if table.name == "kept_event":
-        # The table `event` has a partition for each day, and the new cell may lack that of an old day. So the rows of
-        # both tables become rows of `kept_event` there. The view `history` derives further events from the rows of jobs
-        # and tasks, in the new cell as in the old one.
+        # The table `event` has a partition for each day, and the new cell may lack the partition of an old day. So the
+        # rows of `event` and of `kept_event` become rows of `kept_event` there. Further events need no copy: in each
+        # cell the view `history` derives them from the rows of jobs and tasks.
         both_tables = " UNION ALL ".join(
             f"SELECT {table.column_list()} FROM {name}" for name in ("event", "kept_event")
         )
@@ -309,7 +313,7 @@ async def _pipe(
         write_ended.set()
 
     async def watch() -> None:
-        """A lost connection does not end asyncpg's wait until it may send the next piece."""
+        """Raise ConnectionError if the connection is lost. asyncpg alone would wait for ever to send more."""
         await write_ended.wait()
         if target.is_closed():
             raise ConnectionError("the connection to the other cell's database was lost")
@@ -347,7 +351,7 @@ async def drop_copies(target: Connection, tenant: str) -> None:
         await target.execute(f"DROP TABLE {row['name']}")
 
 
-# Admissions lock the same rows of `gate`, in the same order.
+# The statements that admit jobs lock these rows of `gate` in the same order, so no deadlock can arise.
 _LOCK_SHARED_LIMITS = """
 SELECT 1 FROM gate t WHERE t.tenant_id = '*' AND EXISTS (
     SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id
@@ -360,8 +364,9 @@ DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' A
 
 
 async def leave_shared_limits(connection: Connection, tenant: str) -> None:
-    """Let the tenant's jobs take no place at the limits that all tenants share (`*`). In the old cell they never end,
-    so they would keep these places from other tenants until `clean`. Call this in a transaction, after the switch.
+    """Remove the tenant's jobs from the concurrency limits that all tenants share (`*`). In the old cell these jobs
+    never end, so they would keep their places from other tenants until `clean`. Call this in a transaction, after the
+    switch.
     """
     await connection.fetch(_LOCK_SHARED_LIMITS, tenant)
     await connection.execute(_LEAVE_SHARED_LIMITS, tenant)

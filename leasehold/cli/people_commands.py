@@ -45,7 +45,7 @@ def list_people(
 
 @people.command("disable")
 def disable(person: PersonId, as_json: AsJson = False) -> None:
-    """Disable a person, and end all sessions of the person. It holds from the person's next request on."""
+    """Disable a person, and end all sessions of the person. The change holds from the person's next request on."""
     _change(person, disabled=True)
     print_answer({"id": str(person), "disabled": True}, f"{person} is disabled.", as_json)
 

@@ -39,9 +39,9 @@ _AT_ONCE = 16
 #: How many examples a finding has at most.
 EXAMPLES = 20
 
-# Without outputs of jobs past their retention: their objects may be deleted already. After a restore they are, if the
-# retention ended between the moment of the backup and now. $1 and $2: the task and the name of the last row that was
-# read.
+# Outputs of jobs past their retention are left out, because their objects may be deleted already: after a restore, a
+# retention may have ended between the moment of the backup and now. $1 and $2: the task and the name of the last row
+# that was read.
 _OUTPUTS = f"""
 SELECT o.task_id, o.name, o.key, o.size FROM output o JOIN job j ON j.id = o.job_id AND {LIVES}
 WHERE (o.task_id, o.name) > ($1, $2) ORDER BY o.task_id, o.name LIMIT $3
@@ -82,9 +82,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Reconciliation:
-    """`missing`: rows whose object the store lacks, or has in another size. `owned`: objects whose owner has a row.
-    `orphaned`: objects whose owner has no row. `young`: objects without a row that are left alone for now. `deleted`:
-    orphaned objects that are deleted by now.
+    """The result. `rows`: rows that name an object. `objects`: objects in the store. `missing`: rows whose object the
+    store lacks, or has in another size. `owned`: objects whose owner has a row. `orphaned`: objects whose owner has no
+    row. `young`: objects without a row that are left alone for now. `deleted`: orphaned objects that are deleted by
+    now.
     """
 
     rows: int = 0

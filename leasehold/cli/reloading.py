@@ -16,7 +16,8 @@ from leasehold.embedded.process import EmbeddedError
 from leasehold.runtime.exits import describe_exit
 
 _POLL_SECONDS = 0.5  # between two looks at the files
-#: How long a process that has ended by itself stays away: the first time, and at most. It doubles from time to time.
+#: The first and the longest pause before a process that has ended by itself is started again. Each pause is twice as
+#: long as the pause before.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 #: Names of folders without the user's code. Hidden folders are skipped, too.
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
@@ -36,11 +37,11 @@ except DeclarationError as error:
 
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
-    """Watch the folder until cancelled. If changed code cannot be loaded, print its error. The running processes then
-    go on. If changed code can be loaded but does not start, print its error. The next change then starts the processes
-    again.
+    """Watch the folder until cancelled, and restart the processes when a file changes. If the changed code cannot be
+    loaded, print its error, and leave the running processes alone. If the changed code can be loaded but does not
+    start, print its error, and start the processes at the next change.
 
-    Also watch the processes: one that ends by itself is started again, because nobody else would go on with its work.
+    Also watch the processes. A process that ends by itself is started again, because nobody else would do its work.
     """
     old_times = await asyncio.to_thread(times_of, Path.cwd())
     keeper = _Keeper(installation, console)
@@ -69,7 +70,7 @@ async def reload_on_change(installation: Installation, console: Console) -> None
 
 class _Keeper:
     """Starts processes again that end by themselves, until the code changes. The pauses grow: code that ends its
-    process again and again must not fill the terminal. `waits_for_change`: start nothing, because it was just tried.
+    process again and again must not fill the terminal. `waits_for_change`: start nothing, because a start just failed.
     """
 
     def __init__(self, installation: Installation, console: Console, *, waits_for_change: bool = False) -> None:

@@ -290,8 +290,8 @@ def replay_dead_letters(
 def list_queues(
     limit: Annotated[int, typer.Option(help="At most 1000.")] = 1000, cursor: Cursor = None, as_json: AsJson = False
 ) -> None:
-    """List queues with their depth, starts within the last minute, workers and pauses. Those of external workers come
-    last.
+    """List queues with their depth, starts within the last minute, workers and pauses. The queues of
+    external workers come last.
     """
     with api_client() as client:
         answer = client.get("/v1/queues", limit=limit, cursor=cursor)

@@ -52,16 +52,17 @@ def join_dev() -> None:
     set_by_user = environment().model_fields_set
     if "database_url" in set_by_user:
         return
+    # The user's variables stay, except those that name the database's servers. The others come from `leasehold dev`.
     kept = as_variables(dict.fromkeys(set_by_user - servers_of_database("").keys(), ""))
     taken = {name: value for name, value in variables.items() if name not in kept}
     for name in taken:
-        os.environ.pop(f"{name}_FILE", None)  # the user's direct URL or standby
+        os.environ.pop(f"{name}_FILE", None)  # such as the user's file for a direct URL or a standby
     os.environ.update(taken)
     print_line("leasehold: joins the `leasehold dev` of this folder", to=Console(stderr=True))
 
 
 def environment_or_dev() -> Settings:
-    """The settings of the environment; those of the `leasehold dev` that `join_dev` joins, if it joins one."""
+    """Join a `leasehold dev` as `join_dev` does. Returns the settings of the environment that it leaves."""
     join_dev()
     return environment()
 
@@ -121,8 +122,8 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _sentence_of(error: BaseException) -> str:
-    """The error as text. For a group: the texts of its errors, because the group's own text only counts them. A
-    sentence stands before Python's text for a refused connection, which does not say what was refused.
+    """The error as text. For a group: the texts of its errors, because the group's own text only counts them. The text
+    of a failed connection gets some words in front, because Python's text does not say what was refused.
     """
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_sentence_of, error.exceptions))

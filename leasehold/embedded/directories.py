@@ -101,8 +101,8 @@ def remove_abandoned(root: Path) -> list[Path]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory of a run. The lock file goes last: without it no later run would remove what is left if this
-    process dies meanwhile.
+    """Remove the directory of a run. The lock file goes last: if this process dies meanwhile, a later run removes the
+    rest only if the lock file is still there.
     """
     with contextlib.suppress(OSError):  # another process may remove the directory at this moment
         for path in [path for path in directory.iterdir() if path.name != LOCK_NAME]:

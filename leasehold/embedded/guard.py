@@ -102,7 +102,7 @@ class Guard:
         self.server = 0  # the server's process id
 
     def on_signal(self, number: int, _frame: object) -> None:
-        # A SIGCHLD needs no more than its byte in the pipe, which ends the poll: `reap` then collects the child.
+        # For SIGCHLD, the byte in the pipe is enough: it ends the poll, and `reap` then collects the child.
         self.stopped = self.stopped or number in STOP_SIGNALS
 
     def watch(self, owner: int) -> int | None:

@@ -44,7 +44,7 @@ class Ports:
         """A port of 127.0.0.1 on which nothing listens now.
 
         Raises:
-            EmbeddedError: no other block can be reserved, and something listens on each port of the last one.
+            EmbeddedError: this process has no free port left in its blocks, and can reserve no other block.
         """
         if self._owner_pid != os.getpid():  # a fork must not take ports from its parent's block
             self._owner_pid, self._block_ports = os.getpid(), []

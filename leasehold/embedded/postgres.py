@@ -203,12 +203,12 @@ class Postgres:
 
 
 def _forget_dead_server(data: Path) -> None:
-    """Let PostgreSQL start although another process has the id of the server that ran last on `data` and was killed.
+    """Change a stale postmaster.pid, which would keep PostgreSQL from starting.
 
-    That server's id stands in postmaster.pid. After a restart of the machine or of a container the id may soon be
-    another process's. PostgreSQL then takes that process for a server, and refuses to start. It also refuses an empty
-    file, which a full disk leaves. The file's other lines must stay: by these PostgreSQL finds out whether a part of
-    the dead server still runs.
+    A killed server leaves its process id in postmaster.pid. After a restart of the machine or of a container, another
+    process may soon have this id. PostgreSQL takes that process for a server, and refuses to start. So this function
+    replaces the id. The file's other lines stay: by these PostgreSQL finds out whether a part of the dead server still
+    runs. PostgreSQL also refuses an empty file, which a full disk leaves. So this function deletes an empty file.
     """
     pid_file = data / "postmaster.pid"
     try:

@@ -168,8 +168,8 @@ class Server:
 
 
 def event_of_stop_signals() -> asyncio.Event:
-    """An event that SIGINT and SIGTERM set, and SIGHUP, which a closed terminal sends. If SIGHUP is ignored, as `nohup`
-    makes it, it stays ignored.
+    """An event that SIGINT, SIGTERM and SIGHUP set. A terminal that closes sends SIGHUP. If this process ignores
+    SIGHUP, as under `nohup`, SIGHUP stays ignored.
     """
     stop_event = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

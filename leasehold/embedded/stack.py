@@ -61,7 +61,7 @@ class EmbeddedStack:
             variables["LEASEHOLD_S3_BUCKET"] = self.s3.bucket
             variables["LEASEHOLD_S3_ACCESS_KEY"] = self.s3.access_key
             variables["LEASEHOLD_S3_SECRET_KEY"] = self.s3.secret_key
-            variables["LEASEHOLD_S3_ADDRESSING"] = "path"  # an IP address has no names of buckets before it
+            variables["LEASEHOLD_S3_ADDRESSING"] = "path"  # a bucket's name cannot stand before an IP address
         return variables
 
     async def __aenter__(self) -> Self:

@@ -121,7 +121,7 @@ class _Document:
         uri, fragment = urldefrag(reference)
         fragment = unquote(fragment)
         if dynamic and (targets := self._dynamic_anchors.get(fragment)):
-            return list(targets)  # the path of an evaluation decides which of them it takes, so all of them count
+            return list(targets)  # only an evaluation shows which of them applies, so all of them count
         base = urljoin(self._base_of.get(id(schema), ""), uri)
         if fragment and not fragment.startswith("/"):
             return [self._anchors.get((base, fragment))]
@@ -173,8 +173,8 @@ def _pattern_cost(pattern: str) -> int:
 
 
 def _recursions(root: _Node) -> dict[int, list[_Node]]:
-    """Number the groups of all nodes. Returns group -> its recursive parts: the nodes of the group that a node of the
-    same group, perhaps itself, applies to a part of its value.
+    """Number the groups of all nodes. Returns group -> its recursive parts. A recursive part is a node that another
+    node of the same group, or the node itself, applies to a part of the value, such as the schema of a tree's children.
     """
     nodes = _number_groups(root)
     recursions: dict[int, list[_Node]] = {}
@@ -225,8 +225,8 @@ class _Costs:
         self._visiting: set[_Node] = set()
 
     def of(self, node: _Node) -> int:
-        """The cost of the node where its group is entered from outside: with the whole cost of the group's recursive
-        parts. Raises InPlaceCycle.
+        """The cost of a node to which a node outside its group leads: the node's cost as in `_cost_once`, plus the
+        whole cost of the group's recursive parts. Raises InPlaceCycle.
         """
         if node.group not in self._of_recursions:
             parts = self._recursions.get(node.group, ())

@@ -30,7 +30,7 @@ from leasehold.settings import Settings
 
 #: The quick child's share of the CPU time that an evaluation may take.
 _QUICK_SHARE = 0.1
-#: How long a tenant's questions go to the slow child, after one killed the quick child.
+#: How long a tenant's questions go to the slow child after one of them has killed the quick child.
 _SLOW_SECONDS = 60.0
 #: For how long a question that was too expensive is refused immediately, and how many such questions are remembered.
 _REFUSED_SECONDS = 600.0
@@ -130,8 +130,9 @@ class Evaluator:
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
-        """A child's answer. Raises `too_complex` when the question takes too much CPU time, TooMany when too many
-        questions of the tenant wait, and Unavailable when the machine was too busy to give the child its CPU time.
+        """Wait for the tenant's turn, and let a task ask the children. Returns a child's answer. Raises `too_complex`
+        when the question takes too much CPU time, TooMany when too many questions of the tenant wait or the turn does
+        not come in time, and Unavailable when the machine was too busy to give the child its CPU time.
         """
         refusal_key = (tenant_id, question.digest())
         if self._refused_until.get(refusal_key, 0.0) > monotonic():

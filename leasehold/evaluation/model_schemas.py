@@ -1,9 +1,10 @@
-"""Compiles the JSON Schemas of pydantic models, which are those of code: of templates in code, and of signals.
+"""Compiles the JSON Schemas of pydantic models. Code declares such models for templates in code and for signals.
 
-The model itself checks each value that fits its schema. So the schema must not refuse what the model reads. Pydantic
-reads more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without hyphens, an
-address with letters beyond ASCII. Values of Python are written as some of these. The engine of patterns, which takes
-linear time, lacks some expressions of Python's.
+The model itself checks each value that fits its schema. So the schema must not refuse a value that the model reads.
+Pydantic reads more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without
+hyphens, an address with letters beyond ASCII. Pydantic also writes some of these forms, so `_FORMATS` allows them. The
+engine of patterns, which takes linear time, lacks some of Python's expressions. `_with_known_patterns` leaves out
+patterns that it cannot compile.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def compile_model_schema(schema: Any) -> Draft202012Validator:
 
 
 def _reads(kind: Any) -> Callable[[str], bool]:
+    # The function that is made says whether pydantic reads a text as a value of the type `kind`.
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def fits(text: str) -> bool:
@@ -53,8 +55,8 @@ _DURATION = re.compile(
     re.ASCII,
 )
 _DATE_TIME, _TIME = (compile_schema({"format": name}) for name in ("date-time", "time"))
-#: Format -> whether a text has this format, as pydantic writes and reads it. Pydantic also reads a number as a time:
-#: that is refused, as JSON Schema refuses it. An email or a pattern is for the model alone to check.
+#: Format -> whether a text has this format, as pydantic writes and reads it. Pydantic also reads a number as a time,
+#: but these checks refuse it, as JSON Schema does. The model alone checks emails and patterns.
 _FORMATS: dict[str, Callable[[str], bool]] = {
     "date-time": lambda text: _DATE_TIME.is_valid(text) or _DATE_TIME.is_valid(f"{text}Z"),
     "date": _reads(date),

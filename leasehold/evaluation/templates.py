@@ -157,13 +157,13 @@ class Templates:
     async def find_usable(
         self, connection: Connection, tenant_id: str, template_type: str, version: int | None
     ) -> TemplateVersion:
-        """As `find`. Raises Conflict `template_disabled`."""
+        """As `find`, but raise Conflict `template_disabled` for a disabled version."""
         return _enabled(await self.find(connection, tenant_id, template_type, version))
 
     async def find_for_rerun(
         self, connection: Connection, tenant_id: str, template_type: str, version: int
     ) -> TemplateVersion:
-        """As `find_for_run`. Raises Conflict `template_disabled`."""
+        """As `find_for_run`, but raise Conflict `template_disabled` for a disabled version."""
         return _enabled(await self.find_for_run(connection, tenant_id, template_type, version))
 
     async def find_schedulable(
@@ -249,8 +249,9 @@ class Templates:
             ) from None
 
     def _check_handler(self, handler: str) -> None:
-        """Raises Invalid for a handler that a template cannot name: a part needs an item of the step that fans out, and
-        no worker has code of an external step.
+        """Raises Invalid for a handler that templates may not name: an unknown handler, and one of a pipeline that is
+        not offered, of an isolated step, of a part (it needs an item of the step that fans out) or of an external step
+        (no worker has its code).
         """
         pipeline, _, name = handler.rpartition(".")
         is_offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered

@@ -45,10 +45,10 @@ log = structlog.get_logger(__name__)
 #: Seconds between rounds. With a backlog of ten thousand tasks a round takes PostgreSQL up to a tenth of a second.
 EVERY_SECONDS = 10.0
 #: A round takes longer while many deleted rows are not vacuumed yet. The pauses between rounds then grow, because
-#: rounds may take at most this share of the time. But no pause exceeds this many seconds.
+#: rounds may take at most _MAX_SHARE of the time. But no pause exceeds _MAX_PAUSE_SECONDS.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
-#: The most queues that are exported, and the most that are exported in addition, because they have running tasks.
+#: The most queues that a round exports, and the most queues with running tasks that it exports besides them.
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
@@ -255,7 +255,7 @@ def _backlog_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _held_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """Each kind of limit has a value, also while nothing waits there: a graph must tell that from no answer."""
+    """Give each kind of limit a value, even if no job waits there: in a graph, no value means no answer."""
     jobs, oldest = dict.fromkeys(_KINDS_OF_LIMITS, 0), dict.fromkeys(_KINDS_OF_LIMITS, 0.0)
     for row in rows:
         limit = row["limit"] if row["limit"] in jobs else "other"
@@ -399,7 +399,8 @@ def exporting(
     """Add the metrics of the database and of the broker's connections to /metrics. The caller runs the exporter.
 
     `kind_questions`: the questions of kinds of work, in addition to the exporter's own. `replica`: the standby that
-    counts work, if it keeps up. `records_up`: the process has no heartbeat that tells whether the database is up.
+    counts work, if it keeps up. `records_up`: the exporter records whether the database is up, because this process has
+    no heartbeat that does so.
     """
     exporter = Exporter(settings, owner, pool, kind_questions, replica, records_up=records_up)
     collectors: tuple[Collector, ...] = (exporter, BrokerMetrics(broker)) if settings.metrics else ()

@@ -13,7 +13,8 @@ from leasehold.schedules.firing import DUTY as SCHEDULES
 
 #: The most lines (see QUEUES) that one round reads.
 MAX_LINES = 2000
-#: The most leases that one round reads. They are more than a count shows, because any of them may have expired.
+#: The most leases that one round reads. The number is higher than the cap of a count, because any lease may have
+#: expired.
 MAX_LEASES = 100_000
 
 # A line is the waiting tasks of one queue, priority (band) and tenant. The statement finds the lines by a loose index
@@ -59,8 +60,8 @@ SELECT queue, coalesce(waiting_tasks.due, 0) AS due, coalesce(waiting_tasks.late
 FROM waiting_tasks FULL JOIN serving_workers USING (queue)
 """
 
-# Reads the partial index of running tasks, the oldest tasks first. The index has no `lease_until`, so any lease may be
-# over. $1 the cap, $2 the most leases that are read.
+# Reads the partial index of running tasks, the oldest tasks first. The index does not contain `lease_until`, so expired
+# leases may stand anywhere in it. $1 the cap, $2 the most leases that are read.
 LEASES = """
 -- exporter_leases
 SELECT lease.queue, least(count(*), $1)::int AS running,
@@ -72,8 +73,8 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: the schedule `s` does not wait because its last tick was refused, such as by a limit of its tenant or by a broken
-# template: then only its tenant can help. An unforeseen error may be the platform's fault.
+# SQL: false if the schedule `s` waits because its last tick was refused, such as by a limit of its tenant or by a
+# broken template: then only its tenant can help. True after another error, which may be the platform's fault.
 _IS_NOT_REFUSED = f"""NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
@@ -101,8 +102,9 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 # The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not see them. A
 # job that waits at several limits counts at each. `limit`: the first word of the limit's key, because the rest names a
 # tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. A line is the waiting jobs
-# of one limit, tenant (`owner`) and priority. The lines share the cap. If there are more lines than it, each tenant_id
-# has its first line before any has its second, and so on. $1 the cap.
+# of one limit, tenant (`owner`) and priority. `tenant` and `found` find the lines by a loose index scan. The lines
+# share the cap, and it also bounds their number: the statement takes the first line of each tenant_id, then the second
+# line of each, and so on. $1 the cap.
 HELD = """
 -- exporter_held
 WITH RECURSIVE tenant(tenant_id, nth) AS (
@@ -142,8 +144,8 @@ GROUP BY 1
 """
 
 # The tasks that wait for a worker with their code, by queue. Workers without the code have put them off, so they are
-# not due, and QUEUES counts them as `later`. A row is void after the task's next claim (another epoch). A queue of
-# workers has a row also if it has no such tasks. $1 the cap.
+# not due, and QUEUES counts them as `later`. A row of `unknown_task` is void after the task's next claim, which raises
+# the epoch. A queue that workers serve has a row in the answer even without such tasks. $1 the cap.
 WITHOUT_CODE = """
 -- exporter_without_code
 SELECT queue, count(waiting.id)::int AS n

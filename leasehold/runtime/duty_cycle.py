@@ -21,7 +21,7 @@ def pause_after(seconds: float, *, share: float, at_least: float, at_most: float
 class Pauses:
     """Decides when repeated work is due: immediately at first, and later when the pause since `done` is over. The pause
     is computed from the shorter of the last two durations, because a single slow turn may have waited for a lock or a
-    processor. After the first turn it is `at_least`.
+    processor. The pause after the first turn is `at_least`.
     """
 
     def __init__(

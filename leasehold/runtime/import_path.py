@@ -8,13 +8,14 @@ from pathlib import Path
 
 
 def import_path() -> list[str]:
-    """The `sys.path` of this process, for that of a process that it starts. A program or pytest may have added folders,
-    which no variable of the environment names.
+    """The entries of this process's `sys.path`, for the `sys.path` of a process that it starts. A program or pytest may
+    have added folders that no variable of the environment names.
 
     Folders and archives are absolute. An entry that is neither may be the name of an import hook, and stays as it is.
     The entry for the current folder is left out: a process adds its own, after the installed packages.
 
-    As a PYTHONPATH these entries would also reach the programs that the process starts, even those of another Python.
+    Do not pass these entries as PYTHONPATH. It would also reach the programs that the new process starts, even programs
+    of another Python.
     """
     entries: list[object] = [*sys.path]  # Python skips an entry that is no text, such as a Path
     texts = [entry for entry in entries if isinstance(entry, str) and entry]

@@ -21,7 +21,7 @@ async def end_other_tasks(seconds: float) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process now, with what it has logged and printed, and without a wait for anything that still runs."""
+    """Flush the logs and the output of this process, and end it now, without a wait for anything that still runs."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # it is closed

@@ -1,8 +1,8 @@
 """How far back a poll (a query that looks for due rows) has to read in an index of due times.
 
 A poll reads every row that is due at its start, so the next poll has to read only rows that became due later. Without
-this window, each poll would read the index from its beginning. There it would read every row version since the last
-vacuum, and an old snapshot can delay the vacuum for hours.
+this window, each poll would read the index from its beginning, with all row versions that vacuum has not removed yet.
+An old snapshot can delay the vacuum for hours.
 
 A window misses two kinds of rows: rows of a slow transaction, which become visible late, and old rows of a queue that
 was paused. So now and then a poll reads all due rows: a whole poll.
@@ -52,7 +52,7 @@ class PollWindow:
         if whole:
             self._whole_polls.done(started_at)
         # Rows that the poll left out, or read and did not take, still wait. So the next poll reads back at least to the
-        # oldest row that this one left out or read.
+        # oldest row that this poll left out or read.
         self._read_from = started_at - max(oldest or 0.0, min_overdue) - SLACK_SECONDS
 
     def forget(self) -> None:

@@ -49,7 +49,7 @@ class Acks:
             self._has_settled.set()
 
     async def run(self) -> None:
-        """Send the settled ACKs until cancelled, or until the channel is closed: raises BrokerUnavailable."""
+        """Send the settled ACKs until cancelled. Raises BrokerUnavailable when the channel is closed."""
         try:
             while True:
                 await self._has_settled.wait()

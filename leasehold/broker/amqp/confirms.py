@@ -25,7 +25,7 @@ _BASIC = 60  # the class of all these methods
 #: A method's id: its class in the upper two bytes, its number in the lower two.
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
 _METHOD_ID = struct.Struct(">I")
-_TAG = struct.Struct(">QB")  # the delivery tag; then bits. The first (`multiple`) means: all tags up to it
+_TAG = struct.Struct(">QB")  # the delivery tag, then bits: the first (`multiple`) means all tags up to this tag
 _PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1  # the first bit of basic.publish: return the message if its queue does not exist
 #: The flags of the properties that a content header has.
@@ -53,8 +53,9 @@ def publish_frames(channel: int, queue: str, headers: Mapping[str, str], body: b
 
 
 class Window:
-    """Messages that were written at once; at least one. `confirmed` and `returned` have an entry for each. `confirmed`
-    is final once the future `settled` is done. `has_refusals`: RabbitMQ has refused a message (basic.nack).
+    """One or more messages that were written at once. For each message, `confirmed` says whether RabbitMQ accepted it
+    into its queue, and `returned` whether RabbitMQ returned it because the queue does not exist. `confirmed` is final
+    once the future `settled` is done. `has_refusals`: RabbitMQ has refused a message (basic.nack).
     """
 
     def __init__(self, messages: Sequence[tuple[str, bytes]]) -> None:
@@ -147,8 +148,8 @@ class Confirms:
             self._take_return(message.queue, message.body)
 
     def _take_return(self, queue: str, body: bytes) -> None:
-        """Mark the message as returned. A return has no tag, so the queue and the body identify the message. RabbitMQ
-        confirms a returned message, too, after the return.
+        """Mark the message as returned. A return has no tag, so the queue and the body identify the message. After the
+        return RabbitMQ also confirms the message, and the mark lets `Window.settle` ignore this confirm.
         """
         self._on_return(queue)
         for window, index in self._waiting.values():

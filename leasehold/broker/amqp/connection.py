@@ -1,7 +1,7 @@
 """A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`answered_within`).
 
-aio-pika's RobustConnection is not used: after a reconnect it restores every channel, and starts over when one of them
-fails. So a single bad queue would keep all channels down.
+aio-pika's RobustConnection is not used: after a reconnect it restores every channel, and reconnects again when one
+channel fails. So a single bad queue would keep all channels down.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from leasehold.urls import BrokerUrl, broker_urls
 
 log = structlog.get_logger(__name__)
 
-#: Waits between attempts, with jitter: short after a brief outage, and gentle when 500 workers reconnect at once.
+#: Waits between attempts, with jitter. The first are short, for a brief outage. The last are long, so that 500 workers
+#: that reconnect at once do not flood the broker.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
 #: How long a node may take to accept a connection, and how long a close may take.
 CONNECT_SECONDS, CLOSE_SECONDS = 10.0, 3.0
@@ -45,7 +46,7 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
     """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the
     connection ends.
 
-    It corrects two faults of the client:
+    `answered_within` corrects two faults of the AMQP client:
     - When the connection dies, the client ends a wait with a bare CancelledError, which no `except Exception` catches.
       `answered_within` raises BrokerUnavailable instead.
     - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
@@ -67,8 +68,8 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
             if task.cancelling() > cancellations_before:
                 raise asyncio.CancelledError from error
             raise
-    # The block has ended without an error, so its own timeout has not cancelled this task. A cancellation that was
-    # counted meanwhile came from elsewhere, and the client has swallowed it.
+    # The block has ended without an error, so its own timeout has not cancelled this task. If `cancelling` has risen
+    # meanwhile, somebody else has cancelled this task, and the client has swallowed the cancellation.
     if task.cancelling() > cancellations_before:
         raise asyncio.CancelledError
 
@@ -151,12 +152,13 @@ class Nodes:
 
     @property
     def connect_seconds(self) -> float:
-        """The time in which the current node must accept a connection. A single node gets all of CONNECT_SECONDS,
-        because there is no other to try.
+        """The time in which the current node must accept a connection: short at first, and doubled after each round in
+        which all nodes failed, up to CONNECT_SECONDS. A single node gets all of CONNECT_SECONDS, because there is no
+        other to try.
         """
         if len(self._order) == 1:
             return CONNECT_SECONDS
-        rounds = min(self._failed // len(self._order), 10)  # in which all nodes failed; each doubles the time
+        rounds = min(self._failed // len(self._order), 10)  # in which all nodes failed
         return min(CONNECT_SECONDS, self._host_seconds * float(2**rounds))
 
     def record_accepted(self) -> None:

@@ -27,7 +27,7 @@ from leasehold.settings import Settings
 #: The part of the prefetch that each band gets. When every band has enough hints, workers run them in this proportion:
 #: `low` is slow under a flood of `high`, but never starves. No band can use another band's share. If all tasks of a
 #: worker are in one band, only that band's share fills the slots (a slot is room for one attempt). So a prefetch is
-#: about three times the slots.
+#: about three times the slots: then `normal` alone almost fills them.
 SHARES = (0.6, 0.3, 0.1)
 #: How long `close` waits for the last ACKs to leave.
 DRAIN_SECONDS = 3.0
@@ -97,6 +97,7 @@ class Consumer:
         self._subscriptions = []
 
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
+        # Serve all subscriptions, and those that `consume_also` adds, on this connection until cancelled.
         async with asyncio.TaskGroup() as group:
 
             def start_serving(subscriptions: Sequence[Subscription]) -> None:

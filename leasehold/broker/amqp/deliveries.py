@@ -26,8 +26,9 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 1 << 15, 1 << 14, 1 << 13
 
 @dataclass(slots=True)
 class Message:
-    """A delivered message. `size`: of its body, in bytes. `body`: of a body with more than MAX_BYTES, which is no hint,
-    only its beginning, with more than MAX_BYTES.
+    """A delivered message. `size`: the bytes of its whole body. `body`: if `size` is above MAX_BYTES, only the
+    beginning of the body is kept. The beginning is longer than MAX_BYTES, too, so `envelope.decode` sees that it is no
+    hint.
     """
 
     tag: int

@@ -35,8 +35,8 @@ WINDOW = 500
 #: a queue that somebody has bounded. Each replacement delays the hints of all queues.
 _REFUSED_SECONDS = 0.5
 #: A batch of hints waits for the declares of its queues, and RabbitMQ may leave a declare without an answer for
-#: RPC_SECONDS. So failed declares of one queue take at most this share of the time, but no pause between two tries is
-#: longer than this.
+#: RPC_SECONDS. So after a failed declare of a queue comes a pause: failed declares take at most _DECLARE_SHARE of the
+#: time. No pause is longer than _MAX_DECLARE_PAUSE_SECONDS.
 _DECLARE_SHARE, _MAX_DECLARE_PAUSE_SECONDS = 1 / 10, 60.0
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class _Session:
         self.declared_queues: set[str] = set()
         self.declare_due_at: dict[str, float] = {}  # when a queue that could not be declared may be tried again
         self.opened_at = monotonic()
-        self.is_given_up = asyncio.Event()  # another channel shall take this one's place
+        self.is_given_up = asyncio.Event()  # set: the publisher replaces the channel by another
         self._channel = channel
         self._wire = wire
         self._confirms = confirms
@@ -111,6 +111,8 @@ class Publisher:
         return confirmed
 
     async def _publish_window(self, hints: Sequence[Hint]) -> list[bool]:
+        # Declare the queues that the channel has not declared, send the hints whose queues are declared, and wait for
+        # the confirms.
         session = self._session
         if session is None:
             return [False] * len(hints)
@@ -189,6 +191,7 @@ class Publisher:
             session.declared_queues.add(name)
 
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
+        # Keep one publishing channel open until the connection ends. Open another when it closes or is given up.
         ladder = Ladder()  # the growing waits before another channel is opened
         while True:
             async with answered_within(RPC_SECONDS):

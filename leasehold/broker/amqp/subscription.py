@@ -23,8 +23,9 @@ from leasehold.runtime.gather import cancel_and_wait, check_not_cancelled
 #: Called in the event loop with each message.
 Receive = Callable[["Subscription", Message, Acks], None]
 
-#: If a quorum queue gets a new leader while a request waits for an answer, the answer may never come. So the first
-#: attempts to consume end after _FIRST_SECONDS. The later ones have RPC_SECONDS, for a broker that is slow.
+#: If a quorum queue gets a new leader while a request waits for an answer, the answer may never come. So each of the
+#: first _FIRST_ATTEMPTS attempts to consume has only _FIRST_SECONDS. Later attempts have RPC_SECONDS, for a slow
+#: broker.
 _FIRST_SECONDS, _FIRST_ATTEMPTS = 3.0, 3
 
 log = structlog.get_logger(__name__)
@@ -98,6 +99,8 @@ class Subscription:
         on_resumed: Callable[[Subscription], None],
         ladder: Ladder,
     ) -> None:
+        # Declare the queue, open a channel, and consume until the channel closes, RabbitMQ cancels the consumer, or
+        # ACKs cannot be sent. Then close the channel.
         await self._topology.declare(connection, self.name)
         async with answered_within(RPC_SECONDS):
             channel: AbstractChannel = await connection.channel(publisher_confirms=False)
@@ -132,7 +135,7 @@ class Subscription:
             wire.sieve.detach(channel.number, deliveries)
 
     def _report(self, error: Exception | None) -> None:
-        """Log an error only if it differs from the last: a queue may be out of order for hours."""
+        """Log an error only if it differs from the last: a queue may be broken for hours."""
         reason = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
         if self._stopped or reason == self._last_reason:
             return

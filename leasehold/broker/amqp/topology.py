@@ -1,5 +1,5 @@
-"""The queues on RabbitMQ: for each queue of the platform one durable queue for each priority band, and one for hints
-(messages that a task is due) that RabbitMQ sets aside: its dead letters, such as hints that it delivered too often.
+"""The queues on RabbitMQ: one durable queue for each priority band of each queue of the platform, and one for all hints
+(messages that a task is due) that RabbitMQ sets aside (dead-letters), such as hints that it delivered too often.
 
 Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
 `mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
@@ -27,8 +27,8 @@ DELIVERY_LIMIT = 20
 SET_ASIDE_MAX = 10_000
 #: A declare of a quorum queue without a leader hangs for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
-#: After the queue of hints that were set aside could not be declared, no declare of another queue tries it again for
-#: this many seconds: each try may take RPC_SECONDS.
+#: The pause after a failed declare of the queue of hints that were set aside, in seconds. The declare of another queue
+#: waits for such a try, and a try may take RPC_SECONDS.
 _SET_ASIDE_PAUSE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ class Topology:
 
     async def _try_to_declare_set_aside(self, connection: AbstractConnection) -> None:
         """Declare the queue of hints that were set aside. An error is only logged: the hints of all other queues must
-        not wait for this queue, which no task needs. Nor does one declare wait for the same declare of another.
+        not wait for this queue, which no task needs. A call during another call's declare of this queue does nothing.
         """
         if monotonic() < self._set_aside_due_at:
             return

@@ -15,7 +15,8 @@ from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
-#: The most seconds of patience that losses may lead to, and the time after which the losses are forgotten.
+#: The longest patience after any number of losses, and the time without a loss after which the losses are forgotten. A
+#: loss is a node or a channel that was given up.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
@@ -72,8 +73,8 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
     # it was stopped ends immediately. The other wait leaves time to send the request and to read its answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
-        # `<=`, because uvloop's clock has ticks of a millisecond, so the answer may have the request's own time. No
-        # earlier byte has it: the connection was silent before the request.
+        # `<=`, because uvloop's clock has ticks of a millisecond: the answer may come in the tick of the request. A
+        # byte in this tick is an answer, because the connection was silent before the request.
         if wire.silence <= clock() - requested_at:
             return True
     return False
@@ -93,7 +94,7 @@ class _Probe:
             if not self._request.done():
                 return
             if not self._request.cancelled():
-                self._request.exception()  # read it, or asyncio logs it. The link reports the end of the connection
+                self._request.exception()  # read the error, or asyncio logs it: the link logs how the connection ended
         self._request = asyncio.create_task(self._send())
 
     async def end(self) -> None:
