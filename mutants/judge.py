@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from leasehold.embedded.directories import RunDirectory
-from mutants.choosing import Chosen
+from mutants.choosing import UNIT, UNIT_TESTS, Chosen
 from mutants.copies import make_copy
 from mutants.mutant import Mutant
 from mutants.places import ROOT
 from mutants.servers import TEMPLATE
 
-#: These tests run first, alone. They notice most mutants, and a fork loads the files of all tests before it runs one.
+#: These tests run first, alone, besides unit tests. They notice most mutants, and a fork loads the files of all tests
+#: before it runs one.
 _FIRST_TESTS = 6
 _LINE_BYTES = 1 << 24  # the longest line: an order has a whole file in it
 _START_SECONDS = 60.0
@@ -61,7 +62,8 @@ class Judge:
             compile(text, mutant.path, "exec")
         except SyntaxError as error:
             return Judgement(mutant.id, "invalid", why=str(error))
-        first, others = chosen.divided(_FIRST_TESTS)
+        unit_tests = sum(test.startswith(UNIT) for test in chosen.tests[: UNIT_TESTS + 1])
+        first, others = chosen.divided(unit_tests + _FIRST_TESTS)
         judgement = await self._judge(mutant, text, first)
         if judgement.verdict != "survived" or not others.tests:
             return judgement

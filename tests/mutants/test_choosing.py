@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mutants.choosing import UNIT, UNIT_TESTS, first_unit_tests
 from mutants.mutant import Change, Mutant
 from mutants.siblings import Siblings
 from mutants.source import Source
@@ -85,3 +86,13 @@ def test_tests_that_noticed_most_mutants_of_the_code_a_second_are_likely_to_noti
     assert siblings.likely(claim, costs)[0] == "slow"
     assert siblings.likely(claim, costs | {"slow": 10.0})[0] == "often"
     assert siblings.likely(claim, {"never": 0.1}) == []
+
+
+def test_unit_tests_come_first_those_of_the_files_own_name_before_the_fastest() -> None:
+    """Twenty-five of them cost less than one test with a database."""
+    own = [f"{UNIT}test_backoff.py::test_{number}" for number in range(3)]
+    fast = [f"{UNIT}test_other.py::test_{number:02}" for number in range(40)]
+    seconds = dict.fromkeys(own, 1.0) | {test: number / 1000 for number, test in enumerate(fast)}
+    tests = {*own, *fast, "tests/worker/test_backoff.py::test_1"}
+    first = first_unit_tests("leasehold/domain/backoff.py", tests, seconds)
+    assert first == {*own, *fast[: UNIT_TESTS - 3]}
