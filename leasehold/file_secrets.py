@@ -98,7 +98,7 @@ class SettingsWithFiles(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
     ) -> tuple[Any, ...]:
-        """The environment goes before `.env`, so a file that the environment names goes before a value of `.env`."""
+        """A file that the environment names overrides a value of `.env`, as a variable of the environment does."""
         for source in (*sources, *named_sources.values()):
             if isinstance(source, DotEnvSettingsSource):
                 source.env_vars = cls.without_files(source.env_vars)

@@ -72,9 +72,9 @@ class WorkerPool(BaseModel):
 
 
 def servers_of_database(url: str) -> dict[str, str]:
-    """All settings that name a server of PostgreSQL, for an installation whose only server has this URL. Who sets one
-    of them sets all: otherwise a direct URL or a standby of the environment or of `.env` stays in force, and work for
-    this installation reaches another one.
+    """All settings that name a server of PostgreSQL, for an installation whose only server has this URL. Set them all
+    together: otherwise a direct URL or a standby of the environment or of `.env` stays in force, and work for this
+    installation reaches another installation.
     """
     return {"database_url": url, "database_direct_url": "", "database_replica_url": ""}
 

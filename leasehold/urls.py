@@ -84,6 +84,8 @@ def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl
 
 @lru_cache(maxsize=16)
 def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl:
+    # The hosts come from one of three places: after the @, from host= and port=, or from PGHOST and PGPORT. The DSN at
+    # the end has no hosts in it, because each connection gets its host beside the DSN (db/servers.py).
     parts = _split(name, text, ("postgresql", "postgres"))
     query = _query(name, parts, _POSTGRES_PARAMETERS, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     query = _with_checked_tls(name, query)
@@ -168,8 +170,8 @@ def _broker_tls(name: str, query: Mapping[str, str]) -> ssl.SSLContext:
 
 
 def _check_http_url(name: str, text: str, *, may_have_query: bool) -> None:
-    """Raises BadSetting. Otherwise only the first request that needs the URL would fail, with an error that does not
-    say which setting is wrong.
+    """Raises BadSetting for a wrong URL. Without this check, nothing would fail before the first request that needs the
+    URL, and the error of that request would not say which setting is wrong.
     """
     parts = _split(name, text, ("http", "https"))
     try:

@@ -166,6 +166,8 @@ async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most
 
 
 async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) -> BrokenRow | None:
+    # Check the rows after `chain`, one part after the other, up to the head. If rows are missing because retention has
+    # deleted them meanwhile, go on at the oldest row that is left.
     while chain.seq < head["seq"]:
         rows = await read_part(connection, head, chain.seq)
         if not rows or rows[0]["seq"] > chain.seq + 1:
@@ -184,11 +186,11 @@ async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) 
 
 
 async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
-    """If retention has deleted the row after `chain`: a Chain that goes on at the oldest row that is left. None:
-    retention has not deleted this row, so it is missing.
+    """Return a Chain that goes on at the oldest row that is left, if retention has deleted the next row to check. None:
+    retention has not deleted the row, so the row is missing.
 
-    Only `forget_audit` and the owner of the schema write where a chain begins. `forget_audit` deletes no row of the
-    last 30 days.
+    The table `audit_chain` says where each chain begins. Only `forget_audit` and the owner of the schema can change
+    this, and `forget_audit` deletes no row of the last 30 days.
     """
     for head in await heads(connection, chain.tenant_id):
         if head["first_seq"] > chain.seq + 1:
@@ -197,8 +199,9 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool:
-    """Delete rows that are older than `days`. The oldest `at_most` of them say in which chains. Each of these chains
-    then loses at most `at_most` rows, so all chains together may lose more. Returns whether more rows may be due.
+    """Delete rows that are older than `days`. PostgreSQL takes the chains that have the oldest `at_most` of these rows,
+    and deletes at most `at_most` rows of each chain. So all chains together may lose more than `at_most` rows. Returns
+    whether more rows may be due.
     """
     deleted: int = await connection.fetchval("SELECT forget_audit($1, $2)", days, at_most)
     return deleted >= at_most

@@ -41,14 +41,14 @@ class Batcher(Generic[_Item, _Answer]):
     """Runs one batched statement on one connection, to a server that takes writes.
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
-    `repeated`: an earlier try of these items may have committed something. Either its answer was lost, or it was a try
-    of a larger batch, of which `statement` may have committed a part before its error. So `statement` must be safe to
+    `repeated`: an earlier try of these items may have committed something. Either the answer of that try was lost, or
+    the try ran a larger batch, and committed a part of the batch before its error. So `statement` must be safe to
     repeat. `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between
     two tries. `patience`: seconds without an answer after which callers get the error.
 
-    `sets_aside`: after a statement that took too long, try its items alone. Set an item aside that takes too long
-    alone, and try it again later: so a row that somebody has locked for minutes delays no other item. Then items do not
-    keep their order, and `patience` has no effect on these.
+    `sets_aside`: if a statement takes too long, try each of its items alone. If an item alone takes too long, set it
+    aside and try it again later: so a row that somebody has locked for minutes delays no other item. Items that are set
+    aside lose their place in the order. `patience` does not apply to a statement that takes too long.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Batcher(Generic[_Item, _Answer]):
         self._patience = patience
         self._pause = pause
         self._sets_aside = sets_aside
-        #: The items that are set aside, by their answers, with the timers that end their pauses.
+        #: The answer of each item that is set aside -> the timer that ends the item's pause.
         self._aside: dict[asyncio.Future[_Answer], asyncio.TimerHandle] = {}
-        #: The items among `_waiting` that were set aside, by their answers: these are tried alone.
+        #: The answers of those items in `_waiting` that were set aside before. Each of these items is tried alone.
         self._alone: set[asyncio.Future[_Answer]] = set()
         self._waiting: deque[tuple[_Item, asyncio.Future[_Answer]]] = deque()
         self._has_items = asyncio.Event()
@@ -120,7 +120,9 @@ class Batcher(Generic[_Item, _Answer]):
                 raise
 
     def _next_batch(self) -> tuple[list[tuple[_Item, asyncio.Future[_Answer]]], bool]:
-        """The items of the next statement, and whether an earlier try may have committed something."""
+        """The items of the next statement, and whether an earlier try may have committed something. An item that was
+        set aside before gets a statement of its own.
+        """
         batch: list[tuple[_Item, asyncio.Future[_Answer]]] = []
         while self._waiting and len(batch) < self._at_most:
             _, answer = self._waiting[0]

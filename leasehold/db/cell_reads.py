@@ -15,11 +15,11 @@ from leasehold.db.task_lines import lines_of_all_queues
 #: Due tasks, running tasks, failed steps and tenants are counted up to this number.
 MAX_COUNTED = 1000
 
-# One row of counts, each up to $1. `line`: the waiting tasks of one queue, priority and tenant (task_lines.py).
-# `share`: at most `max_tasks` of each line are counted, about $1 in all lines together. `due_tasks`: the tasks of each
-# line that could start now: their number and the oldest one's instant. `failing_tenant`: tenants with failed tasks.
-# `tenant`: tenants with jobs. The recursive CTEs jump through an index from one
-# value to the next, and `nth` counts the values. $2 seconds without a heartbeat after which a worker is silent.
+# One row of counts, each up to $1. $2: a worker is silent after this many seconds without a heartbeat. `line`: the
+# waiting tasks of one queue, priority and tenant (task_lines.py). `share`: at most `max_tasks` of each line are
+# counted, about $1 in all lines together. `due_tasks`: for each line, how many tasks could start now (`n`), and when
+# the oldest of them became due. `failing_tenant`: tenants with failed tasks. `tenant`: tenants with jobs. The recursive
+# CTEs jump through an index from one value to the next, and `nth` counts the values.
 LOAD = f"""
 -- cell_load
 WITH RECURSIVE {lines_of_all_queues("$1")}, share AS (

@@ -76,8 +76,8 @@ def _server_settings(name: str) -> dict[str, str]:
     return {
         "application_name": f"leasehold {name}",
         "idle_in_transaction_session_timeout": "30s",
-        # Else a session whose client has gone would stay, with its statement and its locks, as long as the statement
-        # waits for a lock: for example the presence lock of a worker that was killed.
+        # Without this setting, a session whose client has gone would stay while its statement waits for a lock. It
+        # would also keep its own locks, for example the presence lock of a worker that was killed.
         "client_connection_check_interval": "2s",
         "tcp_keepalives_idle": "10",
         "tcp_keepalives_interval": "5",
@@ -131,10 +131,12 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
 
 
 async def end_timed_out(connection: Connection) -> None:
-    """Close a connection on which a statement took too long, and wait until PostgreSQL has cancelled the statement. The
-    statement's TimeoutError comes before asyncpg has asked PostgreSQL for that, and `terminate` would withdraw the
-    request. Then the statement and its session would stay, as long as it waits for a lock: each repetition would add
-    one, up to PostgreSQL's bound on sessions. Waits for at most _CANCEL_SECONDS.
+    """Close a connection on which a statement took too long, and wait until PostgreSQL has cancelled the statement.
+    Waits for at most _CANCEL_SECONDS.
+
+    asyncpg raises the TimeoutError before it has asked PostgreSQL to cancel the statement, and `terminate` would
+    withdraw that request. The session would then stay as long as its statement waits for a lock. Each repetition of the
+    statement would add a session, up to PostgreSQL's bound on sessions.
     """
     with suppress(Exception):
         async with asyncio.timeout(_CANCEL_SECONDS):
@@ -153,8 +155,8 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
 
 def is_of_platform(connection: object) -> bool:
     """Whether a pool or `connect` of this module made the connection, so that it takes jsonb as Python values."""
-    # `_con`: of a connection that a pool lends. `isinstance` does not tell: for asyncpg's classes it is true for every
-    # connection of asyncpg.
+    # `_con`: the connection behind the proxy that a pool lends. `isinstance` cannot be used: asyncpg's metaclass makes
+    # it true for every connection of asyncpg.
     return WatchedConnection in type(getattr(connection, "_con", connection)).__mro__
 
 
@@ -232,8 +234,8 @@ def unindexed(condition: str) -> str:
 
 
 def within_minute(column: str) -> str:
-    """SQL: the instant is less than a minute ago. An instant in the future, which PostgreSQL's clock set before it
-    stepped back, is so for a minute at most, and not for the length of the step.
+    """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants that it gave before lie in
+    the future. Such an instant counts only while it is less than a minute ahead, not for the length of the step.
     """
     minute = "interval '60 seconds'"
     return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"

@@ -1,6 +1,6 @@
 """Leaves a server of PostgreSQL that does not answer, once another server was promoted in its place.
 
-A frozen primary, or one that is cut off, ends no session: a statement there would wait for LEASEHOLD_DATABASE_TIMEOUT.
+A primary that is frozen or cut off ends no session: a statement there would wait for LEASEHOLD_DATABASE_TIMEOUT.
 So while a statement waits, `FailoverWatch` connects to every host of the URL anew, and asks the server there for its
 timeline. A promotion begins a new timeline, with a higher number. If a server that takes writes has a higher timeline
 than the server of a session, it has replaced that server, and the watch ends the session. The session's owner connects
@@ -30,7 +30,7 @@ Host: TypeAlias = tuple[str | None, int | None]
 
 log = structlog.get_logger(__name__)
 
-#: The hosts are asked once a statement, or the opening of a connection, has waited for this many seconds.
+#: When a statement, or the opening of a connection, has waited for this many seconds, the watch asks the hosts.
 _PATIENCE_SECONDS = 1.0
 #: The time that the hosts have for their answers. A promotion is noticed at most this time and one pause later.
 _ROUND_SECONDS = 1.0
@@ -46,8 +46,8 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The server of a session, as it was when the session began. `timeline`: for a standby, the newest that was known
-    then.
+    """The server of a session, as it was when the session began. `timeline`: for a standby, the highest timeline that
+    the watch knew then.
     """
 
     host: Host
@@ -124,13 +124,14 @@ class FailoverWatch:
         if remaining_seconds > 0:
             self._timer = self.loop.call_later(remaining_seconds, self._check_waits)
         elif self._newest:
-            # An empty context: otherwise this task would count as holding the connections of the task that waits.
+            # An empty context, because the context records which connections a task holds (runtime/holding.py). This
+            # task holds none of the connections of the task that waits.
             self._asking = self.loop.create_task(self._ask(), context=Context())
         else:  # no server has reported its timeline, so there is nothing to compare an answer with
             self._timer = self.loop.call_later(_PATIENCE_SECONDS, self._check_waits)
 
     async def _ask(self) -> None:
-        """Ask all hosts at the same time, because a silent one uses up its time."""
+        """Ask all hosts at the same time, because a silent host uses up all of _ROUND_SECONDS."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROUND_SECONDS), asyncio.TaskGroup() as group:

@@ -84,8 +84,8 @@ GROUP BY name.pipeline
 
 
 async def handlers_of_pipelines(connection: Connection, queue: str, pipelines: Collection[str]) -> dict[str, str]:
-    """A handler (`pipeline.step`) of each pipeline whose code a present worker of the queue has. Draining workers are
-    left out.
+    """By pipeline: one of its handlers (`pipeline.step`) that a present worker of the queue has. Pipelines without such
+    a handler are absent. Draining workers are left out.
     """
     rows = await connection.fetch(_OF_PIPELINES, queue, list(pipelines)) if pipelines else ()
     return {row["pipeline"]: row["handler"] for row in rows}

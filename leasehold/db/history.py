@@ -2,10 +2,12 @@
 housekeeping calls `keep_event_days`.
 
 Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
-has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables. The
-view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. If their
-task loses them, a trigger writes them with their times of old. It writes events that are older than a day into
-`kept_event` (migration 0047): in `event`, they might come after their day was searched, and be dropped with it.
+has the rows of both tables. One statement moves an event, so an event is always in exactly one of the two tables.
+
+The view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. If an
+update of the task's row removes the values of a derived event, a trigger writes the event, with the time at which it
+happened. The trigger writes an event that is older than a day into `kept_event` (migration 0047). In the table `event`,
+such an event might arrive after its day was searched for events to move, and would be dropped with the day.
 """
 
 from __future__ import annotations
@@ -75,9 +77,10 @@ SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 
 
 async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> bool:
-    """Make the partitions of today and of `days_ahead` more days. Drop one that is older than `days_kept` days, or
-    than _MOST_DAYS + 1 days, after the events of jobs that still exist have moved out of it. While somebody else reads
-    the table `event`, no day is made or dropped: a later call does it. Returns whether there is another day to drop.
+    """Make the partitions of today and of `days_ahead` more days. Drop the oldest partition if its day is older than
+    `days_kept` days, or than _MOST_DAYS + 1 days; before, the events of jobs that still exist move out of it. While
+    somebody else reads the table `event`, no day is made or dropped: a later call does it. Returns whether there is
+    another day to drop.
 
     A day without a partition is no error: PostgreSQL puts its events into the default partition. SQL functions make and
     drop the partitions with the rights of the role that migrates, because this process's role may not own the schema.
@@ -115,7 +118,7 @@ async def _drop_day(connection: Connection, day: date) -> None:
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
     """Delete the events before `end` from the default partition, after the events of jobs that still exist have moved
-    out of it. An event of such a job that is written meanwhile stays until the next call.
+    out of it. If an event of an existing job is written meanwhile, it stays there until the next call.
     """
     await _move_events(connection, _EPOCH_START, end)
     await _for_all_jobs(connection, FORGET, end)
@@ -138,8 +141,9 @@ async def _for_all_jobs(connection: Connection, statement: str, *times: datetime
 async def _lock_and_change(connection: Connection, function: str, day: date) -> None:
     """Call an SQL function that locks the table `event`. Raises LockNotAvailableError after _LOCK_TIMEOUT.
 
-    One statement sets the limit, calls the function and commits. In a transaction of several, a process that stands
-    still between two of them would keep the lock, and nobody could submit a job meanwhile.
+    One statement sets the limit, calls the function and commits. (OFFSET 0 and the condition make PostgreSQL set the
+    limit before it calls the function.) In a transaction of several statements, a process that stands still between two
+    statements would keep the lock, and nobody could submit a job meanwhile.
     """
     await connection.execute(
         f"SELECT {function}($1) FROM (SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true) AS value OFFSET 0)"

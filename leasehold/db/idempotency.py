@@ -43,7 +43,9 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answer to the first request. `age`: the time since it was stored, if it is stored for KEEP."""
+    """The answer to the first request. `age`: the time since it was stored; true only for an answer that `store` keeps
+    for KEEP.
+    """
 
     status_code: int
     body: bytes

@@ -9,7 +9,8 @@ cursor to continue.
 
 A search in payloads or texts ends after MAX_SEARCHED jobs, and a page by queue after MAX_READ_BY_QUEUE rows. A search
 for a text walks only over jobs that can contain the text: jobs with an error, a key or a scope, and jobs of pipelines
-whose name contains the text. A UUID is a job's id. If no job has this id, it is a text: keys and scopes may be UUIDs.
+whose name contains the text. A UUID is taken as a job's id. If no job has this id, the UUID is searched as a text,
+because keys and scopes may be UUIDs.
 
 Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk.
 """
@@ -148,7 +149,7 @@ class Listing:
         # PostgreSQL refuses a parameter that a statement does not use.
         self._condition_value_count = len(self._parameters.values)
         self._id_conditions = self._conditions_on_ids()
-        #: The text of the filter, if `narrowed_to_pipelines` narrows the walk to jobs that can contain the text. None:
+        #: The text of the filter, if `narrowed_to_pipelines` can narrow the walk to the jobs that can contain it. None:
         #: the filter has no text, or another term is the driver.
         self.searchable_text: str | None = None
         self._driver = self._driver_of_filter()  # SQL: the ids over which the walk goes
@@ -263,7 +264,9 @@ class Listing:
         return "".join(f" AND {column} {condition}" for condition in self._id_conditions)
 
     def _driver_of_filter(self) -> str:
-        """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head)."""
+        """SQL: the ids that the driver finds in its index, in the order of the list (see the module's head). The driver
+        is the first of these that the filter has: a job's id, a worker, a schedule, the terms of `_driver_of_tenant`.
+        """
         job_filter = self._filter
         if self.job_id is not None:
             return (
@@ -317,8 +320,8 @@ class Listing:
         )
 
     def _pipelines(self) -> Sequence[str] | None:
-        """The pipelines whose jobs the filter can find: the one that it names, or else, if the caller may not see runs,
-        those of the scope. None: any. A run's pipeline has the name of its template.
+        """The pipelines whose jobs the filter can find: the pipeline that the filter names. If it names none, and the
+        caller may not see runs: the pipelines of the scope. None: any. A run's pipeline has the name of its template.
         """
         if self._filter.template is not None:
             return [self._filter.template]
@@ -326,7 +329,8 @@ class Listing:
 
     def _driver_by_kind(self) -> str:
         """SQL: all jobs of the scope, or of the pipelines that the filter names. The index job_tenant_newest has the
-        jobs of each pipeline in the order of the list, and run_newest has all runs.
+        jobs of each pipeline in the order of the list, and run_newest has all runs. Sets `searchable_text` if the
+        filter has a text.
         """
         if self._pipelines_with_text is not None:
             return self._driver_by_text(self._pipelines_with_text)
@@ -369,6 +373,8 @@ class Listing:
         return "" if self._tenant is None else f" AND {alias}.tenant_id = {self._tenant}"
 
     def _conditions_of_filter(self) -> str:
+        # SQL: the conditions that a job `j` with its run `r` must meet: those of the scope (what the caller may see),
+        # then the terms of the filter, then the bound of a bulk operation.
         job_filter, add = self._filter, self._parameters.add
         conditions = [LIVES]  # the job is neither deleted nor past its retention
         if self._tenant is not None:
@@ -483,7 +489,7 @@ FROM names WHERE name IS NOT NULL LIMIT {_MAX_PIPELINES + 1}
 
 async def narrowed_to_text(connection: Connection, listing: Listing) -> Listing:
     """The listing. If its filter has a text, and the names of only few pipelines contain the text, the listing is
-    narrowed to the jobs that can contain it. A UUID that is no job's id is a text.
+    narrowed to the jobs that can contain it. A UUID that is no job's id is searched as a text.
     """
     if listing.job_id is not None and not await connection.fetchval(_IS_JOB, listing.job_id, listing.tenant_id):
         listing = listing.with_ids_as_texts()
@@ -545,8 +551,8 @@ class WalkPart:
 
 
 async def next_walk_part(connection: Connection, listing: Listing, limit: int) -> WalkPart:
-    """The next part of the walk, with at most `limit` jobs. A part may have no jobs, because none of the next
-    `max_walked` jobs matched, and another part may follow.
+    """The next part of the walk, with at most `limit` jobs. A part may have no jobs although another part follows: then
+    none of the next `max_walked` jobs matched.
     """
     listing = await narrowed_to_text(connection, listing)
     rows, ended_at = _rows_and_end(

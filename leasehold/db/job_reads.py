@@ -46,10 +46,11 @@ r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
 #: SQL condition: the job `j` with its run `r` acts on jobs of its own tenant alone. A bulk operation of an operator may
-#: act on jobs of other tenants, and then its errors are about them: only operators may see it.
+#: act on jobs of other tenants. Its errors are then about these jobs, so only operators may see the operation.
 OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
 
-# `contained`: the steps that a workflow has started, and their outputs, come last, so that its own are in the answer.
+# `contained`: a workflow has started the step. These steps and their outputs come last, so the answer has the step of
+# the workflow itself, and its outputs, even if there are more than the answer holds.
 # `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
 # digest at the end of a key is cut off (transitions/concurrency/names.py). Limits of the scopes of runs are left out.
 FIND = f"""
@@ -206,7 +207,7 @@ async def dead_letters_page(
     limit: int,
 ) -> tuple[Sequence[Row], tuple[datetime, UUID] | None]:
     """As `dead_letters`, and the `before` of the next page. None: this is the last page. A page may have fewer letters
-    than `limit`, because MAX_SEARCHED failed steps were searched, and another page may follow.
+    than `limit` although another page follows: then its search ended after MAX_SEARCHED failed steps.
     """
     max_searched = MAX_SEARCHED
     async with in_index_order(connection):
@@ -381,8 +382,8 @@ async def why_held(
 ) -> Sequence[Row]:
     """The concurrency limits at which a job waits. `inside`: admitted jobs that are unfinished. `lately`: jobs admitted
     in the last minute. These two counts look at no more than `most_admitted` jobs of a limit; `cut`: there were so many
-    that the counts mean "at least". `ahead`: jobs of the same tenant that will be admitted earlier, because their start
-    time has come, too; at most `max_ahead` waiting jobs are looked at. `starts_at`: the start time of the job itself;
-    None: it has come.
+    that the counts mean "at least". `ahead`: waiting jobs of the same tenant that come before this job in the order of
+    admission, and whose start time has come; at most `max_ahead` waiting jobs are looked at. `starts_at`: the start
+    time of this job; None: it has come.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, max_ahead, most_admitted)

@@ -15,7 +15,8 @@ j.id, j.tenant_id, j.status, j.params, j.error, j.cancel, j.created_at, j.starte
 (SELECT n.value FROM task t JOIN note n ON n.task_id = t.id WHERE t.job_id = j.id) AS note
 """
 
-# A run of a tenant's own template may have the name of the pipeline, too: an earlier release had no bulk operations.
+# The condition leaves out runs. A tenant's own template may be named `bulk_operation`, too, if it was written when the
+# platform had no bulk operations yet.
 _IS_OPERATION = "j.pipeline = 'bulk_operation' AND NOT EXISTS (SELECT FROM run r WHERE r.job_id = j.id)"
 
 FIND = f"""

@@ -106,8 +106,8 @@ WHERE q.retry_at > statement_timestamp() GROUP BY q.duty ORDER BY q.duty
 
 
 async def quarantined(connection: Connection) -> Sequence[Row]:
-    """For operators: each duty (a maintenance loop of a worker), and how many of its units (single things that it works
-    on) are in quarantine now: they failed, and are tried again later.
+    """For operators: by duty (a maintenance loop of a worker), the number of its units in quarantine now. A unit is one
+    thing that a duty works on. A unit that failed is in quarantine until the duty tries it again.
     """
     return await connection.fetch(_QUARANTINED)
 
@@ -173,8 +173,8 @@ async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Seq
 
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
     """SQL: the jobs at a limit. `name`: the statement's. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted
-    ones. It is part of the text, not a parameter of the statement, because PostgreSQL uses a partial index only if the
-    text has the condition of the index. The column `owner` has the job's tenant; `tenant_id` has the limit's, which may
+    ones; a part of the text, not a parameter of the statement, because PostgreSQL uses a partial index only if the text
+    has the condition of the index. The column `owner` has the job's tenant; `tenant_id` has the limit's, which may
     be `*`.
     """
     return f"""

@@ -24,7 +24,8 @@ person = Table(
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("seen_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("disabled_at", TIMESTAMP(timezone=True)),
-    # The time at which `generation` last rose. A session of another tenant leads here only if its sign-in was later.
+    # The time at which `generation` last rose. A person with a session in another tenant can switch to this tenant only
+    # if the sign-in of that session was later.
     Column("sessions_ended_at", TIMESTAMP(timezone=True)),
     Index("person_subject", "issuer", "subject", "tenant_id", unique=True),
     Index("person_login", "tenant_id", "login", unique=True),

@@ -50,9 +50,10 @@ REQUESTS, EXPORTER = "requests", "exporter"
 # this server is a standby. The system identifier is the same on a primary and on its standbys.
 #
 # The position is where the next record goes, not the end of what the primary has written: a commit with
-# synchronous_commit = off is visible before its record is written. If the next record goes behind the head of a page
-# (24 bytes; 40 at the begin of a segment), the last record ended before the head, and a standby that has replayed that
-# record is there. So the position is then the begin of the page: no standby gets further before the next record.
+# synchronous_commit = off is visible before its record is written. Exception: the next record goes right behind the
+# head of a page (24 bytes; 40 at the begin of a segment). The last record then ended before that head. A standby that
+# has replayed the last record is at the begin of the page, and gets no further before the next record. So the position
+# is then the begin of the page.
 _PRIMARY_POSITION = """
 -- replica_primary_place
 WITH wal AS MATERIALIZED (
@@ -116,7 +117,8 @@ class Replica:
         self._host_timeout = settings.database_host_timeout
         self._notes: deque[tuple[float, int]] = deque()  # (monotonic time, length of the primary's WAL in bytes)
         self._history: tuple[int, int | None] | None = None  # of the primary, when it last answered
-        self._as_of = monotonic()  # the standby had every commit before this instant when it was last compared
+        #: When `note` last found the standby usable, the standby had every commit before this instant.
+        self._as_of = monotonic()
         self._problem = "it was not read yet"
 
     @property

@@ -33,8 +33,8 @@ _REPORTED = ("in_hot_standby", "default_transaction_read_only")
 #: (URL, whether for a replica) -> the host that was chosen last. The next connection tries this host first: otherwise
 #: each connection would wait for a silent host that the URL names earlier.
 _last_chosen: dict[tuple[DatabaseUrl, bool], Host] = {}
-#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late. A call that finds
-#: the server that it looks for sets the number to zero.
+#: (URL, whether for a replica) -> the number of calls of `open_connection` in which a host was late. The number goes
+#: back to zero when a call finds a server that does what the caller needs.
 _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
 #: The time that each host has is doubled at most this many times.
 _MOST_DOUBLINGS = 10
@@ -249,7 +249,7 @@ def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) ->
 
 def check_takes_writes(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) -> None:
     """Raises asyncpg.ReadOnlySQLTransactionError, one of TRY_AGAIN, if `only_reads`. A standby answers reads, but it
-    may lack the newest rows: who acts on what it reads must not read there.
+    may lack the newest rows: code that acts on the rows that it reads must not read there.
     """
     if only_reads(connection):
         raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")

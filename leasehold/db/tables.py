@@ -222,7 +222,7 @@ task = Table(
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
-    # Claims, except those that ended in a release, a snooze, a suspend or a fan-out: the number of the attempt.
+    # The number of the attempt: it counts the claims, except those that ended in a release, snooze, suspend or fan-out.
     Column("attempt", Integer, nullable=False, server_default="0"),
     Column("epoch", Integer, nullable=False, server_default="0"),  # all claims: the fencing token
     Column("status", Text, nullable=False),
@@ -231,7 +231,7 @@ task = Table(
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
     Column("handler", Text),  # `pipeline.step` of the code that does the step; NULL: code of the job's own pipeline
-    Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the code's
+    Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the limit in the code holds
     Column("cancelable", Boolean, nullable=False, server_default="true"),  # a cancel may interrupt the step
     # Used by the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. The wait
     # of the workflow ends when `news` reaches `wake_at`, which is therefore a count, not a time. NULL: no count ends
@@ -406,7 +406,7 @@ outbox = Table(
     },
 )
 
-#: The hints of a statement that made several tasks runnable, in one row, because rows in `outbox` would be ten times
+#: The hints of a statement that made several tasks runnable, in one row, because rows in `outbox` would take ten times
 #: the bytes. If the process that committed the row does not publish the hints in time, the relay moves them to
 #: `outbox`.
 outbox_batch = Table(
@@ -450,7 +450,7 @@ worker = Table(
     Column("handlers", ARRAY(Text)),
 )
 
-#: The handlers of workers that have ended. A worker's row names the handlers of a living worker.
+#: The handlers of workers that have ended. The handlers of a living worker are in its row of the table `worker`.
 known_handler = Table(
     "known_handler",
     metadata,
@@ -496,7 +496,8 @@ api_key = Table(
     Column("quota_key", Text),  # the prefix of the first key in its chain of rotations; NULL: `prefix`
 )
 
-#: A person's decision about a failed step whose outcome the platform could not know: one row for each failure.
+#: A person's decision about a failed step whose outcome the platform could not know: one row for each failure. An
+#: order is what the step asked of another system, for example of a provider.
 settlement = Table(
     "settlement",
     metadata,

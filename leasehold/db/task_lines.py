@@ -12,8 +12,8 @@ def lines_of_all_queues(most: str) -> str:
     It jumps through the index task_runnable from queue to queue and from line to line, so it reads only the first task
     of each. `most`: the statement's parameter with the most lines, for example `$1`.
 
-    If there are more lines, each queue has its first line before any queue has its second, and so on: then no queue
-    with many tenants hides another. The queues of external workers (`ext:`) come after all others.
+    If there are more lines than `most`, `line` has first one line of each queue, then a second line of each, and so on:
+    so a queue with many tenants hides no other queue. The queues of external workers (`ext:`) come after all others.
     """
     return f"""
 queue_name(queue, nth) AS (
@@ -33,8 +33,8 @@ queue_name(queue, nth) AS (
 
 
 def _lines(name: str, of_queues: str, most: str) -> str:
-    """SQL: the CTE with the lines of some of the queues. Each step of the recursion finds the next line of each queue.
-    PostgreSQL makes no more steps than `line` has room for.
+    """SQL: the CTE `name` with the lines of some of the queues. Each step of the recursion finds the next line of each
+    queue. The recursion ends early when `line` has as many lines as its LIMIT allows.
     """
     return f"""{name}(queue, priority, tenant_id) AS (
     SELECT named.queue, first.priority, first.tenant_id

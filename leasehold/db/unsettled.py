@@ -14,11 +14,11 @@ from leasehold.db.job_reads import Row
 #: The most jobs of a tenant that a page searches: failed jobs of each code, or unfinished jobs.
 MAX_SEARCHED = 10_000
 
-# Failed jobs that a person must settle: those of pipeline $3[n] that failed at step $4[n] with code $5[n]. $1 tenant,
-# $2 the last job of the page before, $6 the most rows. The index of failed jobs by code finds at most $7 jobs of each
-# code (`searched_job`). If a code has that many, its search ends at the oldest of them. `search_end`: the newest job at
-# which the search of a code ended. A later page has the jobs that are older, of any code. `failure_kind`: the failures
-# that only a person can settle.
+# Failed jobs that a person must settle. `failure_kind`: the failures that only a person can settle, each a pipeline
+# $3[n], a step $4[n] and a code $5[n]. $1 tenant, $2 the last job of the page before, $6 the most rows. `searched_job`:
+# the newest $7 failed jobs of each code, found by the index of failed jobs by code. If a code has $7 jobs, the search
+# of this code ends early, at the oldest of them. `search_end`: the newest job at which the search of a code ended
+# early. This page has no older jobs, of any code: they are on a later page.
 _ORDERS = """
 -- unsettled_orders
 WITH searched_job AS MATERIALIZED (
@@ -56,8 +56,8 @@ SILENT = """starts_with(t.queue, 'ext:')
 
 # Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease ended $3
 # seconds ago without a heartbeat. $1: the tenant. $4: the most rows. $5: the most jobs that are searched. $2: the last
-# task of the page before or, if that page's search ended early, the last job that it searched. (If the task of $2 was
-# deleted meanwhile, its id still tells the time, as that of a job does.) `page_start`: the first job of this page.
+# task of the page before or, if that page's search ended early, the last job that it searched. (If the task $2 was
+# deleted meanwhile, its id counts as that of a job: both sort by time.) `page_start`: the first job of this page.
 # `search_end`: the job at which the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external
@@ -141,9 +141,9 @@ async def orders(
 
 
 def _page_of(rows: Sequence[Row], limit: int, id_column: str) -> tuple[Sequence[Row], UUID | None]:
-    """The page of the fetched rows, of which there may be `limit` + 1, and the id at which the next page continues:
-    that of the last row, or of the job at which the search ended early (`searched_to`). None: this is the last page. If
-    nothing was found, there is one row, whose other columns are null.
+    """The page of the fetched rows (at most `limit` + 1), and the id at which the next page continues. This id is that
+    of the page's last row, or of the job at which the search ended early (`searched_to`). None: this is the last page.
+    If a statement finds nothing, it returns one row, with nulls in all columns except `searched_to`.
     """
     found_rows = [row for row in rows if row[id_column] is not None]
     if len(found_rows) > limit:
@@ -175,8 +175,8 @@ async def waiting_runs(
     connection: Connection, tenant_id: str, before: UUID | None, limit: int, max_searched: int = MAX_SEARCHED
 ) -> tuple[Sequence[Row], UUID | None]:
     """Runs whose workflow waits for signals now, newest first. `signals`: the names of the signals. `since`: when the
-    first wait began. `until`: when the first wait ends by itself. A page searches at most `max_searched` unfinished
-    jobs. The second value is as in `orders`.
+    first wait began. `until`: the earliest time at which a wait ends by itself. A page searches at most `max_searched`
+    unfinished jobs. The second value is as in `orders`.
     """
     return _page_of(await connection.fetch(_WAITING, tenant_id, before, limit + 1, max_searched), limit, "job_id")
 

@@ -45,8 +45,8 @@ journal = Table(
     Column("state", Text, nullable=False),
     Column("value", JSONB),  # a result that the workflow recorded, or {code, message} of a failed call
     Column("child_id", Uuid),  # kind `run`: a task of this job; kinds `start` and `result`: another job
-    # Kinds `sleep` and `signal`: when the wait ends by itself. Kind `result`: the end of the other job for which the
-    # workflow was woken.
+    # Kinds `sleep` and `signal`: when the wait ends by itself. Kind `result`: when the other job ended; written when
+    # the platform wakes the workflow because of this end. (A job that is retried may end again.)
     Column("due_at", _INSTANT),
     Column("epoch", Integer, nullable=False),  # of the lease that wrote the row
     Column("at", _INSTANT, nullable=False, server_default=_NOW),

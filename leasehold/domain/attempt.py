@@ -86,9 +86,9 @@ class Attempt(AttemptIdentity, Protocol):
 
         `connection`: lent by `connection()`, with a transaction open. The note commits with that transaction, and only
         while this attempt has its lease, so the changes of the transaction happen once. Call `remember` last in the
-        transaction, because it locks the task. If another claim has the task by now, it raises LeaseLost: then let the
+        transaction, because it locks the task. Raises LeaseLost if another claim has the task by now: then let the
         transaction roll back. Raises Permanent `bad_connection` for a connection that cannot write the note, such as
-        one of a pool of your own.
+        one from a pool of your own.
         """
 
     async def item(self) -> Any:
@@ -105,8 +105,8 @@ class Attempt(AttemptIdentity, Protocol):
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the job's stream. Clients follow the stream as it grows.
 
-        False: the attempt has emitted too much, and the stream is cut. Raises TypeError for a value without a JSON
-        form, and ValueError for one with a NUL character.
+        Returns False if the attempt has emitted too much: the stream is cut. Raises TypeError for a value without a
+        JSON form, and ValueError for a value with a NUL character.
         """
 
     def checkpoint(self) -> None:

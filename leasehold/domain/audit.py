@@ -60,9 +60,9 @@ class BrokenRow:
 
 @dataclass(slots=True)
 class Chain:
-    """Checks the rows of one chain in order. `seq` and `hash` are those of the last row that was checked. Before the
-    first check they are those of the row before the first that is checked: with `from_head`, of the last row that
-    retention deleted (0 and "" if it deleted none).
+    """Checks the rows of one chain in order. `seq` and `hash` are those of the last checked row. A new Chain has those
+    of the row before the first row to check. `from_head` takes those of the last row that retention deleted (0 and ""
+    if it deleted none).
     """
 
     tenant_id: str
@@ -75,8 +75,8 @@ class Chain:
         return cls(head["tenant_id"], head["first_seq"] - 1, head["first_previous"])
 
     def check_end(self, head: Mapping[str, Any]) -> BrokenRow | None:
-        """Compare the last checked row with what `head`, the chain's row of `audit_chain`, says of it. Call this once
-        all rows are checked. None: they agree.
+        """Compare the last checked row with `head`, the chain's row of `audit_chain`. Call this when all rows are
+        checked. None: they agree.
         """
         if self.seq < head["seq"]:
             return BrokenRow(self.tenant_id, self.seq + 1, "the row is missing, and all after it")
@@ -101,7 +101,7 @@ class Chain:
 
 def hash_of(row: Mapping[str, Any]) -> str:
     """The hash that a row must have: SHA-256, in hexadecimal, over its fields. Each field is written with its length,
-    because otherwise text could move from one field to the next without another hash.
+    because otherwise text could move from one field to the next without a change of the hash.
     """
     at: datetime = row["at"]
     fields = [

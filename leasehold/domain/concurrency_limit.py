@@ -12,7 +12,8 @@ from dataclasses import dataclass
 EVERYBODY = "*"
 #: Tenants share the slots of a worker, and the places of a limit. A tenant that already has places may take another
 #: only while `its places < GREED * free places`. So by this rule a tenant alone takes seven eighths of the places,
-#: rounded up: all of seven or fewer, 7 of 8, 14 of 15, 35 of 40. Limits and workers keep further places for others.
+#: rounded up: all of seven or fewer, 7 of 8, 14 of 15, 35 of 40. Limits and workers may keep further places that only
+#: tenants without a place can take.
 GREED = 7
 
 

@@ -1,9 +1,9 @@
 """The instants at which a schedule fires: five-field cron expressions in an IANA time zone.
 
-The library cronsim finds the local times that an expression names, and this module the instants at which the clock
-shows them. A time that the clock skips fires once, right after the gap. A time that the clock repeats fires once, the
-first time. Exception, as in Debian's cron: if the minutes or the hours begin with `*`, a time that the clock repeats
-fires each time, and a time that it skips fires only if nothing else fires within the length of the gap.
+The library cronsim finds the local times that an expression names. This module finds the instants at which the clock
+shows these times. A time that the clock skips fires once, right after the gap. A time that the clock repeats fires
+once, the first time. Exception, as in Debian's cron: if the minutes or the hours begin with `*`, a time that the clock
+repeats fires each time, and a time that it skips fires only if nothing else fires within the length of the gap.
 
 Time zones come from the package `tzdata`, never from the host, because every worker must know each zone that the API
 accepted.
@@ -88,15 +88,18 @@ def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
 
 
 def _start(after: datetime) -> datetime:
-    """The time on the clock after which to search. It is earlier than `after` if the clock shows now what it will show
-    again: then the second instants of earlier times are still to come.
+    """The local time after which to search. Usually it is the local time of `after`. If the clock will show this local
+    time a second time, the search begins earlier, by the length of the repetition: for the local times before `after`,
+    the second instants are still to come.
     """
     clock_time = after.replace(tzinfo=None, fold=0)
     return clock_time if after.fold else clock_time + min(_shift_at(after), _NO_SHIFT)
 
 
 def _shift_at(local_time: datetime) -> timedelta:
-    """By how much the clock is put forward, if it skips this time; less than 0, if it repeats this time."""
+    """More than 0 if the clock skips this time: by how much it is put forward. Less than 0 if the clock repeats this
+    time: by how much it is put back. Otherwise 0.
+    """
     before, after = local_time.replace(fold=0).utcoffset(), local_time.replace(fold=1).utcoffset()
     assert before is not None
     assert after is not None
@@ -104,7 +107,9 @@ def _shift_at(local_time: datetime) -> timedelta:
 
 
 def _instants(expression: str, local_times: Iterator[datetime], local_zone: ZoneInfo) -> Iterator[datetime]:
-    """The instants of these times of the clock, in order."""
+    """The instants at which the schedule fires for these local times, in order, by the rules in the module's head. If a
+    repeated time fires twice, its second instant waits in `repeated` until all earlier instants are out.
+    """
     has_star = any(field.startswith("*") for field in expression.split()[:2])
     repeated: deque[datetime] = deque()  # instants at which the clock shows one of these times again
     last: datetime | None = None
@@ -128,7 +133,7 @@ def _instants(expression: str, local_times: Iterator[datetime], local_zone: Zone
 
 
 def _end_of_gap(local_time: datetime) -> datetime:
-    """The instant at which the clock skips this time."""
+    """The instant at which the clock is put forward over this time: the first instant with the new UTC offset."""
     offset_before = local_time.utcoffset()
     lower, upper = local_time.replace(fold=1).astimezone(UTC), local_time.astimezone(UTC)
 

@@ -222,7 +222,7 @@ class CodeBroken(DeclarationError):
 
 
 class SchemaLocked(LeaseholdError):
-    """A migration did not get a lock in time. Revisions that were done stay done, and the next try goes on."""
+    """A migration did not get a lock in time. The revisions that it has applied stay, and the next try goes on."""
 
     def __init__(self, seconds: float, blockers: Sequence[str]) -> None:
         # `blockers`: a sentence about each session that holds the lock.
@@ -265,9 +265,9 @@ class SignalInvalid(TaskFailed):
 
 
 class NotWhileUndoing(LeaseholdError):
-    """A workflow awaited a call that it cannot make while its run is being cancelled: a step, because no worker would
-    claim it, or a wait, because it could outlast the grace (the time that a cancelled run has to undo its work).
-    `call`: the call's kind and name.
+    """A workflow awaited a call that it cannot make while its run is being cancelled. It cannot call a step, because no
+    worker would claim the step. It cannot wait, because the wait could outlast the grace (the time that a cancelled run
+    has to undo its work). `call`: the call's kind and name.
     """
 
     def __init__(self, call: str) -> None:
@@ -358,8 +358,8 @@ class ObjectExists(StoreError):
     pass
 
 
-#: The errors that show that another attempt may have the task by now. Whoever catches the errors of a handler passes
-#: these on: an attempt that meets one must settle nothing.
+#: The errors that show that another attempt may have the task by now. Code that catches the errors of a handler must
+#: raise these again: an attempt that meets such an error must settle nothing.
 OVERTAKEN = (LeaseLost, ObjectExists)
 
 

@@ -313,7 +313,7 @@ _READERS: dict[str, Callable[[_Term], object]] = {
     "status": _read_status,
     "queue": _reader_of_names(_ANY_NAME),
     "template": _reader_of_names(_ANY_NAME),
-    # A handler chooses its codes freely, and an installation the names of its tenants.
+    # Any text: a handler chooses its codes freely, and an installation chooses the names of its tenants.
     "tenant": lambda term: term.value,
     "code": lambda term: term.value,
     "worker": _read_id,

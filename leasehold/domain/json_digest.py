@@ -15,7 +15,9 @@ _LEAST, _BEYOND = -(2**63), 2**64
 
 
 def json_digest(value: Any) -> str:
-    """Equal for equal values, in whatever order an object's keys come and however a number is spelled."""
+    """The digest. Equal values have the same digest, in whatever order an object's keys come and however a number is
+    spelled.
+    """
     encoded = orjson.dumps(_with_plain_numbers(value), option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(encoded).hexdigest()[:LENGTH]
 

@@ -32,9 +32,9 @@ class Objects:
     """The objects that a kind stores beside the outputs of its jobs. `leasehold doctor --reconcile` compares the store
     with the database by these fields.
 
-    `prefix`: the keys of the objects are `{prefix}ID/...`. ID is the UUIDv7 of a row: its time is the object's age.
-    `owners`: an SQL query that returns those `id`s of the array `$1` that have a row. `keys`: an SQL query that returns
-    `id, key` of objects that must exist: at most `$2` rows, ordered by `id`, from the first id above `$1`.
+    `prefix`: the keys of the objects are `{prefix}ID/...`. ID is the UUIDv7 of a row: the time in it gives the object's
+    age. `owners`: an SQL query that returns those `id`s of the array `$1` that have a row. `keys`: an SQL query that
+    returns `id, key` of objects that must exist: at most `$2` rows, ordered by `id`, from the first id above `$1`.
     """
 
     prefix: str

@@ -25,8 +25,8 @@ def params_of_json(model: type[Model], params: Mapping[str, Any]) -> Model:
 
 
 def json_of_params(model: type[BaseModel], params: BaseModel) -> dict[str, Any]:
-    """The parameters as JSON that a worker can read: `params_of_json(model, ...)` takes it. A model may write other
-    JSON than it reads, and pydantic does not check an instance again whose fields were assigned later.
+    """The parameters as JSON that a worker can read: `params_of_json(model, ...)` takes it. This is checked here,
+    because a model may write JSON that it does not read, and pydantic does not check fields that are assigned later.
 
     Raises ValidationError if the model does not take its JSON back, and NotStorable if JSON or PostgreSQL lacks a
     value. Raises PydanticSerializationError and ValueError if there is no JSON.

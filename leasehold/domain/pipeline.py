@@ -22,8 +22,8 @@ from leasehold.domain.errors import DeclarationError
 from leasehold.domain.json_pointer import find_value
 from leasehold.domain.option_types import check_time, check_whole
 
-#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share: those
-#: that run in the worker's own process.
+#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share. (Inline
+#: handlers run in the worker's own process.)
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 #: Takes an attempt of an inline step. The worker enters the context before the attempt, and leaves it afterwards.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
@@ -68,8 +68,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SkipIf:
-    """A condition: the job skips the step when its parameters hold `equals` at the JSON pointer (RFC 6901). The steps
-    after it then wait for the steps that it needs.
+    """A condition: the job skips the step when its parameters hold `equals` at the JSON pointer (RFC 6901). A step that
+    needs the skipped step then waits for the steps that the skipped step needs.
     """
 
     pointer: str
@@ -282,6 +282,9 @@ class Pipeline:
                 raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
 
     def _check_reads(self, step: Step, by_name: dict[str, Step]) -> None:
+        # Refuse a read that is neither an input of the job nor the output of an ancestor: a step that this step needs,
+        # directly or by way of other steps. Then refuse two reads that give files of the same name.
+        #
         # A part may read every step that is not a part, also the step that fans out into it: the part reads the outputs
         # that are committed when it runs.
         ancestors = {other.name for other in by_name.values() if not other.part} if step.part else set()

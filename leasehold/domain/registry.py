@@ -36,8 +36,9 @@ CatchUp: TypeAlias = Literal["skip", "one", "all"]
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSchedule:
-    """A schedule that an app's code declares; the fields are those of `POST /v1/schedules`. Raises DeclarationError: if
-    PostgreSQL refused the row, the app's schedules would not be written, and only a worker's log would say so.
+    """A schedule that an app's code declares; the fields are those of `POST /v1/schedules`. Raises DeclarationError for
+    a wrong `overlap`, `catch_up` or `catch_up_seconds`. Otherwise PostgreSQL would refuse the row, the app's schedules
+    would not be written, and only a worker's log would say so.
     """
 
     template: str

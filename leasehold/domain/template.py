@@ -58,8 +58,8 @@ class CancelPolicy(_Declaration):
 
 
 class SkipWhen(_Declaration):
-    """The run skips the step when its payload holds `equals` at the JSON pointer. The steps after it then wait for the
-    steps that it needs.
+    """The run skips the step when its payload holds `equals` at the JSON pointer. A step that needs the skipped step
+    then waits for the steps that the skipped step needs.
     """
 
     pointer: str = Field(pattern=r"^(/([^/~]|~[01])*){1,32}$", max_length=500)

@@ -44,8 +44,8 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class LeftToOthers(Snooze):
-    """A snooze of a step of the platform, whose worker lacks the code `handler` (`pipeline.step`) that the step needs
-    to go on. A worker that has this code makes the step due before `until`.
+    """A snooze of one of the platform's own steps: this worker lacks the code `handler` (`pipeline.step`) that the step
+    needs to go on. A worker that has this code makes the step due before `until`.
     """
 
     handler: str = field(kw_only=True)

@@ -32,7 +32,7 @@ def pillow_limits(max_pixels: int) -> Iterator[None]:
 
 @contextmanager
 def damage_is_permanent(damaged: Callable[[], Permanent], too_many_pixels: Callable[[], Permanent]) -> Iterator[None]:
-    """Raise a decoder's errors as `damaged()`, because decoders raise whatever a damaged file makes them raise, such as
+    """Raise a decoder's errors as `damaged()`, because a damaged file can make a decoder raise any error, such as
     IndexError. Raise Pillow's refusal of the size as `too_many_pixels()`.
 
     A lack of memory and errors of the system (which have an errno) pass unchanged: they are not faults of the picture.
@@ -46,6 +46,6 @@ def damage_is_permanent(damaged: Callable[[], Permanent], too_many_pixels: Calla
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        if "out of memory" in str(error).lower():  # Pillow's decoders say it by an OSError
+        if "out of memory" in str(error).lower():  # Pillow's decoders raise an OSError for it
             raise MemoryError(str(error)) from error
         raise damaged() from error

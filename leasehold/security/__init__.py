@@ -1,3 +1,3 @@
 """API keys, roles, sign-in, sealed secrets, signatures, and requests to URLs that clients name.
-May import `domain` and `db`.
+May import `db` and the packages below it.
 """

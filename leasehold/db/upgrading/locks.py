@@ -135,7 +135,8 @@ class SchemaTables:
 
 
 _Rule = Callable[[SchemaTables, "re.Match[str]", str], Effect]
-#: A name, with or without its schema and quotes. The group is the name itself. No rule knows ONLY before a name.
+#: A name, with or without its schema and quotes. The group is the name itself. A statement with ONLY before a name
+#: matches no rule.
 _NAME = r'(?!ONLY\b)(?:"?\w+"?\.)?"?(\w+)"?'
 _NEXT_ACTION = re.compile(r", (?=(?:ADD|ALTER|DROP|VALIDATE|RENAME) )")
 _DROPPED_CONSTRAINT = re.compile(rf"DROP CONSTRAINT (?:IF EXISTS )?{_NAME}")
@@ -143,7 +144,7 @@ _ADDED_CONSTRAINT = re.compile(rf"ADD CONSTRAINT {_NAME}")
 _QUOTED = re.compile(r"'[^']*'")
 #: Column types whose default is a number from a sequence.
 _SERIAL = re.compile(r"\b(?:small|big)?serial\b", re.IGNORECASE)
-#: Constraints of a new column for which PostgreSQL reads the whole table, also if the column is NULL everywhere.
+#: Constraints of a new column for which PostgreSQL reads the whole table, even if the column is NULL everywhere.
 _CHECKED = re.compile(r"\b(?:CHECK|UNIQUE|PRIMARY KEY)\b")
 _REFERENCES = re.compile(rf"\bREFERENCES {_NAME}", re.IGNORECASE)
 
@@ -216,6 +217,8 @@ def _effect_of_action(schema: SchemaTables, table: str, action: str) -> Effect:
 
 
 def _add_column(schema: SchemaTables, table: str, match: re.Match[str], action: str) -> Effect:
+    # PostgreSQL rewrites the table if the value of the new column differs from row to row (`is_rewrite`). It scans the
+    # table if a row could break a constraint of the new column (`needs_value`, `is_checked`).
     schema.new_columns.add(match[1])
     action = _QUOTED.sub("''", action)
     is_serial = _SERIAL.search(action) is not None
@@ -305,7 +308,9 @@ def _tables_read(text: str) -> list[str]:
 
 
 def _names_new_column(schema: SchemaTables, text: str) -> bool:
-    """Whether the text names a column of this revision. A constraint on it does not refuse the rows of older code."""
+    """Whether the text names a column that this revision adds. Older code does not write this column, so a constraint
+    on it does not refuse the rows of older code.
+    """
     return any(re.search(rf"\b{column}\b", text) for column in schema.new_columns)
 
 

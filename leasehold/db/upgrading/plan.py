@@ -38,7 +38,7 @@ WHERE k.contype = 'f' AND k.conparentid = 0 AND pg_table_is_visible(t.oid)
 @dataclass(frozen=True, slots=True)
 class PlannedStatement:
     """A statement of a revision. PostgreSQL holds its locks until the end of the transaction. `scanned_under_locks`:
-    the tables that this statement and the later statements of the transaction scan or rewrite.
+    the tables that the transaction scans or rewrites while it holds these locks, in this statement or a later one.
     """
 
     statement: str
@@ -112,7 +112,7 @@ async def plan_of(connection: Connection, schemas: Sequence[Schema], target: str
 
 
 async def tables_of(connection: Connection) -> SchemaTables:
-    """What the database knows of its tables."""
+    """The tables of the database, with their indexes, partitions and foreign keys, for the rules of locks.py."""
     indexes = await connection.fetch(_INDEXES)
     foreign_keys = [
         ForeignKey(row["table"], row["name"], frozenset(row["columns"]), row["other"])

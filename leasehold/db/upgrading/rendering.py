@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect
 import leasehold
 from leasehold.db.upgrading.index_builds import INDEXES_OPTION
 
-#: The words in a revision's docstring after which it says what the revision means for older code that still runs.
+#: After these words, a revision's docstring says what the revision means for older code that still runs.
 _MAY_RUN = "May run before the new code:"
 _BEGIN, _COMMIT = "BEGIN", "COMMIT"
 
