@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mutants.choosing import UNIT, UNIT_TESTS, first_unit_tests
+from mutants.importers import Importers
 from mutants.mutant import Change, Mutant
 from mutants.siblings import Siblings
 from mutants.source import Source
@@ -96,3 +97,14 @@ def test_unit_tests_come_first_those_of_the_files_own_name_before_the_fastest() 
     tests = {*own, *fast, "tests/worker/test_backoff.py::test_1"}
     first = first_unit_tests("leasehold/domain/backoff.py", tests, seconds)
     assert first == {*own, *fast[: UNIT_TESTS - 3]}
+
+
+def test_tests_whose_file_imports_a_module_are_about_it(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("from leasehold.worker.maintenance.relay import Relay\n")
+    (tmp_path / "test_b.py").write_text("def test():\n    from leasehold.transitions import sweeps\n")
+    (tmp_path / "test_c.py").write_text("import leasehold.transitions.sweeps as s, os\nfrom . import conftest\n")
+    importers = Importers(tmp_path, ["test_a.py", "test_b.py", "test_c.py"])
+    assert importers.of("worker/maintenance/relay.py") == {"test_a.py"}
+    assert importers.of("leasehold/transitions/sweeps.py") == {"test_b.py", "test_c.py"}
+    assert importers.of("leasehold/transitions/__init__.py") == {"test_b.py"}
+    assert importers.of("leasehold/domain/backoff.py") == set()
