@@ -31,6 +31,7 @@ from leasehold.transitions import claims, concurrency, jobs, settlements
 from leasehold.transitions.settlements import Completion, Suspending
 from leasehold.transitions.workflows import children
 from leasehold.transitions.workflows.records import Call
+from leasehold.worker import metrics
 from leasehold.worker.leases.registration import Registration
 from leasehold.worker.maintenance import duties as all_duties
 from leasehold.worker.maintenance import relay as relaying
@@ -45,21 +46,29 @@ from tests.runs.work import pipelines as of_runs
 
 @dataclass
 class Heard:
-    """In the announcer's and the broker's place: keeps what a duty wants sent. `poison`: tasks that cannot be sent."""
+    """In the announcer's and the broker's place: keeps what a duty wants sent. `poison`: tasks that cannot be sent.
+    `tries`: how often something was to be sent. `unconfirmed`: how many hints of each try the broker does not confirm.
+    """
 
     tasks: list[UUID] = field(default_factory=list)
     connected: bool = True
     publishing: bool = True
+    is_lost: bool = False
+    unconfirmed: int = 0
+    tries: int = 0
     poison: set[UUID] = field(default_factory=set)
 
     def announce(self, hints: Iterable[Announcement]) -> None:
         self.tasks.extend(one.hint.task_id for one in hints)
 
     async def publish(self, hints: Sequence[Announcement]) -> int:
+        self.tries += 1
+        if self.is_lost:
+            raise ConnectionError("the broker went away")
         if self.poison & {one.hint.task_id for one in hints}:
             raise ValueError("a hint that cannot be encoded")
         self.announce(hints)
-        return len(hints)
+        return len(hints) - self.unconfirmed
 
 
 @pytest.fixture
@@ -132,11 +141,59 @@ async def test_the_relay_sends_hints_also_while_a_queue_of_its_worker_cannot_be_
 async def test_after_a_full_batch_the_relay_goes_on_at_once(
     relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the rest has been due for so long that a turn after a whole one does not read it."""
     monkeypatch.setattr(relaying, "_BATCH", 2)
     await rows.submit(count=3)
     await late(rows)
     assert [await relay.turn(), await relay.turn()] == [0.0, None]
     assert len(set(heard.tasks)) == 3
+    relay._window.forget()
+    await rows.submit(count=3)
+    for table in ("outbox", "outbox_batch"):
+        await rows.connection.execute(f"UPDATE {table} SET relay_at = clock_timestamp() - interval '1 hour'")
+    assert [await relay.turn(), await relay.turn(), await relay.turn(), await relay.turn()][-1] is None
+    assert len(set(heard.tasks)) == 6
+
+
+async def test_a_turn_reads_only_what_became_due_since_the_turn_before(relay: Relay, heard: Heard, rows: Rows) -> None:
+    """Under an old snapshot the outbox keeps all rows that have gone through it. Each minute one turn reads them."""
+    await relay.turn()
+    (told,) = await rows.submit()
+    for table in ("outbox", "outbox_batch"):
+        await rows.connection.execute(f"UPDATE {table} SET relay_at = clock_timestamp() - interval '1 hour'")
+    await relay.turn()
+    assert heard.tasks == []
+    relay._window.forget()
+    await relay.turn()
+    assert heard.tasks == [told.hint.task_id]
+
+
+async def test_hints_that_the_broker_did_not_confirm_are_not_sent_again_without_a_pause(
+    relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "_BATCH", 2)
+    sent = metrics.RELAYED._value.get()
+    assert await relay.turn() is None
+    assert metrics.RELAYED._value.get() == sent, "nothing was due"
+    await rows.submit(count=4)
+    await late(rows)
+    heard.unconfirmed = 1
+    assert await relay.turn() is None
+    assert metrics.RELAYED._value.get() == sent + 1
+    heard.unconfirmed = 0
+    await late(rows)
+    assert await relay.turn() == 0.0
+
+
+async def test_a_broker_that_goes_away_meanwhile_is_no_fault_of_a_hint(relay: Relay, heard: Heard, rows: Rows) -> None:
+    await rows.submit(count=3)
+    await late(rows)
+    heard.is_lost = True
+    with pytest.raises(ConnectionError):
+        await relay.turn()
+    assert heard.tries == 1
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 3
+    assert await rows.connection.fetchval("SELECT count(*) FROM quarantine") == 0
 
 
 async def test_the_relay_sends_the_hints_of_a_submission_whose_committer_died_while_it_sent_them(
@@ -274,6 +331,50 @@ async def test_only_the_leader_takes_over_and_it_announces_what_it_frees(
     await leader.turn()
     assert (await rows.task(lease.task_id))["status"] == "pending"
     assert heard.tasks == [lease.task_id]
+
+
+async def test_after_a_worker_has_died_each_turn_looks_for_its_leases_for_some_seconds(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of it may be locked at first."""
+    dead: list[UUID] = []
+
+    async def dead_workers(_connection: object) -> list[UUID]:
+        return dead
+
+    monkeypatch.setattr("leasehold.worker.maintenance.takeover.workers.dead", dead_workers)
+    _, leader = takeover(settings.model_copy(update={"presence": True}), pool, announcer)
+    assert await leader.turn() is None
+    first, second = (await rows.leased()).lease, (await rows.leased()).lease
+    assert await leader.turn() is None
+    dead.append(first.owner)
+    async with pool.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM task WHERE id = ANY($1) FOR UPDATE", [first.task_id, second.task_id])
+        assert await leader.turn() is None
+    assert leader.dead == (first.owner,)
+    assert (await rows.task(first.task_id))["status"] == "running"
+    assert await leader.turn() is None
+    assert [(await rows.task(task))["status"] for task in (first.task_id, second.task_id)] == ["pending"] * 2
+
+    leader._hurry_until = 0.0  # the seconds are over
+    third = (await rows.leased()).lease
+    assert third.owner == first.owner
+    assert await leader.turn() is None
+    assert (await rows.task(third.task_id))["status"] == "running", "the next look comes after the pause"
+
+
+async def test_without_presence_nobody_is_asked_who_is_dead(
+    settings: Settings, pool: Pool, announcer: Announcer, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dead_workers(_connection: object) -> list[UUID]:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("leasehold.worker.maintenance.takeover.workers.dead", dead_workers)
+    _, leader = takeover(settings.model_copy(update={"presence": False}), pool, announcer)
+    lease = (await rows.leased()).lease
+    await rows.lapse(lease.task_id)
+    await leader.turn()
+    assert (await rows.task(lease.task_id))["status"] == "pending"
 
 
 # --- what the duties hand on
