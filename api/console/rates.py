@@ -27,12 +27,11 @@ from leasehold.domain.states import JobState
 #: The number of parts of the hour, and the most jobs in the sample of a part.
 PARTS, SAMPLE = 12, 80
 _PART_LENGTH, _MINUTE = timedelta(minutes=5), timedelta(minutes=1)
-#: The largest number of rows that the query of a part may read. `job_lists` counts three rows for each job, so the
-#: query reads at most two times SAMPLE jobs. The second half makes up for jobs past their retention, which the query
-#: reads and leaves out.
+#: The largest number of rows that the query of a part may read. A job counts as three rows (`job_lists`), so this is
+#: 160 jobs, two times SAMPLE. The query reads jobs past their retention, too, and leaves them out.
 _MAX_READ = 480
-#: The least share of its part that a sample counts as covering. It is above 0, because `_part` divides by it. With this
-#: share, the page shows at most 26,000 jobs a second.
+#: `_part` divides by the share of the part that the sample covers. It takes at least this share, which is above 0. So
+#: the page shows at most 26,000 jobs a second.
 _MIN_COVERED = 0.00001
 
 

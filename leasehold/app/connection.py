@@ -38,8 +38,9 @@ _ANNOUNCE_SECONDS = 1.0
 
 def settings_of_folder() -> Settings:
     """The settings for a program in the current folder. Each variable comes from the first of these that has it: the
-    environment, the folder's `.env`, the `leasehold dev` that runs in the folder. Exception: if only the
-    `leasehold dev` names a database, all settings that name a server of PostgreSQL come from the `leasehold dev`.
+    environment, the folder's `.env`, the installation that `leasehold dev` runs in the folder. Exception: if neither
+    the environment nor `.env` has LEASEHOLD_DATABASE_URL, all three URLs of PostgreSQL (`servers_of_database`) come
+    from that installation. Otherwise a standby of `.env` would be in force beside its primary.
     """
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
@@ -54,10 +55,11 @@ def settings_of_folder() -> Settings:
             cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
         ) -> tuple[Any, ...]:
             dev_source = EnvSettingsSource(settings_cls)
+            # A secret that the environment names by a file (LEASEHOLD_..._FILE) goes before one of `leasehold dev`.
             dev_source.env_vars = cls.without_files({name.lower(): value for name, value in variables.items()})
             return *super().settings_customise_sources(settings_cls, *sources, **named_sources), dev_source
 
-    servers: dict[str, Any] = {}
+    servers: dict[str, Any] = {}  # arguments of the constructor, which go before all sources
     with wrong_variables_named():
         if "database_url" not in Settings().model_fields_set:
             servers = {

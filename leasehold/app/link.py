@@ -110,7 +110,7 @@ class DatabaseLink:
         BadSetting for a URL that cannot be used.
         """
         check_urls(settings)
-        log_to_the_program()
+        log_to_the_program()  # our log lines go to the program's own logging
         async with AsyncExitStack() as stack:
             pool = await make_pool(settings, "app", pool_of_app(settings))
             stack.callback(pool.terminate)
@@ -141,7 +141,8 @@ class DatabaseLink:
                 # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
                 # this submission, whose answer was lost. The next try leaves them out.
                 stored_ids = await self._ids_written_earlier(calls)
-                # No further run of these calls is found, so another tenant's run has one of the ids.
+                # A run with one of the ids exists. If the tenant has no run that was not left out already, it is a run
+                # of another tenant.
                 if not stored_ids.keys() - earlier_ids.keys():
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
                 earlier_ids = stored_ids
@@ -170,6 +171,7 @@ class DatabaseLink:
         a run, which has the id of the first of them. Raises Conflict if a run of another task has one of the ids.
         """
         first_ids: dict[tuple[str, str], UUID] = {}  # of calls, by task and debounce key
+        # {id of a call: id of its run}. An earlier try may have written the run by any of the calls that share it.
         run_ids = {call.run_id: call.run_id for call in calls}
         for call in calls:
             if call.debounce_key is not None:
@@ -300,7 +302,7 @@ class DatabaseLink:
         async def read() -> Chunks:
             async with self._pool.acquire() as connection:
                 # Read first whether the run has ended. If it has, no chunk is emitted after the page is read.
-                # `stream_numbers` leaves out a run that was deleted: it counts as ended.
+                # `stream_numbers` has the number ENDED for an ended run, and leaves out a deleted one.
                 has_ended = (await log_reads.stream_numbers(connection, [run_id])).get(run_id, ENDED) == ENDED
                 page = await log_reads.stream_page(connection, self._tenant, run_id, after, LogFilter(), AT_MOST)
             return chunks_of(page, after, ended=has_ended)

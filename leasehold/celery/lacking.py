@@ -1,4 +1,4 @@
-"""The names of Celery's objects that the objects of leasehold.celery lack, and what to do instead."""
+"""The attributes of Celery's objects that the objects of leasehold.celery lack, and what to do instead."""
 
 from __future__ import annotations
 

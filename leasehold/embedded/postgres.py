@@ -105,7 +105,9 @@ class Postgres:
             env=_environment(),
             cwd=self.directory,
             run_as=self._run_as,
-            last_signal=signal.SIGQUIT,  # for the guard, if this process dies: the server still frees its shared memory
+            # If this process dies, the guard (guard.py) ends the server by this signal. After SIGKILL the server would
+            # not free its shared memory.
+            last_signal=signal.SIGQUIT,
         )
         await self._server.wait_until_ready(self._until_ready(self._server), seconds=START_SECONDS)
 
@@ -182,7 +184,8 @@ class Postgres:
                 raise server.failure("did not start")
             try:
                 connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._client_context())
-            except (OSError, asyncpg.PostgresError):  # such as a refusal by a server that has taken the port
+            # Also if another server has taken the port, and refuses the connection: then our server ends soon.
+            except (OSError, asyncpg.PostgresError):
                 await asyncio.sleep(0.02)
                 continue
             try:

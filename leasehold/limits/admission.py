@@ -169,15 +169,15 @@ class Admission:
         return _header_fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
 
     async def charge_upload(self, connection: Connection, payer: Payer, size: int = 0) -> dict[str, str]:
-        """As `charge`, for one upload that begins. `size`: the bytes that it stores, if the tenant's stored bytes count
-        them from now on. Also raises TooMany `storage_full`.
+        """As `charge`, for one upload that begins. `size`: the bytes that it stores now. 0: the client sends the
+        object to the store later, and its bytes count when the upload ends. Also raises TooMany `storage_full`.
         """
         await self._usage.reserve(connection, payer.tenant_id, 0, size)
         return await self.charge(connection, payer, 1, "uploads")
 
     async def check_stored_bytes(self, connection: Connection, tenant_id: str, size: int) -> None:
         """Check that `size` more bytes may be stored for the tenant. Raises TooMany `storage_full`."""
-        await self._usage.reserve(connection, tenant_id, 0, size)  # 0: only checks
+        await self._usage.reserve(connection, tenant_id, 0, size)  # 0 jobs
 
     async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
         """As `Usage.measure`: the tenant's counts and bounds, by name."""

@@ -17,10 +17,14 @@ T = TypeVar("T")  # the result
 
 
 class Pending(Generic[T]):
-    """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result. The
-    driver refuses an await of a branch that might come first at a replay, because the call would get another place.
+    """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result.
 
-    `owner`: the branch that began the call (its first await), or an ancestor of that branch that awaited it since.
+    A branch is one argument of `ctx.gather`, with all that it awaits. The workflow outside of `gather` is a branch,
+    too. The first await begins the call: its place in the journal belongs to the branch that awaits. Another branch may
+    await the call only if its await cannot come first in a replay, where the call would get another place. The driver
+    refuses all other awaits.
+
+    `owner`: the branch that began the call, or else the ancestor of that branch that has awaited the call since then.
     `is_first`: the owner had awaited nothing before it began the call.
     """
 
@@ -60,7 +64,7 @@ class Runnable(Protocol):
 
     @property
     def handler(self) -> str:
-        """The step whose code does the task, as `pipeline.step`."""
+        """The name of the handler, the code of the task, as `pipeline.step`."""
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as JSON. Raises InvalidArguments."""
@@ -141,7 +145,9 @@ class LocalCall(Journaled[T]):
 
 
 class StartCall(Journaled[T]):
-    """`ctx.start`. `make`: makes the handle of the run from its id."""
+    """`ctx.start`. `make`: makes the handle of the run from its id. `detach`: the run goes on if the workflow is
+    cancelled.
+    """
 
     __slots__ = ("argument", "detach", "make", "task")
 
@@ -165,7 +171,7 @@ class ResultCall(Journaled[T]):
 
 
 class Patch(Journaled[bool]):
-    """`ctx.patched`. The workflow never awaits it."""
+    """`ctx.patched`. The driver answers it immediately, so the workflow never awaits it."""
 
     __slots__ = ()
 

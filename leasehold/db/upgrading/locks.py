@@ -155,8 +155,8 @@ def _locks_of_references(text: str) -> list[Lock]:
 
 
 def _locks_of_dropped_keys(schema: SchemaTables, table: str, name: str | None = None) -> list[Lock]:
-    """The locks on the tables to which the foreign keys of `table` refer. PostgreSQL drops triggers there with a key.
-    `name`: only the key of this name, and the keys with this column.
+    """The locks on the tables to which the dropped foreign keys of `table` refer: PostgreSQL also drops triggers of
+    these tables. `name`: of the dropped constraint or column; None: the table is dropped.
     """
     return [
         Lock(key.other, _ACCESS_EXCLUSIVE)

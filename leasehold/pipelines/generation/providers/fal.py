@@ -32,8 +32,8 @@ _FILES = ("images", "image", "videos", "video")
 _NAMESPACES = frozenset({"workflows", "comfy"})
 #: A type of error of fal -> the platform's error code. For any other type it is `provider_failed`.
 _CODES = {"content_policy_violation": "content_refused"}
-#: Statuses with which fal refuses the request for a result itself. They do not mean that the order has failed. Any
-#: other status below 500 is an error of the model: the order has failed.
+#: The platform asks fal for the result of an order. With these statuses fal refuses this request, and the order has not
+#: failed. Any other status below 500 is an error of the model: the order has failed.
 _REQUEST_FAILED = frozenset({401, 403, 404, 408, 429})
 
 
