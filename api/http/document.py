@@ -27,6 +27,8 @@ _CODES_OF_IDEMPOTENCY_KEYS = {
     422: ("idempotency_key_reused", "idempotency_key_malformed"),
 }
 _CODES_OF_VALUES = {422: ("invalid_request",)}
+#: The codes of every operation that needs a key, while a part of the platform is away, or its tenant moves.
+_CODES_OF_OUTAGES = {503: ("database_unavailable", "busy", "tenant_moving")}
 
 #: Status -> the headers of every answer with this status.
 _HEADERS = {
@@ -104,6 +106,8 @@ def _common_statuses(path: str, operation: dict[str, Any]) -> dict[int, str]:
 
 def _codes_of(operation: dict[str, Any]) -> Iterator[Mapping[int, Sequence[str]]]:
     parameters = operation.get("parameters", [])
+    if operation.get("security"):
+        yield _CODES_OF_OUTAGES
     if "application/json" in operation.get("requestBody", {}).get("content", {}) or any(
         parameter["in"] == "query" for parameter in parameters
     ):

@@ -41,6 +41,8 @@ def test_every_operation_has_a_name_of_its_own_a_key_and_its_problems(document: 
         assert all(re.fullmatch("[a-z]+:[a-z]+", scope) for scope in scopes)
         assert operation["summary"]
         assert {"401", "403", "500", "503"} <= set(operation["responses"])
+        outages = operation["responses"]["503"]["description"]
+        assert all(f"`{code}`" in outages for code in ("database_unavailable", "busy", "tenant_moving")), outages
         for status, answer in operation["responses"].items():
             if int(status) >= 400:
                 assert list(answer["content"]) == ["application/problem+json"], (operation["operationId"], status)
