@@ -12,7 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper, shape_inference
 
+from leasehold.domain.work import Work
 from leasehold.pipelines.conversion.pipeline import ConversionParams
+from leasehold.pipelines.conversion.toolchain import open_toolchain
 from leasehold.pipelines.conversion.toolchain.accuracy_guard import GOAL, MAX_FLOAT_LAYERS, Guarded, guard
 from leasehold.pipelines.conversion.toolchain.layer_sensitivity import NoisyLayer
 from tests.conversion.conftest import PARAMS, Bench
@@ -79,6 +81,22 @@ async def test_a_node_without_a_name_can_stay_float(bench: Bench) -> None:
     assert done.value is not None
     summary = done.value["accuracy_guard"]
     assert (summary["reached"], summary["agreement"], summary["float_layers"]) == (True, 1.0, 2)
+
+
+def test_the_progress_of_the_guards_rounds_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[float, str]] = []
+    monkeypatch.setattr(open_toolchain, "report_progress", lambda _work, *report: heard.append(report))
+    (out := tmp_path / "out").mkdir()
+    params = ConversionParams(**PARAMS, accuracy_guard=True)
+    model = {"model": saved(fragile(), tmp_path / "model")}
+    made = open_toolchain.optimise(Work("conversion", "onnx", params, model, out))
+    files = {name: file.path for name, file in made.files.items()}
+    heard.clear()
+    files["references"] = pictures(tmp_path / "references", 8)
+    open_toolchain.quantise(Work("conversion", "bie", params, files, out))
+    percents = [percent for percent, _ in heard]
+    assert percents == sorted(percents)
+    assert heard[-1] == (86.0, "comparing on 8 of 8, with 2 layers in float")
 
 
 async def test_a_model_that_keeps_its_answers_is_the_same_with_the_guard(bench: Bench) -> None:

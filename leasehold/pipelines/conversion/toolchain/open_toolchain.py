@@ -49,6 +49,8 @@ from leasehold.pipelines.conversion.toolchain.tflite import is_tflite, to_onnx
 
 #: Below this share of equal top-1 answers, the report names the worst layers even if the parameters do not ask for it.
 _GOOD_AGREEMENT = 0.95
+#: The progress of the step while the accuracy guard works: nobody knows how many rounds it needs.
+_GUARD_PERCENT = 86.0
 TOOLCHAIN = {
     "toolchain": "open",
     "versions": {
@@ -223,13 +225,12 @@ class _Quantisation:
         quantise_static(
             self._source, self._target, self._inputs, self._on_sample, ranges=self._ranges, float_layers=names
         )
-        note = f", with {len(names)} layers in float" if names else ""
-        self.both_models = _run_both(self._work, self._source, self._target, self._inputs, note)
+        self.both_models = _run_both(self._work, self._source, self._target, self._inputs, len(names))
         return self.both_models.agreement()
 
     def find_layers(self) -> Sequence[NoisyLayer]:
         """The layers of the model that was made last, the noisiest first."""
-        report_progress(self._work, 85, "finding the worst layers")
+        report_progress(self._work, 85 if self.layers is None else _GUARD_PERCENT, "finding the worst layers")
         layers = noisiest_layers(self._source, self._target, self._inputs, self._work.directory)
         if self.layers is None:
             self.layers = layers
@@ -240,13 +241,18 @@ class _Quantisation:
         report_progress(self._work, 5 + 55 * number / count, f"calibrating on {number + 1} of {count}")
 
 
-def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples, note: str = "") -> _BothModels:
-    """Run both models on each input. Only the answers to one input are in memory. `note`: for the progress."""
+def _run_both(work: Work, float_path: Path, int8_path: Path, inputs: Samples, float_layers: int) -> _BothModels:
+    """Run both models on each input. Only the answers to one input are in memory. `float_layers`: how many layers the
+    accuracy guard keeps in float.
+    """
     params: ConversionParams = work.params
     float_model, int8_model, both_models = Runnable(float_path), Runnable(int8_path), _BothModels()
     for number, sample in enumerate(inputs):
-        summary = f"comparing on {number + 1} of {len(inputs)}{note}"
-        report_progress(work, 60 + 25 * number / len(inputs), summary)
+        summary = f"comparing on {number + 1} of {len(inputs)}"
+        if float_layers:
+            report_progress(work, _GUARD_PERCENT, f"{summary}, with {float_layers} layers in float")
+        else:
+            report_progress(work, 60 + 25 * number / len(inputs), summary)
         both_models.add(float_model.run(sample), int8_model.run(sample), params)
     if params.enable_evaluate:
         first_input = next(iter(inputs))
