@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,6 +50,8 @@ def commit() -> str:
     return head.stdout.strip()[:12] + digest
 
 
+#: A comment of several words in a statement. A comment of one word is the statement's name.
+_SQL_COMMENT = re.compile(r"-- \S+ [^\n]*")
 #: These verdicts also count at a later commit if the mutated file is the same. A survivor is judged again, because a
 #: new test may notice it.
 _LASTING = ("killed", "timed out", "invalid")
@@ -92,14 +95,21 @@ class State:
 @cache
 def _digest_of(path: str) -> str:
     """A digest of the file's code. Comments, docstrings and the layout change nothing that a test could notice."""
-    tree = _WithoutDocstrings().visit(ast.parse((ROOT / path).read_text()))
+    tree = _WithoutProse().visit(ast.parse((ROOT / path).read_text()))
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 
 
-class _WithoutDocstrings(ast.NodeTransformer):
+class _WithoutProse(ast.NodeTransformer):
+    """Drops docstrings, and the comments in the texts of SQL statements."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, str) and "\n-- " in node.value:  # so begins a statement, with its name
+            return ast.Constant(" ".join(_SQL_COMMENT.sub("", node.value).split()))
+        return node
+
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if is_text else node
+        return None if is_text else self.generic_visit(node)  # type: ignore[return-value]  # an Expr stays one
 
 
 def recorded(file: Path = RECORD) -> Iterator[tuple[str, Judgement]]:

@@ -11,11 +11,20 @@ from mutants.judge import Judgement
 from mutants.mutant import Change, Edit, Mutant
 
 MUTANTS = [Mutant(name, "one.py", "", (1, 1), Change("", "", (Edit(0, 0, ""),))) for name in "abcd"]
-CODE = """
+CODE = '''
 def first() -> str:
-    \"\"\"Says what it is.\"\"\"
+    """Says what it is."""
     return "first"  # a comment
+
+
+READ = """
+-- read
+SELECT 1 -- the first column
+FROM job
+-- The rows of the tenant.
+WHERE tenant_id = $1
 """
+'''
 
 
 @pytest.fixture
@@ -47,14 +56,25 @@ def test_at_a_later_commit_survivors_are_judged_again(file: Path) -> None:
     assert verdicts("two", file) == {"a": "killed", "c": "timed out", "d": "invalid"}
 
 
-@pytest.mark.parametrize(("before", "after"), [('"first"', '"second"'), ("-> str", "-> object"), ("first()", "one()")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"first"', '"second"'), ("-> str", "-> object"), ("first()", "one()"), ("-- read", "-- reads"), ("= $1", "= $2")],
+)
 def test_at_a_later_commit_the_mutants_of_a_changed_file_are_judged_again(file: Path, before: str, after: str) -> None:
     file.with_name("one.py").write_text(CODE.replace(before, after))
     assert verdicts("two", file) == {}
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("# a comment", "# another"), ("Says what it is.", "What it is."), ("\ndef", "\n\n\ndef")]
+    ("before", "after"),
+    [
+        ("# a comment", "# another"),
+        ("Says what it is.", "What it is."),
+        ("\ndef", "\n\n\ndef"),
+        ("the first column", "the number"),
+        ("-- The rows of the tenant.\n", "-- These are the rows\n-- of the tenant.\n"),
+        ("FROM job\n", "FROM job -- with a lock\n"),
+    ],
 )
 def test_what_was_noticed_counts_when_only_comments_docstrings_or_the_layout_change(
     file: Path, before: str, after: str
