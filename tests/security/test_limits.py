@@ -689,7 +689,8 @@ async def test_source_images_count_as_kept(known: Settings, rows: Connection) ->
         assert await rows.fetchval("SELECT count(*) FROM source_image WHERE expires_at < clock_timestamp()") == 2
         await rows.execute("DELETE FROM source_image")
         assert (await eventually(lambda: send(PNG, PNG + b"2"), 200)).status_code == 200
-        assert await rows.fetch("SELECT size FROM source_image ORDER BY size") == [(len(PNG),), (len(PNG) + 1,)]
+        sizes = await rows.fetch("SELECT size FROM source_image ORDER BY size")
+        assert [row["size"] for row in sizes] == [len(PNG), len(PNG) + 1]
         problem(await send(PNG + b"3"), 429, "storage_full")
         assert await rows.fetchval("SELECT count(*) FROM source_image") == 2
 
