@@ -64,6 +64,11 @@ async def test_a_worker_writes_the_schedules_and_runs_what_is_due(connection: Co
         assert value == {"value": "7 shop.report"}
 
 
+async def test_runs_of_a_schedule_in_code_have_the_priority_of_any_other_run(connection: Connection) -> None:
+    await written(connection, shop())
+    assert {row["priority"] for row in (await rows(connection)).values()} == {1}
+
+
 @pytest.mark.parametrize("hours", [-2, 2])
 async def test_the_first_tick_is_the_next_by_the_clock_of_the_database(connection: Connection, hours: int) -> None:
     with time_machine.travel(datetime.now(UTC) + timedelta(hours=hours), tick=True):  # a worker whose clock is wrong
@@ -83,6 +88,20 @@ async def test_schedules_that_the_code_drops_are_paused_and_come_back_with_the_c
     back = (await rows(connection))["shop.report"]
     assert (back["id"], back["enabled"], back["paused_because"]) == (paused["id"], True, None)
     assert back["next_run_at"] == before["shop.report"]["next_run_at"]
+
+
+async def test_what_the_code_drops_is_paused_for_its_app_and_its_tenant_alone(connection: Connection) -> None:
+    """Other schedules of the same templates stay: of another tenant, of another app, and of a client."""
+    declared = shop().pipelines().schedules["shop"]
+    for tenant, app in (("default", "shop"), ("other", "shop"), ("default", "kiosk"), ("default", "client")):
+        await reconcile(connection, tenant, app, declared)
+    await connection.execute("UPDATE schedule SET declared_by = NULL WHERE declared_by = 'client'")
+    others = "SELECT * FROM schedule WHERE (tenant_id, declared_by) IS DISTINCT FROM ('default', 'shop') ORDER BY id"
+    before = await connection.fetch(others)
+    assert len(before) == 6
+    assert await written(connection, shop(nightly=None)) == ["shop.report"]
+    assert sorted(await reconcile(connection, "default", "shop", [])) == ["shop.tidy"]
+    assert await connection.fetch(others) == before
 
 
 async def test_a_changed_clock_has_a_new_next_tick_and_an_unchanged_one_keeps_a_due_tick(
@@ -140,6 +159,22 @@ async def test_a_worker_without_the_code_leaves_the_schedule_to_one_that_has_it(
     assert await fire_due(connection, Templates(App("other").pipelines()), 60) == ([], False)
     assert {(row["failures"], row["last_error"]) for row in (await rows(connection)).values()} == {(0, None)}
     assert len((await fire_due(connection, Templates(shop().pipelines()), 60))[0]) == 2
+
+
+async def test_a_worker_without_the_code_also_leaves_a_tick_that_waits_to_one_that_has_it(
+    connection: Connection,
+) -> None:
+    app = App("shop")
+    app.cron("@yearly", overlap="buffer_one")(without_parameters)
+    await written(connection, app)
+    for _ in range(2):  # the second tick waits for the run of the first
+        await connection.execute("UPDATE schedule SET next_run_at = clock_timestamp()")
+        await fire_due(connection, Templates(app.pipelines()), 60)
+    await connection.execute("UPDATE job SET status = 'succeeded', finished_at = clock_timestamp()")
+    before = await rows(connection)
+    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == ([], False)
+    assert await rows(connection) == before
+    assert len((await fire_due(connection, Templates(app.pipelines()), 60))[0]) == 1
 
 
 @pytest.mark.parametrize("change", [None, "present = false", "draining = true", "handlers = '{shop.other}'"])

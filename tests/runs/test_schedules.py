@@ -382,6 +382,7 @@ async def test_a_schedule_that_fires_seldom_pauses_itself_too_although_retention
 
 @pytest.mark.parametrize(("expression", "failures", "days"), [
     ("0 * * * *", 3, 1), ("0 0 * * *", 3, 4), ("0 0 1 1 *", 2, 3 * 365.25), ("0 0 29 2 *", 100, 3650),
+    ("0 0 29 2 *", 2, 3650),  # ten years have only two of its ticks
     ("0 0 * * *", None, 1), ("no longer valid", 3, 1),
 ])  # fmt: skip
 async def test_a_run_is_kept_until_its_schedule_has_counted_it_and_one_tick_longer_but_not_for_ever(

@@ -1,0 +1,360 @@
+"""One firing beside others: what it takes, what it leaves, and what the schedule says when no run comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+
+from leasehold.db.database import Connection, connect
+from leasehold.domain.errors import Invalid
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Templates
+from leasehold.limits.admission import Admission, Payer
+from leasehold.pipelines import SHIPPED
+from leasehold.schedules import firing as schedules
+from leasehold.settings import Settings
+from leasehold.transitions.quarantine import run_unit
+from tests.api.conftest import Running
+from tests.api.media_api import problem
+from tests.runs.conftest import Client
+from tests.runs.test_schedules import KEEP, TEMPLATES, due, make, runs_of
+from tests.support.lock_waits import until_waiting
+
+#: What a firing finds: a schedule whose tick is due, or one whose tick waits for the run before it, which has ended.
+Finds: TypeAlias = Literal["due", "buffered"]
+BOTH = pytest.mark.parametrize("finds", ["due", "buffered"])
+
+
+class Needs(BaseModel):
+    what: str
+
+
+#: A release of the template in which no payload of these tests is valid.
+STRICTER = Templates(Pipelines(Pipeline("scripted", module="tests.runs.work", params=Needs, steps=[Step("first")])))
+
+
+@pytest.fixture
+async def scheduler(settings: Settings) -> AsyncIterator[Connection]:
+    """It waits for no lock for long: a test that holds one fails soon."""
+    connection = await connect(settings, "scheduler")
+    await connection.execute("SET lock_timeout = '5s'")
+    yield connection
+    await connection.close()
+
+
+async def row_of(rows: Connection, schedule: str) -> dict[str, Any]:
+    return dict(await rows.fetchrow("SELECT * FROM schedule WHERE id = $1", UUID(schedule)) or {})
+
+
+async def make_ready(
+    client: Client, rows: Connection, finds: Finds, count: int, *, are_busy: bool = False
+) -> list[str]:
+    """Schedules that the next firing takes. `are_busy`: it does not take them yet, because of runs under way."""
+    made = [(await make(client, overlap="buffer_one"))["id"] for _ in range(count)]
+    started = []
+    for schedule in made:
+        if finds == "buffered":
+            started.append((await client.post(f"/v1/schedules/{schedule}/run-now")).json()["id"])
+        await due(rows, schedule)
+    if finds == "buffered":
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+        assert await ticked(rows, *made) == [0] * count
+    for run in () if are_busy else started:
+        await client.post(f"/v1/runs/{run}/cancel")
+    return made
+
+
+async def ticked(rows: Connection, *of: str) -> list[int]:
+    """How many ticks of each schedule have a run."""
+    return [len([run for run in await runs_of(rows, schedule) if run["tick"] is not None]) for schedule in of]
+
+
+async def end_runs(rows: Connection, status: str) -> None:
+    await rows.execute(
+        "UPDATE job SET status = $1, error = '{}', finished_at = clock_timestamp() WHERE finished_at IS NULL", status
+    )
+
+
+@pytest.mark.parametrize(("overlap", "statuses"), [
+    ("skip", ["cancelled"]), ("allow_all", ["cancelled", "cancelled"]), ("cancel_other", ["cancelled", "cancelled"]),
+    ("buffer_one", ["cancelled", "pending"]),
+])  # fmt: skip
+async def test_what_becomes_of_a_schedule_is_nothing_to_the_others(
+    client: Client, stranger: Client, rows: Connection, overlap: str, statuses: list[str]
+) -> None:
+    """Of its tenant and of another one: they have failed runs, one under way, and a tick that waits for it."""
+    schedule = (await make(client, overlap=overlap, pause_after_failures=2))["id"]
+    others = [(whose, (await make(whose, overlap="buffer_one"))["id"]) for whose in (client, stranger)]
+    for ending in ("failed", "failed", None):
+        for whose, other in others:
+            assert (await whose.post(f"/v1/schedules/{other}/run-now")).status_code == 202
+        if ending is not None:
+            await end_runs(rows, ending)
+    for _, other in others:
+        await due(rows, other)
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == ([], False)
+
+    async def state_of_others() -> list[Any]:
+        return [(await row_of(rows, other), await runs_of(rows, other)) for _, other in others]
+
+    before = await state_of_others()
+    assert all(row["buffered_at"] is not None for row, _ in before)
+    for ago in (20, 1):
+        await due(rows, schedule, timedelta(seconds=ago))
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+    for run in await runs_of(rows, schedule):
+        await client.post(f"/v1/runs/{run['job_id']}/cancel")
+    await schedules.fire_due(rows, TEMPLATES, KEEP)  # the run of the tick that waited
+    made = [run["status"].replace("queued", "pending") for run in await runs_of(rows, schedule)]
+    assert made == statuses
+    await due(rows, schedule)
+    await schedules.fire_due(rows, STRICTER, KEEP, pause_after=1)
+    paused = await row_of(rows, schedule)
+    assert (paused["enabled"], paused["failures"]) == (False, 1)
+    assert await state_of_others() == before
+
+
+async def test_of_two_schedules_with_the_same_ticks_each_is_filled_in(client: Client) -> None:
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    span = {"start": (hour - timedelta(hours=3)).isoformat(), "end": hour.isoformat()}
+    for _ in range(2):
+        schedule = (await make(client, cron="0 * * * *"))["id"]
+        assert len((await client.post(f"/v1/schedules/{schedule}/backfill", **span)).json()["runs"]) == 3
+
+
+async def test_a_backfill_takes_a_hundred_ticks_and_not_one_more(client: Client) -> None:
+    path = f"/v1/schedules/{(await make(client, cron='* * * * *'))['id']}/backfill"
+    end = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=1)
+    for minutes in (100, 101):
+        span = {"start": (end - timedelta(minutes=minutes)).isoformat(), "end": end.isoformat(), "dry_run": True}
+        answer = await client.post(path, **span)
+        if minutes == 100:
+            assert (answer.status_code, answer.json()["ticks"]) == (200, 100)
+        else:
+            problem(answer, 422, "range_too_long")
+
+
+@BOTH
+async def test_a_schedule_that_is_set_aside_is_not_tried_before_its_time_and_the_next_one_is(
+    client: Client, rows: Connection, finds: Finds
+) -> None:
+    first, second = await make_ready(client, rows, finds, 2)
+
+    async def fail() -> None:
+        raise Invalid("broken", "It cannot be fired.")
+
+    await run_unit(rows, schedules.DUTY, UUID(first), fail)
+    before = await row_of(rows, first)
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert await ticked(rows, first, second) == [0, 1]
+    assert await row_of(rows, first) == before
+    await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp()")
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert await ticked(rows, first, second) == [1, 1]
+
+
+@BOTH
+async def test_a_firing_takes_no_more_than_its_limit_and_says_whether_more_may_be_due(
+    client: Client, rows: Connection, finds: Finds
+) -> None:
+    """Schedules that are not due take no place from those that are."""
+    idle = [(await make(client, overlap="buffer_one"))["id"] for _ in range(2)]
+    busy = await make_ready(client, rows, "buffered", 2, are_busy=True)
+    ready = await make_ready(client, rows, finds, 3)
+    firings = [await schedules.fire_due(rows, TEMPLATES, KEEP, limit=2) for _ in range(3)]
+    assert [(len(made), may_be_more) for made, may_be_more in firings] == [(2, True), (1, False), (0, False)]
+    assert await ticked(rows, *idle, *busy, *ready) == [0, 0, 0, 0, 1, 1, 1]
+
+
+@BOTH
+async def test_a_schedule_that_another_worker_fires_is_left_to_it(
+    client: Client, rows: Connection, scheduler: Connection, finds: Finds
+) -> None:
+    first, second = await make_ready(client, rows, finds, 2)
+    async with rows.transaction():
+        await rows.execute("SELECT FROM schedule WHERE id = $1 FOR UPDATE", UUID(first))  # as a firing begins
+        made, may_be_more = await schedules.fire_due(scheduler, TEMPLATES, KEEP)
+        assert (len(made), may_be_more) == (1, False)
+        # A full batch of which this worker fired nothing: the other worker looks again, and not this one.
+        assert await schedules.fire_due(scheduler, TEMPLATES, KEEP, limit=1) == ([], False)
+    assert await ticked(rows, first, second) == [0, 1]
+    assert await rows.fetchval("SELECT count(*) FROM quarantine") == 0
+
+
+@pytest.mark.parametrize(("finds", "change"), [
+    ("due", {"enabled": False}), ("due", {"cron": "0 0 2 1 *"}),
+    ("buffered", {"enabled": False}), ("buffered", {"overlap": "skip"}),
+])  # fmt: skip
+async def test_a_schedule_that_is_changed_while_the_one_before_it_fires_is_fired_as_it_is_then(
+    client: Client, rows: Connection, scheduler: Connection, settings: Settings, finds: Finds, change: dict[str, Any]
+) -> None:
+    pair = await make_ready(client, rows, finds, 2)
+    admission = Admission(settings.model_copy(update={"submissions_per_tenant": 60}), SHIPPED)
+    async with rows.transaction():
+        await admission.charge(rows, Payer("acme"))  # a submission that is under way: the firing waits for its charge
+        firing = asyncio.create_task(schedules.fire_due(scheduler, TEMPLATES, KEEP, admission=admission))
+        await until_waiting(rows)
+        observer = await connect(settings, "test")
+        ((later,),) = await observer.fetch("SELECT id::text FROM schedule FOR UPDATE SKIP LOCKED")
+        await observer.close()
+        assert (await client.http.patch(f"/v1/schedules/{later}", json=change)).status_code == 200
+    assert len((await firing)[0]) == 1
+    assert sorted(await ticked(rows, *pair)) == [0, 1]
+    row = await row_of(rows, later)
+    assert (row["last_error"], row["failures"], row["buffered_at"]) == (None, 0, None)
+
+
+async def test_a_firing_that_the_template_refuses_counts_once_however_many_ticks_it_had(
+    client: Client, rows: Connection
+) -> None:
+    """And the schedule is paused at the number of refusals that pauses it."""
+    minute = (datetime.now(UTC) + timedelta(minutes=30)).replace(second=0, microsecond=0)
+    body = {"cron": f"{minute.minute} * * * *", "catch_up": "all", "catch_up_seconds": 86_400}
+    schedule = (await make(client, **body))["id"]
+    for failures in (1, 2):
+        first = minute - timedelta(hours=4)
+        await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), first)
+        assert await schedules.fire_due(rows, STRICTER, KEEP, pause_after=2) == ([], False)
+        row = await row_of(rows, schedule)
+        assert (row["failures"], row["enabled"]) == (failures, failures < 2)
+        last_tick = minute - timedelta(hours=1)
+        assert (row["last_error"]["code"], datetime.fromisoformat(row["last_error"]["tick"])) == (
+            "invalid_payload", last_tick,
+        )  # fmt: skip
+    assert row["paused_because"] == "2 firings in a row were refused"
+
+
+async def test_a_full_rate_never_pauses_a_schedule_whatever_failed_before(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    schedule = (await make(client))["id"]
+    await due(rows, schedule)
+    await schedules.fire_due(rows, STRICTER, KEEP)
+    assert (await row_of(rows, schedule))["failures"] == 1
+    admission = Admission(settings.model_copy(update={"submissions_per_tenant": 1}), SHIPPED)
+    await admission.charge(rows, Payer("acme"))
+    await due(rows, schedule)
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP, pause_after=1, admission=admission) == ([], False)
+    row = await row_of(rows, schedule)
+    assert (row["last_error"]["code"], row["failures"], row["enabled"]) == ("rate_limited", 1, True)
+
+
+@pytest.mark.parametrize(("endings", "is_paused"), [
+    (["failed", "failed"], True), (["failed", "expired"], True), (["succeeded", "failed", "failed"], True),
+    (["failed", "failed", "pending"], True), (["failed", "succeeded"], False), (["succeeded", "failed"], False),
+    (["failed", "cancelled"], False), (["failed", "pending"], False),
+])  # fmt: skip
+async def test_a_schedule_pauses_itself_if_the_last_of_its_ended_runs_have_all_failed(
+    client: Client, rows: Connection, endings: Sequence[str], is_paused: bool
+) -> None:
+    """A run under way neither counts nor hides the others. Runs of before a resumption do not count."""
+    schedule = (await make(client, pause_after_failures=2, overlap="allow_all"))["id"]
+    path = f"/v1/schedules/{schedule}"
+    for ending in endings:
+        await client.post(f"{path}/run-now")
+        if ending != "pending":
+            await end_runs(rows, ending)
+    await due(rows, schedule)
+    made, _ = await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert len(made) == (not is_paused)
+    assert (await client.http.get(path)).json()["enabled"] is not is_paused
+    if is_paused:
+        await client.http.patch(path, json={"enabled": True})
+        await due(rows, schedule)
+        assert len((await schedules.fire_due(rows, TEMPLATES, KEEP))[0]) == 1
+
+
+async def test_a_tick_that_has_its_run_costs_nothing_and_is_no_error(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    schedule = (await make(client, overlap="allow_all"))["id"]
+    await due(rows, schedule)
+    tick = (await row_of(rows, schedule))["next_run_at"]
+    assert len((await schedules.fire_due(rows, TEMPLATES, KEEP))[0]) == 1
+    await rows.execute("UPDATE schedule SET next_run_at = $1", tick)  # as if a backfill had been faster than the firing
+    admission = Admission(settings.model_copy(update={"submissions_per_tenant": 1}), SHIPPED)
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP, admission=admission) == ([], False)
+    await admission.charge(rows, Payer("acme"))  # there is room for the only one of the minute
+    row = await row_of(rows, schedule)
+    assert (row["last_error"], row["next_run_at"] > tick, len(await runs_of(rows, schedule))) == (None, True, 1)
+
+
+async def test_a_run_that_cannot_be_written_is_not_taken_for_one_that_was_written_before(
+    client: Client, rows: Connection
+) -> None:
+    schedule = (await make(client, overlap="allow_all"))["id"]
+    await client.post(f"/v1/schedules/{schedule}/run-now")
+    await rows.execute("CREATE UNIQUE INDEX one_run_of_each ON run (schedule_id)")
+    await due(rows, schedule)
+    tick = (await row_of(rows, schedule))["next_run_at"]
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == ([], False)
+    row = await row_of(rows, schedule)
+    assert (row["last_error"]["code"], row["next_run_at"]) == ("unforeseen", tick)
+
+
+async def test_a_tick_that_finds_another_run_of_its_scope_says_so_and_is_no_failure(
+    client: Client, rows: Connection
+) -> None:
+    steps = [{"id": "only", "queue": "q"}]
+    answer = await client.post("/v1/templates", type="alone", steps=steps, concurrency_policy="reject_same_scope")
+    assert answer.status_code == 201, answer.text
+    run = await client.start("alone")
+    schedule = (await make(client, template="alone", overlap="allow_all"))["id"]
+    await due(rows, schedule)
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP, pause_after=1) == ([], False)
+    shown = (await client.http.get(f"/v1/schedules/{schedule}")).json()
+    assert (shown["last_error"]["code"], shown["failures"], shown["enabled"]) == ("same_scope_running", 0, True)
+    assert run in shown["last_error"]["message"]
+
+
+async def test_a_firing_cancels_even_a_run_that_its_clients_may_not_cancel(
+    client: Client, rows: Connection, running: Running
+) -> None:
+    body = {"type": "stubborn", "steps": [{"id": "only", "queue": "q"}], "cancel_policy": {"supported": False}}
+    assert (await client.post("/v1/templates", **body)).status_code == 201
+    schedule = (await make(client, template="stubborn", overlap="cancel_other"))["id"]
+    run = (await client.post(f"/v1/schedules/{schedule}/run-now")).json()["id"]
+    assert (await client.post(f"/v1/runs/{run}/cancel")).status_code == 409
+    await due(rows, schedule)
+    assert len((await schedules.fire_due(rows, running.services.templates, KEEP))[0]) == 1
+    assert (await client.look(run))["status"] == "cancelled"
+
+
+CHECKED = {"type": "checked", "steps": [{"id": "only", "queue": "q"}]}
+LETTERS = {"properties": {"a": {"pattern": "^[a-z]+$"}}}
+
+
+async def test_a_tick_whose_payload_cannot_be_checked_now_stays_due(
+    running: Running, client: Client, rows: Connection
+) -> None:
+    assert (await client.post("/v1/templates", **CHECKED, payload_schema=LETTERS)).status_code == 201
+    schedule = (await make(client, template="checked", payload_template={"a": "b"}))["id"]
+    await due(rows, schedule)
+    tick = (await row_of(rows, schedule))["next_run_at"]
+    templates = running.services.templates
+    templates._evaluator._tenants["acme"].open_questions += running.services.settings.evaluations_waiting
+    assert await schedules.fire_due(rows, templates, KEEP, pause_after=1) == ([], False)
+    row = await row_of(rows, schedule)
+    assert (row["last_error"]["code"], row["failures"], row["enabled"]) == ("evaluations_waiting", 0, True)
+    templates._evaluator._tenants.clear()
+    await rows.execute("UPDATE quarantine SET retry_at = clock_timestamp()")
+    await schedules.fire_due(rows, templates, KEEP)
+    assert [run["tick"] for run in await runs_of(rows, schedule)] == [tick]
+
+
+async def test_a_run_by_hand_that_a_newer_template_refuses_is_not_started_and_the_schedule_says_why(
+    client: Client,
+) -> None:
+    assert (await client.post("/v1/templates", **CHECKED)).status_code == 201
+    path = f"/v1/schedules/{(await make(client, template='checked', payload_template={'a': '1'}))['id']}"
+    assert (await client.post("/v1/templates", **CHECKED, version=2, payload_schema=LETTERS)).status_code == 201
+    problem(await client.post(f"{path}/run-now"), 409, "not_started")
+    shown = (await client.http.get(path)).json()
+    assert (shown["last_error"]["code"], shown["failures"]) == ("invalid_payload", 1)
