@@ -89,7 +89,7 @@ async def end_runs(rows: Connection, status: str) -> None:
 async def test_what_becomes_of_a_schedule_is_nothing_to_the_others(
     client: Client, stranger: Client, rows: Connection, overlap: str, statuses: list[str]
 ) -> None:
-    """Of its tenant and of another one: they have failed runs, one under way, and a tick that waits for it."""
+    """Of its tenant and of another: they have failed runs, one under way, a tick that waits for it, and an error."""
     schedule = (await make(client, overlap=overlap, pause_after_failures=2))["id"]
     others = [(whose, (await make(whose, overlap="buffer_one"))["id"]) for whose in (client, stranger)]
     for ending in ("failed", "failed", None):
@@ -97,18 +97,20 @@ async def test_what_becomes_of_a_schedule_is_nothing_to_the_others(
             assert (await whose.post(f"/v1/schedules/{other}/run-now")).status_code == 202
         if ending is not None:
             await end_runs(rows, ending)
-    for _, other in others:
-        await due(rows, other)
-    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == ([], False)
+    for release in (TEMPLATES, STRICTER):
+        for _, other in others:
+            await due(rows, other)
+        assert await schedules.fire_due(rows, release, KEEP) == ([], False)
 
     async def state_of_others() -> list[Any]:
         return [(await row_of(rows, other), await runs_of(rows, other)) for _, other in others]
 
     before = await state_of_others()
-    assert all(row["buffered_at"] is not None for row, _ in before)
+    assert all(row["buffered_at"] is not None and row["failures"] == 1 for row, _ in before)
     for ago in (20, 1):
         await due(rows, schedule, timedelta(seconds=ago))
         await schedules.fire_due(rows, TEMPLATES, KEEP)
+        assert (await row_of(rows, schedule))["enabled"]
     for run in await runs_of(rows, schedule):
         await client.post(f"/v1/runs/{run['job_id']}/cancel")
     await schedules.fire_due(rows, TEMPLATES, KEEP)  # the run of the tick that waited
@@ -139,6 +141,16 @@ async def test_a_backfill_takes_a_hundred_ticks_and_not_one_more(client: Client)
             assert (answer.status_code, answer.json()["ticks"]) == (200, 100)
         else:
             problem(answer, 422, "range_too_long")
+
+
+async def test_a_tick_waits_also_for_the_run_of_a_tick_that_waited(client: Client, rows: Connection) -> None:
+    (schedule,) = await make_ready(client, rows, "buffered", 1)
+    for ticks in (1, 2):
+        ((created,), _) = await schedules.fire_due(rows, TEMPLATES, KEEP)
+        await due(rows, schedule)
+        assert await schedules.fire_due(rows, TEMPLATES, KEEP) == ([], False)
+        assert await ticked(rows, schedule) == [ticks]
+        await client.post(f"/v1/runs/{created.id}/cancel")
 
 
 @BOTH
