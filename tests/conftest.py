@@ -11,12 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 from pydantic import SecretStr
 
 from leasehold.cli import terminal
 from leasehold.cli.installation import default_isolation
-from leasehold.db.database import Connection, connect
+from leasehold.db.database import Connection, connect, connected
 from leasehold.embedded.directories import RunDirectory
 from leasehold.embedded.management import Management
 from leasehold.embedded.postgres import Postgres
@@ -75,19 +76,20 @@ async def postgres(request: pytest.FixtureRequest) -> AsyncIterator[Databases]:
     """The PostgreSQL server of the run."""
     match backend_of("LEASEHOLD_TEST_DATABASE_URL"):
         case Backend.ENVIRONMENT:
-            databases = Databases(os.environ["LEASEHOLD_TEST_DATABASE_URL"])
+            databases = Databases(os.environ["LEASEHOLD_TEST_DATABASE_URL"], _connect)
             yield databases
             await databases.drop_all()
             await databases.close()
         case Backend.DOCKER:
             async with postgres_container() as url:
-                databases = Databases(url)
+                databases = Databases(url, _connect)
                 yield databases
                 await databases.close()
         case Backend.PRIVATE:
+            os.environ["PGSSLMODE"] = "disable"  # it has no TLS; to find that out, each connection would need 3 ms
             server = Postgres(request.getfixturevalue("run_directory") / "postgres", durable=False)
             await server.start()
-            databases = Databases(server.url)
+            databases = Databases(server.url, _connect)
             yield databases
             await databases.close()
             await server.stop("immediate")
@@ -105,12 +107,25 @@ async def migrated_template(postgres: Databases) -> str:
     return template
 
 
+async def _connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
+    return await connect(_defaults().model_copy(update={"database_url": SecretStr(url)}), "test")
+
+
 @pytest.fixture
-async def database_url(postgres: Databases, migrated_template: str) -> AsyncIterator[str]:
-    """The URL of the test's own database, migrated and empty."""
-    url = await postgres.create_database(migrated_template)
-    yield url
-    await postgres.drop_database(url)
+async def database_url(
+    request: pytest.FixtureRequest, postgres: Databases, migrated_template: str
+) -> AsyncIterator[str]:
+    """The URL of the test's own database, migrated and empty. No test before has used it, if the test is marked
+    `new_database`.
+    """
+    if request.node.get_closest_marker("new_database"):
+        url = await postgres.create_database(migrated_template)
+        yield url
+        await postgres.drop_database(url)
+    else:
+        url = await postgres.lend(migrated_template)
+        yield url
+        await postgres.give_back(url, migrated_template)
 
 
 @pytest.fixture(scope="session")
@@ -196,12 +211,21 @@ async def s3_client(s3_server: Bucket) -> AsyncIterator[S3Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def untouched_buckets() -> list[Bucket]:
+    """Buckets that tests have left without an object and without an upload: most tests store nothing."""
+    return []
+
+
 @pytest.fixture
-async def s3(s3_server: Bucket, s3_client: S3Client) -> AsyncIterator[Bucket]:
+async def s3(s3_server: Bucket, s3_client: S3Client, untouched_buckets: list[Bucket]) -> AsyncIterator[Bucket]:
     """The test's own bucket."""
-    bucket = await s3_server.fresh(s3_client)
+    bucket = untouched_buckets.pop() if untouched_buckets else await s3_server.fresh(s3_client)
     yield bucket
-    await bucket.delete(s3_client)
+    if await bucket.is_untouched(s3_client):
+        untouched_buckets.append(bucket)
+    else:
+        await bucket.delete(s3_client)
 
 
 @pytest.fixture
@@ -223,11 +247,17 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
 
 
 @pytest.fixture
-async def connection(settings: Settings) -> AsyncIterator[Connection]:
+async def connection(
+    request: pytest.FixtureRequest, settings: Settings, postgres: Databases
+) -> AsyncIterator[Connection]:
     """A connection to the test's own database."""
-    opened = await connect(settings, "test")
-    yield opened
-    await opened.close()
+    url, seconds = settings.database_url.get_secret_value(), settings.database_timeout
+    if seconds == _defaults().database_timeout and not request.node.get_closest_marker("new_database"):
+        async with postgres.session(url) as opened:
+            yield opened
+    else:
+        async with connected(settings, "test") as opened:
+            yield opened
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ async def two(
     cell_settings: dict[str, Any],
     settings_of_b: dict[str, Any],
 ) -> AsyncIterator[Two]:
-    other = await postgres.create_database(migrated_template)
+    other = await postgres.lend(migrated_template)
     urls = {"a": settings.database_url.get_secret_value(), "b": other}
     async with AsyncExitStack() as stack:
         cells = {}
@@ -124,4 +124,4 @@ async def two(
         made = Two(cells["a"], cells["b"])
         made.place()
         yield made
-    await postgres.drop_database(other)
+    await postgres.give_back(other, migrated_template)

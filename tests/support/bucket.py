@@ -72,6 +72,12 @@ class Bucket:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
         return [item["Key"] async for page in pages for item in page.get("Contents", [])]
 
+    async def is_untouched(self, client: S3Client) -> bool:
+        """Whether it has neither an object nor an unfinished upload."""
+        objects = await client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+        uploads = await client.list_multipart_uploads(Bucket=self.bucket)
+        return not objects.get("Contents") and not uploads.get("Uploads")
+
     async def delete(self, client: S3Client) -> None:
         """Delete the bucket with all its objects.
 

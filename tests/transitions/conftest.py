@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import cache
 
 import pytest
 from pydantic import SecretStr
 
-from leasehold.db.database import connect
 from leasehold.settings import Settings
 from tests.factories import Rows, terms
+from tests.support.databases import Databases
 
 Open = Callable[[], Awaitable[Rows]]
 
@@ -25,18 +26,14 @@ def _defaults() -> Settings:
 
 
 @pytest.fixture
-async def another(database_settings: Settings) -> AsyncIterator[Open]:
+async def another(database_url: str, postgres: Databases) -> AsyncIterator[Open]:
     """Opens one more connection, with a worker identity of its own."""
-    opened = []
+    async with AsyncExitStack() as opened:
 
-    async def open_one() -> Rows:
-        connection = await connect(database_settings, "test")
-        opened.append(connection)
-        return Rows(connection, terms())
+        async def open_one() -> Rows:
+            return Rows(await opened.enter_async_context(postgres.session(database_url)), terms())
 
-    yield open_one
-    for connection in opened:
-        await connection.close()
+        yield open_one
 
 
 @pytest.fixture

@@ -111,6 +111,15 @@ async def test_a_journal_of_many_calls_is_read_row_by_row(rows: Rows, name: str)
     assert name != "read_open_calls" or "number = ((p.place ->> 1))::integer" in plan, plan
 
 
+@pytest.mark.parametrize("name", ["read_journal", "read_short_journal", "read_open_calls"])
+async def test_no_call_of_a_journal_is_compared_with_each_result_where_there_were_few(rows: Rows, name: str) -> None:
+    """A worker plans while PostgreSQL knows of few results; the next workflow has thousands."""
+    await rows.connection.execute("VACUUM ANALYZE journal, task, job, result, failure")
+    plan = await plan_of(rows, *READS[name])
+    assert "Join Filter: (r.task_id" not in plan, plan
+    assert "Index Scan using result_pkey on result r\n" in plan, plan
+
+
 async def test_a_claim_takes_only_what_it_was_asked_for_from_a_backlog(rows: Rows) -> None:
     hints = [*await rows.submit(count=300)]
     wanted = [hint.hint.task_id for hint in hints[::100]]

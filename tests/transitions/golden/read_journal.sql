@@ -16,8 +16,11 @@ SELECT a.nth, t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipe
     LEFT JOIN LATERAL (
         SELECT * FROM job c WHERE e.kind = 'result' AND c.id = e.child_id AND CASE WHEN c.tenant_id = t.tenant_id THEN true ELSE false END LIMIT 1
     ) AS child ON true
-    LEFT JOIN result r ON r.task_id = CASE WHEN step.status = 'succeeded' THEN step.id
-        WHEN child.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = child.id AND NOT o.contained) END
+    LEFT JOIN LATERAL (
+        SELECT r.value FROM result r
+        WHERE r.task_id = CASE WHEN step.status = 'succeeded' THEN step.id WHEN child.status = 'succeeded'
+            THEN (SELECT o.id FROM task o WHERE o.job_id = child.id AND NOT o.contained) END
+        LIMIT 1) AS r ON true
     LEFT JOIN LATERAL (
         SELECT f.code, f.message FROM failure f
         WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true) AS entries
