@@ -76,8 +76,8 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
 
 
 def _open_sockets(host: str, port: int) -> list[socket.socket] | None:
-    """For the `host` `ALL` (`::`), open one socket for all addresses of IPv4 and IPv6: uvicorn's own socket for `::`
-    would be for IPv6 alone. For any other `host`, return None: then uvicorn opens the socket.
+    """If `host` is `ALL` (`::`), open one socket for all addresses of IPv4 and IPv6: uvicorn's own socket for `::`
+    would accept only IPv6. For any other `host`, return None: then uvicorn opens the socket.
     """
     if host != ALL:
         return None
@@ -88,7 +88,7 @@ def _open_sockets(host: str, port: int) -> list[socket.socket] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    collect_rarely()  # let the garbage collector run seldom
+    collect_rarely()  # the garbage collector runs less often than by default
     settings = settings_or_exit()
     parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
     parser.add_argument("--host", default=settings.api_host)
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         begin_traces("api")
     allow_files(settings)  # as many open files as the connections need
     try:
-        with suppress(*TRY_AGAIN):  # the API also starts while its database is away
+        with suppress(*TRY_AGAIN):  # the API also starts while PostgreSQL does not answer
             uvloop.run(check_pooler(settings))  # raises BadSetting if the settings do not suit a pooler
         server = make_server(settings, host=options.host, port=options.port)
     except CodeBroken as error:

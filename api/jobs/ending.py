@@ -56,7 +56,7 @@ def _client_name(access: JobAccess) -> str:
 
 
 async def record(connection: Connection, access: JobAccess, action: str, **details: Any) -> None:
-    """Add a row for an act on the job to the audit. Call this in the transaction of the act."""
+    """Write into the audit what the caller did with the job. Call this in the transaction that does it."""
     await audit.record(connection, access.acting_caller, action, access.id, kind=access.kind.name, **details)
 
 
@@ -67,9 +67,9 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
     maintenance loop of the workers) deletes the job after its end. Raises Gone or NotFound if another request or
     retention has deleted the job since the caller read it.
 
-    The transaction writes a tombstone: from its commit on, readers learn that the job is gone. Then this function
-    deletes the objects (without holding a connection) and after them the rows. If the store is away, retention deletes
-    both later.
+    If no worker has a lease, the transaction writes a tombstone. After the commit, requests for the job get 410. Then
+    this function deletes first the objects (without holding a connection), and then the rows. If the object store does
+    not answer, retention deletes both later.
     """
     effects = Effects()  # `ending.delete` fills it
     async with services.pool.acquire() as connection:
@@ -78,7 +78,7 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
             # The prefix of the job's objects. None: a worker still has the lease of a step, or the job is gone.
             prefix = await ending.delete(services.actions, connection, access.target, _client_name(access), effects)
             if prefix is None:
-                # `states` lacks the job if its cancel had been requested before, or if the job is gone.
+                # `states` lacks the job if an earlier request has cancelled it, or if the job is gone.
                 status = effects.states.get(access.id) or await state_now(connection, access)
             await record(connection, access, "job.deleted", waits=True if prefix is None else None)
     count_ended_jobs(effects.ended)
@@ -90,7 +90,7 @@ async def delete(services: Services, access: JobAccess) -> JobState | None:
 
 
 async def _remove_objects_and_rows(services: Services, access: JobAccess, prefix: str) -> None:
-    """Remove what a deleted job has left. If this fails, retention removes it later."""
+    """Remove the objects and the rows of a deleted job. If this fails, retention removes them later."""
     try:
         await uploads.remove_below(services.store, f"{prefix}/")
     except StoreError as error:

@@ -1,5 +1,5 @@
 """Builds the answer of GET /v1/jobs/{job_id}/explain: a sentence for each reason why a job is not running, and a ledger
-of what its workers did. The endpoints of runs and the console use it, too.
+of what its workers did. The endpoints of runs and the console use this module, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Depth:
 
 
 _FULL_DEPTH = Depth()
-#: For a handler that no worker has, an explanation names at most this many handlers with a similar name.
+#: If no worker has a handler, the explanation names at most this many handlers with similar names.
 _MAX_NEAREST = 3
 
 
@@ -42,8 +42,8 @@ _MAX_NEAREST = 3
 class Serving:
     """Which workers serve the waiting steps. A place is a queue and a handler (the function that does a step).
 
-    `nearest`: for a place whose handler no worker of its queue has, the most similar names of handlers that workers of
-    this queue have. It has one place at most.
+    `nearest` has at most one place: a place whose handler is missing in all workers of its queue. Its value: the most
+    similar names among the handlers that these workers have.
     """
 
     places: Mapping[Place, Served] = field(default_factory=dict)
@@ -134,8 +134,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
     """The reason of a concurrency limit at which the job waits. `inside`: the admitted jobs that are unfinished.
     `lately`: the jobs admitted in the last minute.
     """
-    # The key of a limit that counts by a value of the payload ends with the value's digest. Leave out the digest: it
-    # says nothing to a reader.
+    # The key of a limit that counts by a value of the payload ends with the value's digest. Leave out the digest: a
+    # reader cannot use it.
     key = without_value(row["key"])
     if key.startswith("scope:"):
         return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
@@ -154,8 +154,8 @@ def _reason_of_limit(row: Row) -> dict[str, Any]:
 
 
 def _reasons_of_step(row: Row, serving: Serving, *, is_cancelling: bool) -> list[dict[str, Any]]:
-    """The reasons of one step. There is mostly one. There are two for a step that waits until a time and whose handler
-    no worker has. There may be two for a step whose lease has expired.
+    """The reasons of one step, usually one. A step that waits until a time has two if no worker has its handler. A step
+    whose lease has expired may have two.
     """
     if row["status"] == "running" and row["lapsed"]:
         return _reasons_of_lapsed_step(row, serving, is_cancelling=is_cancelling)
@@ -265,7 +265,7 @@ def _task_of(handler: str) -> str:
 
 def _reason_of_later_step(row: Row) -> dict[str, Any]:
     due_at: datetime | None = row["available_at"]
-    # `signals`: the names of the signals for any of which the step's workflow waits.
+    # `signals`: names of signals. The step's workflow waits until one of them arrives.
     if row["signals"]:
         names = " or ".join(row["signals"])
         until = "" if due_at is None else f", until {to_the_second(due_at)}"

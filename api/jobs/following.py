@@ -126,7 +126,7 @@ async def _follow(
             continue
         if last_number == ENDED:
             return
-        # Wait for an item after the job's last item. The filter may leave this item out, so that the last sent item is
-        # an earlier one. A wait for an item after that one would end immediately, again and again.
+        # Wait for an item after the job's last item, not after the last sent item. The filter may have left out later
+        # items than the last sent one. Then a wait for an item after the sent one would end immediately, each time.
         if not await watch.changed(job_id, max(last_sent, last_number), KEEP_ALIVE):
             yield KEEPALIVE_COMMENT

@@ -116,10 +116,11 @@ async def preview(services: Services, caller: Caller, request: NewOperation) -> 
 async def submit(
     services: Services, caller: Caller, request: NewOperation, idempotency_key: str | None = None, trace: Any = None
 ) -> SubmittedOperation:
-    """Write the operation. `trace`: the ids of the request, for its log lines. Raises Forbidden `insufficient_scope`,
-    InvalidFilter, Conflict `too_many_operations`, and the errors of every submission.
+    """Write the operation. `trace`: ids of the request, for the operation's log lines. Raises Forbidden
+    `insufficient_scope`, InvalidFilter, Conflict `too_many_operations`, and the errors of every submission.
     """
-    # Both stay empty if an earlier request with the same idempotency key has submitted the operation.
+    # `hints` and `limit_headers` stay empty if an earlier request with the same idempotency key has submitted the
+    # operation.
     hints: list[Announcement] = []
     limit_headers: dict[str, str] = {}
 

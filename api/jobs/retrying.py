@@ -1,5 +1,5 @@
-"""Retries one failed job, which is charged as a submission. The endpoints of `/v1/jobs`, `/v1/runs` and dead letters
-call `retry`.
+"""Retries one failed job. The caller is charged for a retry as for a submission. The endpoints of `/v1/jobs`,
+`/v1/runs` and dead letters call `retry`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Settles a failed job whose order (what a step asked of a provider) has an unknown outcome: adopts the order, orders
-again, or gives the order up. The endpoints in `unsettled` and the console call `settle`.
+"""Settles the order of a failed job. An order is a step's request to a provider; its outcome is unknown. A person
+decides: adopt the order, order again, or give up the order. The endpoints in `unsettled` and the console call `settle`.
 
 If two people settle the same order, the first decides. The second gets a Conflict that names the decision.
 """
@@ -36,8 +36,9 @@ async def settle(services: Services, access: JobAccess, body: SettleRequest) -> 
         if body.action == "give_up":
             await _write_settlement(services, connection, access, orders, body)
         else:
-            # `queues` makes `submitting` check the depth of the step's queue. `add_queues_of` alone does not suffice:
-            # it adds only the queues of runnable tasks, and a job that will wait at a concurrency limit has none.
+            # `queues` makes `submitting` check the depth of the step's queue. `add_queues_of` alone does not suffice,
+            # because it adds only the queues of runnable tasks. A job that will wait at a concurrency limit has no
+            # runnable task.
             queues = {row["queue"]: 1 for row in access.row["steps"] if row["id"] == orders.step}
             async with services.admission.submitting(connection, access.acting_caller.payer, queues) as charge:
                 step = await _write_settlement(services, connection, access, orders, body)
@@ -69,7 +70,7 @@ async def _write_settlement(
         ):
             await _refuse_order_of_other_tenant(connection, access, orders, system, body.ref)
             return step
-    # There is no order to settle (any more). If somebody has settled it, the error names the decision.
+    # The job has no order to settle, or somebody has settled its order. Then the error names the decision.
     settlement = await resolving.latest(connection, access.id, caller.tenant_id)
     if settlement is None:
         raise _nothing_to_settle(access)
@@ -81,8 +82,8 @@ async def _write_settlement(
 async def _refuse_order_of_other_tenant(
     connection: Connection, access: JobAccess, orders: UnknownOrders, system: str | None, ref: str | None
 ) -> None:
-    """Raises Conflict if a job of another tenant has adopted the order. It checks this only if both jobs ordered with
-    the installation's account: in two accounts at a system, two different orders may have the same id.
+    """Raises Conflict if a job of another tenant has adopted the order. Only jobs that ordered with the installation's
+    account are compared: two accounts at the same system may have different orders with the same id.
     """
     if system is None or ref is None or not orders.is_of_installation(access.row["params"]):
         return
@@ -92,10 +93,11 @@ async def _refuse_order_of_other_tenant(
 
 
 def _system_of_adopted_order(services: Services, access: JobAccess, orders: UnknownOrders, step: Unresolved) -> str:
-    """The system that got the order, such as a provider. Raises Invalid if the system cannot be asked for an order.
+    """The system that got the order, such as a provider. Raises Invalid if the platform cannot ask this system for an
+    order.
 
-    Call this only if the job has an order to settle. Other jobs of the kind lack the parameters that this needs: for
-    example a withdrawal, a job that cancels an order.
+    Call this only if the job has an order to settle. Other jobs of the kind lack the parameters that this function
+    needs. An example is a withdrawal, a job that cancels an order.
     """
     if not orders.adoptable(services.opened.get(access.kind.name), access.row["params"]):
         raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")

@@ -1,5 +1,5 @@
-"""/v1/unsettled lists the cases that only a person can settle: a person must decide how they go on. POST
-/v1/jobs/{job_id}/settle settles an order (what a step asked of a provider).
+"""/v1/unsettled lists the cases that wait for a person's decision. POST /v1/jobs/{job_id}/settle settles an order (a
+step's request to a provider).
 """
 
 from __future__ import annotations

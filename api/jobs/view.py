@@ -34,7 +34,7 @@ def summary(row: Row, kind: JobKind) -> dict[str, Any]:
         "priority": ("high", "normal", "low")[row["priority"]],
         "tags": row["tags"] or {},
         "held": row["held"],  # whether the job waits at its concurrency limits
-        "deleting": row["keep_seconds"] == 0,  # a delete was requested: the job goes once it has ended
+        "deleting": row["keep_seconds"] == 0,  # a delete was requested: retention deletes the job after its end
         "created_at": row["created_at"],
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],
@@ -115,7 +115,7 @@ def _if_future(text: str | None, now: datetime) -> str | None:
 
 
 def _callback_answer(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The callback. Of its URL it has only the host, because the rest may contain a secret."""
+    """The callback, with only the host of its URL: the rest of the URL may contain a secret."""
     if callback is None:
         return None
     delivery = {"id": callback["id"], "status": callback["status"]} if callback["id"] is not None else None
@@ -123,8 +123,8 @@ def _callback_answer(callback: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 
 def _parent_of(row: Row, kind: JobKind) -> dict[str, Any] | None:
-    """The job that this job repeats (`rerun_of`), or else the job for which it was made (`made_for`). `kind.parents`:
-    pipeline -> a JSON Pointer to the place in this job's parameters that has the id of the job for which it was made.
+    """The job that this job repeats (`rerun_of`), or else the job for which this job was made (`made_for`).
+    `kind.parents`: pipeline -> a JSON Pointer into this job's parameters. It points to the id of the `made_for` job.
     """
     if row["rerun_of"] is not None:
         return {"id": row["rerun_of"], "relation": "rerun_of"}

@@ -1,5 +1,5 @@
-"""/v1/views: filters of jobs that people of a tenant have saved under a name. The console shows them beside the views
-that it always has.
+"""/v1/views: filters of jobs that people of a tenant have saved under a name. The console shows these views and its
+built-in views.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""GET /media/{media_id}/events: streams the events of a picture's job as they happen. A client can resume
-the stream.
-"""
+"""GET /media/{media_id}/events: streams the events of a picture's job. A client can resume the stream."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ async def create_upload_url(
 
 
 async def _extend_upload(services: Services, caller: Caller, ticket: UploadTicket, upload: UploadRequest) -> bool:
-    """Let the client send the upload for `upload_url_seconds` from now. False: the upload has ended, or the media
-    expires within this time, so the upload gets no new URL. Raises TooMany `upload_quota_exceeded`.
+    """Let the client upload for another `upload_url_seconds` from now. False: the upload has ended, or the media
+    expires within this time. Then the client gets no new URL. Raises TooMany `upload_quota_exceeded`.
     """
     tenant_id, key = caller.tenant_id, ticket.original_key
     async with services.pool.acquire() as connection, connection.transaction():
@@ -254,7 +254,8 @@ async def _write_job(
     """Write the job of a picture of `size` bytes, and charge the caller, in one transaction. Also returns the RateLimit
     headers.
 
-    None in place of the job: another request has decided about the picture first. Then the caller is not charged.
+    None in place of the job: another request has started a job or refused the picture first. Then the caller is not
+    charged.
     """
     queues = queues_of(caller.tenant_id, media)
     async with (
@@ -267,14 +268,15 @@ async def _write_job(
             await services.admission.refund(connection, caller.payer)
         else:
             at_most = services.settings.picture_max_bytes
-            # If the client sends a larger object later, housekeeping (a maintenance loop of the workers) deletes it.
+            # If the client later uploads an object larger than `at_most`, housekeeping (a maintenance loop of the
+            # workers) deletes the object.
             await uploads.close(connection, caller.tenant_id, picture.original_key, keep=at_most)
     return submitted, charge.fields
 
 
 async def _refuse(services: Services, caller: Caller, picture: MediaView, refusal: Refusal) -> UUID:
-    """Record the picture as FAILED, and raise Invalid with the reason. If another request has decided about the picture
-    first, return the job that the other request started, or raise its refusal.
+    """Record the picture as FAILED, and raise Invalid with the reason. If another request has started a job first,
+    return that job. If another request has refused the picture first, raise its refusal.
     """
     async with services.pool.acquire() as connection, connection.transaction():
         is_recorded = await transitions.refuse_upload(
