@@ -2,7 +2,7 @@
 budget.
 
 The bounds apply to the bytes that arrive, because the Content-Length may be wrong. `AuthenticatedFirst` calls
-`Bodies.received` after it has checked the key, so the API reads no byte of an unknown caller.
+`Bodies.received` after it has checked the key, so the API never reads the body of an unknown caller.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RETRY_SECONDS = 2.0
 
 class Bodies:
     """Reads bodies within `budget`: the bytes that all bodies in memory may have at once. A tenant gets at most half of
-    the budget, so that other tenants find room.
+    the budget, so that the rest stays free for other tenants.
     """
 
     def __init__(self, budget: int) -> None:
@@ -70,8 +70,8 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
-        """Read the whole body. Yields a request whose body is in memory. During the block, only as many bytes stay
-        reserved as the body has, because the block may be a long poll. Raises BodyTooLarge, BodyTooSlow, Unavailable,
+        """Read the whole body. Yields a request whose body is in memory. During the block, only the body's actual size
+        stays reserved, because the block may be a long poll. Raises BodyTooLarge, BodyTooSlow, Unavailable,
         ClientDisconnect.
         """
         max_bytes = MAX_BYTES_OF_V1 if request.scope["path"].startswith(_V1_PREFIX) else MAX_BYTES
@@ -96,7 +96,7 @@ class Bodies:
         grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (tenant_id, size, grant)
         self._waiting.append(waiter)
-        self._serve()  # this body may be small enough to pass those that wait
+        self._serve()  # this body may fit, although larger bodies wait
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await grant
@@ -130,7 +130,7 @@ class Bodies:
         self._serve()
 
     def _serve(self) -> None:
-        """Grant room in the order of arrival. A body that does not fit now lets later, smaller bodies pass."""
+        """Grant room in the order of arrival. If a body does not fit now, later and smaller bodies get room first."""
         for waiter in list(self._waiting):
             tenant_id, size, grant = waiter
             if self._fits(tenant_id, size):

@@ -1,7 +1,7 @@
-"""The deadline of a request: how long all its waits for PostgreSQL together may take, until its answer begins.
+"""The deadline of a request: how long the request may wait for PostgreSQL in total, until its answer begins.
 
-A request has several waits (for a turn, a connection, a statement), and each has a limit of its own. While the database
-is away, a request without a deadline would take the sum of these limits.
+A request has several waits (for a turn, a connection, a statement), and each has its own limit. While PostgreSQL does
+not answer, a request without a deadline would take the sum of these limits.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _CACHED_KEYS = 10_000
 class Caller:
     """The tenant and client that call, and the scopes of their key.
 
-    `quota_key`: names the counter of rates and quotas; a rotated key shares the counter of the key before it.
-    `own_tenant`: set while an operator acts within another tenant; then it is the tenant of the operator's key.
+    `quota_key`: names the counter of rates and quotas; a rotated key shares the counter of the key that it replaces.
+    `own_tenant`: the tenant of an operator's key, while the operator acts in another tenant; otherwise None.
     `person_id`: a person who signed in by OpenID Connect, without a key; then `client_id` is the person's login.
     """
 
@@ -68,7 +68,8 @@ class Keyring:
     """Finds callers, and keeps the rows of their keys for `cache_seconds`. So a key that was revoked or has expired may
     work in this process for this long.
 
-    `roles`: role -> its scopes. `issuer`: the OpenID provider; sessions that people began at another provider end.
+    `roles`: role -> its scopes. `issuer`: the OpenID provider; sessions that people began at another provider are
+    refused.
     `cells`: None if the installation is not one of several cells (installations that share the tenants).
     """
 

@@ -25,7 +25,7 @@ _FLUSH_SECONDS = 10.0
 _MAX_PATH_CHARACTERS = 200
 #: The code of a refusal, and the actor without the id of the request. Refusals with the same group share a row.
 _Group: TypeAlias = tuple[str, Actor]
-#: The actor in the shared groups, which count the refusals of all groups beyond the bound.
+#: The actor of all refusals beyond the bound on groups. They are counted together, by code.
 _OTHERS = Actor("key", "others")
 
 
@@ -60,7 +60,7 @@ class Refusals:
         await self.flush()
 
     async def flush(self) -> None:
-        """Write the rows now. If the database is away, the refusals stay counted until the next write."""
+        """Write the rows now. If PostgreSQL does not answer, the refusals stay counted until the next write."""
         await self._periodic_flush.once()
 
     def add(self, code: str, actor: Actor, path: str) -> None:
@@ -77,8 +77,8 @@ class Refusals:
             self._firsts[group] = first
 
     async def _flush(self) -> None:
-        """Write all counted refusals: the rows of each audit chain in a transaction of its own. After an error, what
-        was not written stays counted.
+        """Write all counted refusals, with one transaction for each audit chain. After an error, the refusals that were
+        not written stay counted.
         """
         counts, firsts = self._counts, self._firsts
         self._counts, self._firsts = Counter(), {}

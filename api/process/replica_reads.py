@@ -1,8 +1,8 @@
 """Lends connections to PostgreSQL's standby, to requests whose answers may be some seconds old
 (http/may_read_standby.py).
 
-While a request reads from the standby, every connection that it acquires leads to the standby. The request's `Reading`
-knows the greatest possible age of the answer.
+While a request reads from the standby, every connection that it acquires leads to the standby. `Reading.lag` is the
+greatest possible age of the request's answer.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Reading:
         """Lend a connection to the standby, as TenantPool.acquire does to the primary. Raises ReplicaUnusable, or one
         of TRY_AGAIN (runtime/transient.py): the primary then answers the request.
 
-        The time counts for two deadlines: the request's own, and the reading's, which is shorter and so leaves time for
-        the primary. When no time is left, `waiting` ends a wait, and `using` ends a statement.
+        The time counts for two deadlines: that of the request, and that of the `Reading`. The second is shorter, so
+        that time is left for the primary. When no time is left, `waiting` ends a wait, and `using` ends a statement.
         """
         request_deadline, reading_deadline = deadline.current(), self._deadline
         async with AsyncExitStack() as stack:
@@ -99,8 +99,8 @@ def current_lag() -> float | None:
 
 
 class ReplicaReads:
-    """The standby, for requests. Each request gets a `Reading` of its own. `size`: the number of connections to the
-    standby. `patience`: the seconds for which a request waits for its turn at them.
+    """Gives requests access to the standby: each request gets its own `Reading`. `size`: the number of connections to
+    the standby. `patience`: the seconds for which a request waits for one of these connections.
     """
 
     def __init__(self, settings: Settings, replica: Replica, size: int, patience: float) -> None:
@@ -110,7 +110,8 @@ class ReplicaReads:
         # One connection of the pool stays free for `Replica.note`, which checks the standby. Without it, a busy
         # standby would seem to be away.
         self._turns = Turnstile(at_most=size - 1, per_tenant=max(1, size - 2), patience=patience, refusal=_busy)
-        # The other half of the request's time is for the primary, which answers if the standby fails.
+        # A request may use half of its time for the standby. The other half is left for the primary, which answers if
+        # the standby fails.
         self._seconds = settings.database_timeout / 2
 
     @contextmanager

@@ -55,8 +55,9 @@ from leasehold.storage.store import ObjectStore
 
 #: Seconds for which a request waits for a connection to the database.
 _PATIENCE_SECONDS = 10.0
-#: How many URLs are checked at once, of all tenants and of one. A silent name server takes half a minute, and the
-#: process resolves at most 32 names at once (security/egress.py). The other eight stay free for the OpenID provider.
+#: How many URLs are checked at once, of all tenants and of one. A check waits up to half a minute for a silent name
+#: server. The process resolves at most 32 names at once (security/egress.py), so eight stay free for the OpenID
+#: provider.
 _URL_CHECKS, _URL_CHECKS_OF_TENANT = 24, 4
 
 

@@ -1,7 +1,7 @@
-"""Writes runs in batches. While one batch is on its way to PostgreSQL, the runs of other requests collect for the next.
+"""Writes runs in batches. While PostgreSQL writes one batch, `Submissions` collects the runs of further requests for
+the next batch.
 
-POST /v1/runs calls `Submissions.create` for a run without an idempotency key, if other runs of the same scope may run
-beside it.
+POST /v1/runs calls `Submissions.create` for simple runs only (runs/creating.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Lends connections to requests. One tenant can hold all connections but one, so that others find a connection. Tenants
-that wait get connections in turn. Also bounds bulk writes.
+"""Lends connections to requests. One connection stays free for other tenants, even if one tenant holds all the rest.
+Tenants that wait get connections in turn. The module also bounds bulk writes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class TenantPool:
 
 
 class BulkWrites:
-    """Bounds how many bulk writes (batches, backfills, bulk replays and bulk settlements) run at once, so that other
-    requests find a connection.
+    """Bounds how many bulk writes (batches, backfills, bulk replays and bulk settlements) run at once, so that
+    connections stay free for other requests.
     """
 
     def __init__(self, settings: Settings) -> None:

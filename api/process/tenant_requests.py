@@ -11,7 +11,7 @@ from typing import Any
 
 from leasehold.domain.errors import Unavailable
 
-#: One connection in this many is left for the other tenants; at least one.
+#: One of this many connections stays free for other tenants, and at least one connection does.
 _LEFT_FOR_OTHERS = 10
 #: The Retry-After of a refused request.
 _RETRY_SECONDS = 2.0
@@ -51,7 +51,9 @@ class TenantRequests:
 
 
 def end(state: dict[str, Any]) -> None:
-    """The request has its answer, or its client has gone. A request without a tenant was not counted."""
+    """Count the request as ended: call this after its answer, or when its client has disconnected. Does nothing for a
+    request without a tenant, which was not counted.
+    """
     leave: Callable[[], None] | None = state.pop(_END, None)
     if leave is not None:
         leave()

@@ -3,7 +3,7 @@ to PostgreSQL, and one for bulk writes. replica_reads.py has one for connections
 checks of URLs, and console/state.py one for requests to the OpenID provider.
 
 A bulk write (a batch, a backfill, a bulk replay, a bulk settlement) uses a connection and a core for as long as
-hundreds of other requests.
+hundreds of other requests together.
 """
 
 from __future__ import annotations

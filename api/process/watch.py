@@ -1,5 +1,5 @@
 """Long polls: requests wait here until a job changes, a job has new log lines or chunks of its stream, or a queue has
-work. Each of these is a watch of its own.
+work. For each of these four the process has a watch (JobWatch, LogWatch, StreamWatch, QueueWatch).
 
 One query every INTERVAL serves all requests of the process that wait at the same watch.
 """
@@ -33,7 +33,7 @@ class _Watch(ABC, Generic[_Key]):
     request waits, a loop queries a number for each key, such as the number of a job's last event.
 
     Each request has a mark, such as the last number that the client knows. `_ready` compares the marks of a key's
-    requests with the key's number, and chooses the requests that go on. A subclass says what the numbers are.
+    requests with the key's number, and chooses the requests that go on. A subclass defines the numbers.
     """
 
     def __init__(self, interval: float) -> None:
@@ -58,8 +58,8 @@ class _Watch(ABC, Generic[_Key]):
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
-        """Wait for any of the keys. True: `_ready` has chosen this request. False: `seconds` are over, or the process
-        is about to stop.
+        """Wait until one of the keys changes. True: `_ready` has chosen this request. False: `seconds` are over, or the
+        process is about to stop.
 
         During an outage of the database the wait goes on. The next query of the request itself reports the outage.
         """
