@@ -1,9 +1,13 @@
 """POST /v1/runs: starts a run of a template.
 
-`Submissions` writes a simple run together with the runs of other clients. A run is simple if it has no idempotency key,
-no dedupe key and no delay, if its template lets runs of the same scope run at once, and if no limit must be checked for
-it: no concurrency limit, rate or queue depth, and the tenant is far from its bound on unfinished jobs. Every other run
-gets a transaction of its own. `batches` and `replays` use the helpers below, too.
+`Submissions` writes a simple run together with the runs of other clients. Every other run gets its own transaction. A
+run is simple if all of this is true:
+- It has no idempotency key, no dedupe key and no delay.
+- Its template lets runs of the same scope run at once.
+- No concurrency limit, rate or queue depth applies to it.
+- The tenant is far from its bound on unfinished jobs.
+
+`batches` and `replays` use the helpers below, too.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ async def create_run(
     if body.dedupe is not None and not idempotency_key:
         async with services.pool.acquire() as connection:
             existing_run = await _existing_run(connection, caller.tenant_id, body)
-        if existing_run is not None:  # before the payload is checked and the submission charged
+        if existing_run is not None:  # answer before the payload is checked and the submission is charged
             return accepted_response(existing_run)
     # `is_reserved`: the run has its place among the tenant's unfinished jobs, and the settings limit neither rates nor
     # the depths of queues. So nothing else must be charged or checked.

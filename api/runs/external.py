@@ -327,8 +327,8 @@ async def _failure_of(
 
 
 async def _settled_or_cancelled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """The outcome of a report. In a run that is to be cancelled, a report changes nothing by itself: then it
-    acknowledges the cancel. Raises Conflict `lease_lost` if the worker does not hold the lease.
+    """The outcome of a report. In a run that is being cancelled, every report acknowledges the cancel. Raises Conflict
+    `lease_lost` if the worker does not hold the lease.
     """
     if outcome.verdicts[lease.task_id] is Verdict.LOST:  # the lease did not allow this report
         outcome = await settlements.acknowledge_cancel(connection, [lease])

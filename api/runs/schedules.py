@@ -119,7 +119,7 @@ class Backfill(BaseModel):
 
 
 def _answer(row: Row) -> dict[str, Any]:
-    """The schedule as JSON. Of the callback's URL it has only the host, because the rest may contain a secret."""
+    """The schedule as JSON, with only the host of the callback's URL: the rest of the URL may contain a secret."""
     hidden_columns = ("tenant_id", "buffered_at", "now", "callback_url")
     shown_values = {name: value for name, value in row.items() if name not in hidden_columns}
     url = row["callback_url"]
@@ -225,9 +225,9 @@ async def create_schedule(
 
 
 async def _prepare(services: Services, row: Row) -> schedules.Prepared:
-    """The template and the parameters of the schedule's runs, or the error that prevents them. As `schedules.prepare`,
-    but holds no connection while the payload is checked. Raises TooMany or Unavailable if the payload cannot be checked
-    now.
+    """The template and the parameters of the schedule's runs, or the error that prevents them. Does the same as
+    `schedules.prepare`, but holds no connection while the payload is checked. Raises TooMany or Unavailable if the
+    payload cannot be checked now.
     """
     try:
         async with services.pool.acquire() as connection:
@@ -316,9 +316,9 @@ async def _write_changes(connection: Connection, tenant_id: str, schedule_id: UU
     """Write the changed members of the schedule. Returns the new row. Raises NotFound, and Invalid for a wrong cron
     expression or time zone.
 
-    Another cron expression, time zone or `enabled` moves the next tick. Any other change leaves the next tick as it is,
-    even if the tick is due already: clients may send the whole schedule each time. A buffered tick (it waits for the
-    run before it) is dropped if the schedule is disabled, or no longer has the policy `buffer_one`.
+    A new value of `cron`, `timezone` or `enabled` moves the next tick. Any other change leaves the next tick as it is,
+    even if the tick is due already: clients may send the whole schedule each time. A buffered tick waits until the run
+    before it ends. It is dropped if the schedule is disabled, or no longer has the policy `buffer_one`.
     """
     row_before = await _find(connection, tenant_id, schedule_id, "FOR UPDATE")
     schedule = dict(row_before) | changes

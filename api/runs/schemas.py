@@ -141,7 +141,7 @@ class RunList(BaseModel):
 
 def run_summary(row: Row) -> dict[str, Any]:
     """The run as an item of a list."""
-    # Without `at`: `cancel_requested_at` is the time of the cancel.
+    # Leave out `at`: the member `cancel_requested_at` already has the time of the cancel.
     cancel = row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"}
     summary = {
         "id": row["id"],

@@ -1,7 +1,7 @@
-"""/v1/webhooks: subscriptions to the ends of jobs. The deliveries are signed as Standard Webhooks defines.
+"""/v1/webhooks: clients subscribe URLs to the ends of jobs. Workers sign the deliveries as Standard Webhooks defines.
 
 The row of a webhook has its secret, sealed (encrypted). The API shows a secret only in the answer to the request that
-made it, and to repetitions of this request.
+made the secret, and to repetitions of this request.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _answer(row: Row) -> dict[str, Any]:
 
 async def _check_url(services: Services, tenant_id: str, url: str) -> None:
     """Raises Invalid if the rules for outgoing requests forbid the URL, so that the client learns this immediately.
-    Each delivery checks its URL again. Raises Unavailable `busy` if too many URLs of the tenant are being checked.
+    Each delivery checks its URL again. Raises Unavailable `busy` if too many URLs are being checked, of this tenant
+    or of all.
     """
     try:
         async with services.url_checks.turn(tenant_id), Egress.from_settings(services.settings) as egress:
@@ -186,8 +187,8 @@ async def change_webhook(request: Request, webhook_id: UUID, body: Changes, call
 async def _write_changes(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
     changed_fields = body.model_fields_set
     async with connection.transaction():
-        # A field that the client left out is NULL here, and keeps its value. `disabled_because` (why the platform
-        # disabled the webhook) goes when the client sends `enabled`.
+        # A field that the client left out is NULL here, and keeps its value. If the client sends `enabled`, clear
+        # `disabled_because` (why the platform disabled the webhook).
         row = _existing_row(
             await connection.fetchrow(
                 "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
