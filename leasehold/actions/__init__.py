@@ -1,3 +1,3 @@
 """Cancels, retries and deletes jobs of any kind, for clients and operators. Each function works in the caller's
-transaction. The API calls them for one job, and bulk operations (leasehold.pipelines.operations) for many.
+transaction. The API calls these functions for one job, bulk operations (leasehold.pipelines.operations) for many.
 """

@@ -33,9 +33,11 @@ class Actions:
     async def dispatch(self, connection: Connection, job_id: UUID, *, deletes: bool = False) -> list[Announcement]:
         """Write the webhook deliveries about the job's end that are not written yet, and the job's `on_failure` run.
         Call this before the job's row changes again or is deleted, because the deliveries are made from the row.
-        `deletes`: the caller deletes the job. If the job has failed, this process lacks its code and a worker may have
-        the code, then this function writes nothing: such a worker writes the deliveries later, and the job's row stays
-        until then. Returns hints (messages that tell workers of due tasks) to publish.
+        Returns hints (messages that tell workers of due tasks) to publish.
+
+        `deletes`: the caller deletes the job. Then this function writes nothing for a failed job whose code this
+        process lacks, if a worker may have the code. That worker writes the deliveries later, and the job's row stays
+        until then.
         """
         pipeline = self.templates.pipelines.find("webhook")
         if pipeline is None:

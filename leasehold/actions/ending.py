@@ -50,7 +50,7 @@ async def cancel(
     )
     effects = Effects(cancellation.states, cancellation.ended, cancellation.hints)
     for target in targets:
-        after_cancel = target.kind.operations.after_cancel  # the kind's own part in a cancel, if it has one
+        after_cancel = target.kind.operations.after_cancel  # a hook: what the kind must also do after a cancel
         if after_cancel is not None and target.id in cancellation.states:
             effects.hints += await after_cancel(connection, actions.settings, target.id, target.tenant_id)
     return effects
@@ -71,7 +71,7 @@ async def delete(
     the commit, the caller deletes the objects, and then the rows; retention deletes what remains.
 
     Returns None if a worker still has the lease of a step. Retention then deletes the job once it has ended. Also
-    returns None if the job's row has gone since the caller read it.
+    returns None if the job's row was deleted after the caller had read it.
     """
     job_id, tenant_id = target.id, target.tenant_id
     # If the job has ended, the deliveries to webhooks and to its callback URL may not be written yet. They are made
@@ -91,7 +91,7 @@ async def delete(
         if await jobs.expire_early(connection, job_id, tenant_id) is not None:
             effects.hints += await actions.dispatch(connection, job_id, deletes=True)
             prefix = await jobs.delete(connection, job_id, tenant_id)
-    if prefix is not None:  # `jobs.delete` has left a tombstone; the job's row goes later
+    if prefix is not None:  # `jobs.delete` has written a tombstone; the job's row is deleted later
         for hook in actions.before_jobs_go:
             await hook(connection, [job_id])
     return prefix

@@ -1,6 +1,6 @@
-"""Makes a failed job run again. The job is admitted as a new job is: it may wait at the concurrency limits of its kind,
-and at those that are declared for its tenant. For a run, the template's concurrency policy decides about other
-unfinished runs of its scope: the run waits for them, replaces them, or is refused.
+"""Makes a failed job run again. Like a new job, it may wait at the concurrency limits of its kind and of its tenant.
+For a run, the template's concurrency policy decides about other unfinished runs of the scope: the run waits for them,
+replaces them, or is refused.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def limits_of_retry(
 ) -> Sequence[ConcurrencyLimit]:
     """The limits at which the job waits after `revive`. A caller that retries several jobs in one transaction must
     first lock the limits of all these jobs, in the order of the limits' names. Each admission locks limits in this
-    order, and would deadlock with a transaction that uses another order.
+    order, and could deadlock with a transaction that uses another order.
 
     Raises Conflict `pipeline_not_served`. `rules`: the limits that are declared for the tenant's new jobs.
     """
@@ -106,8 +106,8 @@ async def revive(
     ones. `from_step`: the first step to run again; None: the failed one. `cause`: who retries the job, for its history.
 
     The function writes the webhook deliveries of the failure first: afterwards the job's row no longer shows the
-    failure. Raises as `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the Conflict of the
-    kind's `after_retry`.
+    failure. Raises the errors of `runs.revive`, Conflict `pipeline_not_served` or `same_key_running`, and the Conflict
+    of the kind's `after_retry`.
     """
     hints = await actions.dispatch(connection, target.id)
     if template_version is not None:

@@ -1,3 +1,3 @@
-"""What a user's program imports: `App` turns functions into pipelines of one step, and submits runs of them. Workers
-run them as they run every other pipeline.
+"""What a user's program imports: `App` turns functions into pipelines of one step, and submits runs of these pipelines.
+Workers execute such runs as all others.
 """

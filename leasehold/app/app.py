@@ -54,13 +54,13 @@ class Opened:
 
 
 class App:
-    """The tasks of one program under one name. Each is a pipeline (the kind of work that a worker serves), named
+    """The tasks of one program under one name. Each task is a pipeline (a kind of work that a worker serves), named
     `APP.TASK`.
     """
 
     def __init__(self, name: str) -> None:
         """`name`: small letters, digits, `_` and `-`. Raises DeclarationError."""
-        given: object = name  # type checkers know a str, but nothing checks what a program gives
+        given: object = name  # the annotation says str, but a program may give any value
         if not isinstance(given, str) or not NAME.fullmatch(name):
             location = location_of_caller(inspect.currentframe())
             raise DeclarationError(
@@ -112,7 +112,7 @@ class App:
         `isolated`: the function runs in the sandbox, without network; choose it for files of strangers. `limit`: how
         many runs of the task run at once, and how many start each minute. `unique`: which submissions give the same
         run. `debounce`: a time. Submissions with the same key (of `unique`, or `key=`) become one run, with the
-        arguments of the last submission. The run starts when this time has passed since then. `batch`: the function
+        arguments of the last submission. The run starts this time after the last submission. `batch`: the function
         takes a list of items and returns a list of results; each item is a run. `on_failure`: a task that runs when a
         run has failed for good or has expired; the task takes a leasehold.Failed. `cancel_grace`: how long an attempt
         of a cancelled run may take to stop, in whole seconds, at most an hour; then the worker stops the attempt.
@@ -194,9 +194,9 @@ class App:
         """Declare the function below as a task that runs at the times of a cron expression. Raises DeclarationError.
 
         `expression`: five fields, or @hourly, @daily, @weekly, @monthly, @yearly. `zone`: an IANA time zone. `overlap`:
-        what happens when a run is due while the run before is unfinished. `catch_up`: after a pause, which of the runs
-        that were due within `catch_up_within` still start. `options`: those of `task`. All parameters of the function
-        need defaults. When a worker starts, it writes the schedule, and pauses schedules that the code no longer has.
+        what happens when a run is due while the run before is unfinished. `catch_up`: which missed runs still start, if
+        they were due within the last `catch_up_within`. `options`: those of `task`. All parameters of the function need
+        defaults. When a worker starts, it writes the schedule, and pauses schedules that the code no longer has.
         """
         terms = TaskTerms(**options)
 
@@ -239,10 +239,10 @@ class App:
         return function
 
     def middleware(self, function: Middleware, /) -> Middleware:
-        """Run the async generator below around each attempt of the app's tasks, except isolated ones. The
-        generator takes the attempt, as `current()` returns it. Its part before the `yield` runs before the task's
-        function. Its part after the `yield` runs when the function has ended; if the function raised, the `yield`
-        raises the same error.
+        """Run the async generator below around each attempt of the app's tasks, except isolated tasks. The generator
+        takes the attempt, as `current()` returns it. The code before the `yield` runs before the task's function. The
+        code after the `yield` runs when the function has ended; if the function raised, the `yield` raises the same
+        error.
 
         The middleware that is declared first is the outermost. Raises DeclarationError for a function that is not
         an async generator.

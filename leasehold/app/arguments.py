@@ -134,8 +134,8 @@ def _is_object_schema(schema: Mapping[str, Any], definitions: Mapping[str, Any])
 
 
 def _field_name(name: str) -> str:
-    """The model's attribute for a parameter. It has a prefix, because a parameter may have the name of an attribute of
-    pydantic's own.
+    """The model's attribute for a parameter. The prefix is needed because a parameter may have the same name as an
+    attribute that every pydantic model has.
     """
     return f"p_{name}"
 

@@ -24,7 +24,7 @@ MAX_KEY = 200
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What `submit` takes beside the arguments.
+    """The options of `submit`.
 
     `key`: within 24 hours a second submission of the task with the same key starts no run and returns the first run.
     The second submission must have the same arguments, and over HTTP the same options, too. `delay`: the run starts so
@@ -47,7 +47,7 @@ OPTIONS = frozenset(SubmitOptions.__annotations__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """SubmitOptions, checked. Raises Invalid. `start_at`: the time at which the run starts, in place of `delay`; only
-    leasehold.celery has it.
+    leasehold.celery sets it.
     """
 
     key: str | None = None
@@ -58,7 +58,7 @@ class Options:
     start_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        # Type checkers know the types of the options, but nothing checks what a program gives.
+        # The annotations only help type checkers: a program may give any value.
         key: object = self.key
         if key is not None and not (
             isinstance(key, str) and 1 <= len(key) <= MAX_KEY and key.isascii() and key.isprintable()

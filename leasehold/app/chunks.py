@@ -1,4 +1,4 @@
-"""What a run emits, as `Run.stream` yields it."""
+"""Turns a page of a run's stream into the chunks that `Run.stream` yields."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PAUSE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """One read of a stream. `after`: the number of its last chunk, where the next read goes on. `is_end`: the run has
-    ended, and nothing follows.
+    """One read of a stream. `after`: the number of its last chunk; the next read begins after this chunk. `is_end`: the
+    run has ended, and no chunk follows.
     """
 
     items: Sequence[Chunk]

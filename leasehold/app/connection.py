@@ -40,7 +40,7 @@ def settings_of_folder() -> Settings:
     """The settings for a program in the current folder. Each variable comes from the first of these that has it: the
     environment, the folder's `.env`, the installation that `leasehold dev` runs in the folder. Exception: if neither
     the environment nor `.env` has LEASEHOLD_DATABASE_URL, all three URLs of PostgreSQL (`servers_of_database`) come
-    from that installation. Otherwise a standby of `.env` would be in force beside its primary.
+    from that installation. Otherwise the program could use the installation's primary and a standby from `.env`.
     """
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - declaring a task reads no settings
 
@@ -55,11 +55,11 @@ def settings_of_folder() -> Settings:
             cls, settings_cls: type[BaseSettings], *sources: Any, **named_sources: Any
         ) -> tuple[Any, ...]:
             dev_source = EnvSettingsSource(settings_cls)
-            # A secret that the environment names by a file (LEASEHOLD_..._FILE) goes before one of `leasehold dev`.
+            # A secret that the environment names by a file (LEASEHOLD_..._FILE) overrides a secret of `leasehold dev`.
             dev_source.env_vars = cls.without_files({name.lower(): value for name, value in variables.items()})
             return *super().settings_customise_sources(settings_cls, *sources, **named_sources), dev_source
 
-    servers: dict[str, Any] = {}  # arguments of the constructor, which go before all sources
+    servers: dict[str, Any] = {}  # arguments of the constructor, which override all sources
     with wrong_variables_named():
         if "database_url" not in Settings().model_fields_set:
             servers = {
@@ -87,7 +87,8 @@ class _Opened:
             await asyncio.wait(self.announce_tasks, timeout=_ANNOUNCE_SECONDS)
         if self.announce_tasks:
             await cancel_and_wait(*self.announce_tasks)
-        if self.link_task is not None and not self.link_task.done():  # this task would still open what `stack` closes
+        # Stop a link that is being opened. Otherwise it could open after `stack` is closed.
+        if self.link_task is not None and not self.link_task.done():
             await cancel_and_wait(self.link_task)
         await self.stack.aclose()
 
@@ -109,14 +110,14 @@ class Connections:
 
     @property
     def settings(self) -> Settings:
-        """The settings that `use` was given; else those of the folder, which are read once."""
+        """The settings given to `use`. If none were given: the settings of the folder, which are read once."""
         if self._settings is None:
             self._settings = settings_of_folder()
         return self._settings
 
     @property
     def settings_in_use(self) -> Settings | None:
-        """The settings that `use` was given, or that `settings` has read. None: neither has happened."""
+        """The settings given to `use`, or read by `settings`. None: neither has happened."""
         return self._settings
 
     def use(self, settings: Settings | None) -> None:
@@ -132,7 +133,7 @@ class Connections:
 
     @property
     def api_in_use(self) -> ApiAccess | None:
-        """What `use_api` was given. None: the app goes to the database."""
+        """The argument of `use_api`. None: the app connects to the database."""
         return self._api
 
     @property

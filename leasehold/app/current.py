@@ -13,8 +13,8 @@ from leasehold.domain.work import Work
 
 
 class NotInTask(LeaseholdError):
-    """`current()` was called outside of a task's attempt. Or an isolated task asked for a value that is not in its
-    sandbox.
+    """`current()` was called outside of a task's attempt. Or an isolated task read a value that its sandbox does not
+    have.
     """
 
 
@@ -81,7 +81,7 @@ class Current:
         return self.attempt.emit(chunk) is not False
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another may have the task."""
+        """Raises Cancelled if a cancel of the run was requested, and LeaseLost if another worker may have the task."""
         self.attempt.checkpoint()
 
     def _attempt_with(self, member: str) -> Any:
@@ -95,7 +95,7 @@ _current: ContextVar[Current] = ContextVar("leasehold_current")
 
 
 def current() -> Current:
-    """The attempt that runs the caller. Raises NotInTask if no attempt does."""
+    """The attempt that runs the calling code. Raises NotInTask if no attempt does."""
     try:
         return _current.get()
     except LookupError:

@@ -1,5 +1,5 @@
-"""The types of the decorators that `App.task` and `App.workflow` return. From them a type checker knows what a declared
-function becomes.
+"""The types of the decorators that `App.task` and `App.workflow` return. A type checker uses them to find the type of a
+declared task or workflow.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ _BEGAN = 18
 
 @contextmanager
 def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file, and
-    puts the first one's file back when it ends. So a `leasehold dev` that ends changes the file only if the file still
-    names its own process.
+    """Keep the file in the current folder for the block. A second `leasehold dev` in the folder replaces the file. When
+    the second ends, it restores the file of the first, if the first still runs. A `leasehold dev` that ends changes the
+    file only if the file still names its own process.
     """
     folder = Path.cwd() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -139,8 +139,8 @@ async def done_with_result(attempt: Any, encoded: bytes) -> Done:
 
 class FinalErrors:
     """A context manager. `never`: exceptions after which a run is not retried. If the block raises such an exception,
-    the context manager raises Permanent in its place. But it does not replace an error of OVERTAKEN, which shows that
-    another attempt may have the task.
+    the context manager raises Permanent instead. Exception: it does not replace an error of OVERTAKEN, because such an
+    error shows that another attempt may have the task.
     """
 
     __slots__ = ("_never",)

@@ -177,7 +177,7 @@ def _refuse(sentence: str) -> NoReturn:
 def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
     options = call.options
     # With a key, send the delay itself: a repetition must be the same request, and a time computed from `now` would
-    # differ. Without a key, send the time, because an API of 0.1.0 does not know `delay_seconds`.
+    # differ. Without a key, send the time, because the API of release 0.1.0 refuses `delay_seconds`.
     delay = options.delay if options.key is not None else None
     return requests.submit(
         call.task.name,
@@ -191,8 +191,8 @@ def _request_of(call: Call[Any]) -> requests.Call[models.Accepted]:
 
 
 def _idempotency_key(task: str, key: str) -> str:
-    """The key with the task's name before it, as in the database: another task may have the same key. A key that is
-    too long for the API, or that ends with a space, which HTTP leaves out, is replaced by its hash.
+    """The key with the task's name before it, as in the database: another task may have the same key. A hash replaces
+    a key that is too long for the API, and a key that ends with a space, because HTTP removes the space.
     """
     full_key = f"{task}:{key}"
     if len(full_key) <= _MAX_KEY and not key.endswith(" "):

@@ -64,7 +64,8 @@ async def _write(adapter: Adapter, calls: Sequence[Call[Any]], connections: Conn
         all_written.ids += written.ids
         all_written.hints += written.hints
         all_written.limits += written.limits
-    # To publish hints the app opens a connection of its own. Without `database_url` it may have no way to the database.
+    # To publish hints the app opens its own connection. Unless the settings name `database_url`, it may not reach the
+    # database.
     if "database_url" in settings.model_fields_set:
         adapter.on_commit(partial(connections.announce_soon, all_written))
     return all_written.ids

@@ -1,4 +1,4 @@
-"""How an app reaches its installation: `Link`, and `DatabaseLink`, which goes to PostgreSQL directly."""
+"""How an app reaches its installation: `Link`, and `DatabaseLink`, which connects to PostgreSQL and the broker."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class DatabaseLink:
         BadSetting for a URL that cannot be used.
         """
         check_urls(settings)
-        log_to_the_program()  # our log lines go to the program's own logging
+        log_to_the_program()  # the platform's log lines go to the program's own logging
         async with AsyncExitStack() as stack:
             pool = await make_pool(settings, "app", pool_of_app(settings))
             stack.callback(pool.terminate)
@@ -141,8 +141,8 @@ class DatabaseLink:
                 # Some of these runs exist. An earlier submission with the same ids wrote them, or an earlier try of
                 # this submission, whose answer was lost. The next try leaves them out.
                 stored_ids = await self._ids_written_earlier(calls)
-                # A run with one of the ids exists. If the tenant has no run that was not left out already, it is a run
-                # of another tenant.
+                # A run with one of the ids exists. If the tenant has no further run to leave out, the run belongs to
+                # another tenant.
                 if not stored_ids.keys() - earlier_ids.keys():
                     raise Conflict("run_exists", "Another run has one of these ids.") from error
                 earlier_ids = stored_ids
@@ -171,7 +171,7 @@ class DatabaseLink:
         a run, which has the id of the first of them. Raises Conflict if a run of another task has one of the ids.
         """
         first_ids: dict[tuple[str, str], UUID] = {}  # of calls, by task and debounce key
-        # {id of a call: id of its run}. An earlier try may have written the run by any of the calls that share it.
+        # {id of a call: id of its run}. A run that several calls share has the id of the first of them.
         run_ids = {call.run_id: call.run_id for call in calls}
         for call in calls:
             if call.debounce_key is not None:

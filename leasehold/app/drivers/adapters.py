@@ -40,10 +40,10 @@ class Adapter(ABC):
     async def check(self) -> None:
         """Raises TransactionRefused if the connection is not in a transaction, or the transaction has failed."""
 
-    def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers tell nobody of a commit
+    def on_commit(self, announce: Callable[[], None]) -> None:  # noqa: B027 - most drivers do not report a commit
         """Call `announce` after the user's transaction has committed, if the driver reports commits. `announce` does
-        not block, and raises nothing. It may also be called when nothing was committed: it only tells workers to look
-        for new work.
+        not block, and raises nothing. It may also be called when nothing was committed: it only makes workers poll for
+        due tasks.
         """
 
     def is_in_transaction(self) -> bool:
@@ -143,7 +143,7 @@ class AsyncPsycopg(_Psycopg):
 
 
 def _tuple_rows(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """A row factory for psycopg, in place of that of the user's connection, which may give rows of any shape."""
+    """A row factory for psycopg. It replaces that of the user's connection, whose rows may have any shape."""
     return tuple
 
 

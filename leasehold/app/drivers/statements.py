@@ -32,19 +32,19 @@ def _converted(statement: str, placeholder: Callable[[str], str], escapes: Mappi
 
 @cache
 def for_asyncpg(statement: str) -> str:
-    """For asyncpg. JSON is passed as text, because the connection may have no codec for JSON, or the user's own."""
+    """The statement for asyncpg. JSON is passed as text: the connection may lack a JSON codec, or have the user's."""
     return _converted(statement, lambda number: f"${number}", {})
 
 
 @cache
 def for_psycopg(statement: str) -> str:
-    """For psycopg, with placeholders such as `%(p1)s`."""
+    """The statement for psycopg, with placeholders such as `%(p1)s`."""
     return _converted(statement, lambda number: f"%(p{number})s", {"%": "%%"})
 
 
 @cache
 def for_sqlalchemy(statement: str) -> str:
-    """For `sqlalchemy.text`, with placeholders such as `(:p1)`."""
+    """The statement for `sqlalchemy.text`, with placeholders such as `(:p1)`."""
     return _converted(statement, lambda number: f"(:p{number})", {":": "\\:", "\\": "\\\\"})
 
 
