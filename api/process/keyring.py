@@ -32,7 +32,8 @@ class Caller:
     """The tenant and client that call, and the scopes of their key.
 
     `quota_key`: names the counter of rates and quotas; a rotated key shares the counter of the key that it replaces.
-    `own_tenant`: the tenant of an operator's key, while the operator acts in another tenant; otherwise None.
+    `own_tenant`: the tenant of the caller's key. It differs from `tenant_id` while an operator acts in another tenant.
+    None: the same as `tenant_id`.
     `person_id`: a person who signed in by OpenID Connect, without a key; then `client_id` is the person's login.
     """
 
