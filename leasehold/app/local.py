@@ -12,9 +12,9 @@ from leasehold.domain.ids import new_id
 
 
 class LocalAttempt:
-    """An attempt without a worker. `number`: it is the first of its run. `errors`: no attempt has failed before it.
-    `opened`: None, because no worker has opened anything for its attempts. `reports`: (percent, summary) of each
-    `progress`. `chunks`: what was emitted.
+    """An attempt without a worker. `number` is 1, because each local call is a new run. `errors` is 0: no attempt of
+    the run has failed. `opened` is None: only a worker opens resources for attempts. `reports`: (percent, summary) of
+    each `progress`. `chunks`: what the function emitted.
     """
 
     number = 1

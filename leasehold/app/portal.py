@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from leasehold.domain.errors import LeaseholdError
 
 T = TypeVar("T")  # what the work of a caller returns
-#: At the close, the work that still runs gets this long to end after its cancellation.
+#: Seconds for which `close` waits after it cancelled the work. Then it cancels the work that still runs again.
 _CLOSE_SECONDS = 5.0
 
 
@@ -82,7 +82,7 @@ class Portal:
             raise
 
     def close(self) -> None:
-        """Stop the loop, and end what still runs in it. Blocks for some seconds at most."""
+        """Stop the loop, and cancel the work that still runs in it. Blocks for at most 10 s."""
         if not self.is_usable:
             return
         with self._lock:

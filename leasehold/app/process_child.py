@@ -39,11 +39,12 @@ from leasehold.runtime.foreign_errors import text_of
 from leasehold.telemetry.child_logs import own_fields, structlog_by_logging
 from leasehold.worker.sandbox.fences import die_with
 
-#: Held while a frame is sent: threads of a function may send at the same time.
+#: Held while a frame (a message to the worker) is sent, because several threads of a function may send at the same
+#: time.
 _send_lock = Lock()
 #: Thread -> the number of the call in which it was started. A function may leave behind a thread that still sends
-#: frames during a later call. By the number, the worker keeps these frames out of that call, which may be another
-#: tenant's.
+#: frames during a later call, which may belong to another tenant. The worker drops frames that have the number of an
+#: earlier call.
 _calls_of_threads: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
 _start_thread = Thread.start
 
@@ -138,7 +139,7 @@ def main() -> None:
     Thread.start = _start_in_call  # type: ignore[assignment,method-assign]
     with socket.socket(fileno=descriptor) as channel:
         logging.getLogger().addHandler(_LogSender(channel))
-        structlog_by_logging()  # before the user's modules, which may configure structlog in their own way
+        structlog_by_logging()  # before a call imports the user's modules, which may configure structlog themselves
         while (frame := receive(channel)) is not None:
             call_number, call_json = frame
             _calls_of_threads[main_thread()] = call_number
@@ -162,7 +163,9 @@ def _run_call(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes
 
 
 def task_of(module: str, name: str) -> Task[..., Any]:
-    """The task at the top level of a module. Raises Permanent if the module cannot be imported, or lacks the task."""
+    """The task `name` that the module declares at its top level. Raises Permanent if the module cannot be imported, or
+    lacks the task.
+    """
     try:
         values = vars(importlib.import_module(module)).values()
     except ImportError as error:

@@ -82,7 +82,7 @@ class FailedInProcess(BaseModel):
 
 
 def send(channel: socket.socket, kind: Kind, call_number: int, body: bytes) -> None:
-    """Send a frame. Blocks until the worker has room for it."""
+    """Send a frame. Blocks while the buffer of the socket is full."""
     channel.sendall(HEAD.pack(kind, call_number, len(body)) + body)
 
 
@@ -99,7 +99,7 @@ def receive(channel: socket.socket) -> tuple[int, bytes] | None:
 def _read_exactly(channel: socket.socket, count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
-        part = channel.recv(min(count, 1 << 20))  # at most 1 MiB: `recv` allocates as much as it is asked for
+        part = channel.recv(min(count, 1 << 20))  # at most 1 MiB: `recv` allocates all the bytes that a call requests
         if not part:
             return None
         parts.append(part)
@@ -108,5 +108,5 @@ def _read_exactly(channel: socket.socket, count: int) -> bytes | None:
 
 
 def json_of(value: Any) -> bytes:
-    """The value as JSON. What JSON does not know becomes text."""
+    """The value as JSON. Values of types that JSON lacks become text."""
     return orjson.dumps(value, default=str)

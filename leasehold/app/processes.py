@@ -33,7 +33,7 @@ _STREAM_BYTES = 1 << 20  # the buffer of a process's answers
 
 
 class Process:
-    """One child process. It has a session of its own, so that a kill also reaches the processes that it started."""
+    """One child process. It leads a separate process group, so that `kill` also ends the processes that it started."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -131,7 +131,7 @@ class Processes:
         is_reusable = False
         try:
             kind, body = await process.call(call, partial(_report, attempt, process.pid))
-            # A process that was asked to stop would stop its next call, too. So it is not used again.
+            # A process that was asked to stop would stop its next call, too. So the pool does not use it again.
             is_reusable = kind is not Kind.CANCELLED and not watch_task.done()
         finally:
             try:
@@ -162,7 +162,7 @@ class Processes:
 
 
 async def _watch(process: Process, attempt: Any) -> None:
-    """Ask the process to stop once the run is cancelled or its lease is lost."""
+    """Ask the process to stop once the run is cancelled or the worker has lost the task's lease."""
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
         try:

@@ -20,7 +20,7 @@ from leasehold.domain.errors import ObjectMissing, Permanent, ResultUnreadable
 from leasehold.domain.json_pointer import first_mismatch_of
 from leasehold.domain.storable import encode_storable
 
-#: The output of a step that holds a large result.
+#: The name of the output in which a step stores a large result.
 OUTPUT = "result.json"
 CONTENT_TYPE = "application/json"
 
@@ -68,5 +68,5 @@ def stored_value() -> dict[str, Any]:
 
 
 def missing_result(run_id: UUID) -> ObjectMissing:
-    """The error for a run whose step's value names the output OUTPUT, while the run has no such output."""
+    """The error if the value of the run's step names the output OUTPUT, but the run has no such output."""
     return ObjectMissing(f"the run {run_id} has no output {OUTPUT}, which would have its result")

@@ -10,7 +10,7 @@ from leasehold.domain.backoff import LONGEST
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.option_types import check_time, check_whole
 
-#: PostgreSQL counts attempts in a smallint. More attempts than this help nobody.
+#: More retries help nobody, and the smallint in which PostgreSQL counts attempts has room for them.
 MAX_TIMES = 1000
 #: A larger factor would reach the longest delay after the first two or three tries.
 MAX_FACTOR = 100
@@ -18,7 +18,7 @@ MAX_FACTOR = 100
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """`times`: how often a failed attempt is tried again; 0: never, so the first failure is the last.
+    """`times`: how often the task is tried again after failures; 0: the first failure is final.
 
     The first delay is `delay`. Each further delay is `factor` times as long, and none is longer than `longest`. The
     worker shortens each delay at random, by up to half, so that tasks which failed together are not tried again
@@ -58,7 +58,7 @@ class Retry:
 
     @property
     def ladder(self) -> tuple[timedelta, ...]:
-        """The delays before the tries, in order. The last one holds for all further tries, too."""
+        """The delays before the retries, in order. The last delay also applies to all further retries."""
         delays: list[timedelta] = []
         delay = min(self.delay, self.longest)
         while len(delays) < max(self.times, 1):

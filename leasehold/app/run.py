@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")  # the type of the task's result
 
-#: Characters of the reason for a cancel; the rest is cut off. The API accepts no more.
+#: The most characters of the reason for a cancel, because the API accepts no more. A longer reason is cut off.
 _MAX_REASON = 500
 
 
@@ -56,7 +56,7 @@ class Run(Generic[R]):
     def status(self) -> str:
         """pending, queued, running, cancel_requested, succeeded, failed, cancelled or expired.
 
-        Like every method of a Run, raises NotFound, and Unreachable when PostgreSQL does not answer for
+        Like every method of a Run, raises NotFound, and Unreachable when PostgreSQL does not answer within
         LEASEHOLD_SUBMIT_SECONDS. After `app.use_api`, raises Unavailable in place of Unreachable.
         """
         return self._connections.call(self._outcome()).status
@@ -76,8 +76,9 @@ class Run(Generic[R]):
         return self._result_of(self._connections.call(self._outcome_at_end(timeout)))
 
     def cancel(self, reason: str = "") -> str:
-        """Request the cancel. Returns the run's status after that: cancel_requested if a worker still runs an attempt,
-        or if the workflow must still see the cancel; else cancelled, or the status with which the run has ended.
+        """Request the cancel. Returns the run's status after the request. It is cancel_requested if a worker still runs
+        an attempt, or if the run's workflow must still handle the cancel. Otherwise it is cancelled, or the status with
+        which the run had ended already.
         """
         return self._connections.call(self._cancel(reason))
 
@@ -85,15 +86,15 @@ class Run(Generic[R]):
         """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
 
         Raises NotFound, Conflict `run_ended` and TooMany `too_many_signals`. Raises Invalid `invalid_payload` for a
-        payload that cannot be stored, or that does not fit while the run waits for the signal; `payload_too_large` for
-        more than 256 KiB; and `invalid_name` for a name that no wait can have. Raises Unreachable: the signal may or
-        may not be stored.
+        payload that cannot be stored. If the run waits for the signal, a payload of a wrong type also raises it. Raises
+        Invalid `payload_too_large` for more than 256 KiB, and Invalid `invalid_name` for a name that no wait can have.
+        Raises Unreachable: the signal may or may not be stored.
         """
         self._connections.call(self._signal(name, payload))
 
     def stream(self) -> Iterator[Chunk]:
-        """What the run emits, as it is written, until the run ends. A chunk with the event `restart` voids the step's
-        earlier chunks. Raises NotFound, and Unreachable as `status`.
+        """The chunks that the run emits, as the worker writes them, until the run ends. A chunk with the event
+        `restart` voids the step's earlier chunks. Raises NotFound, and Unreachable as `status`.
         """
         self._refuse_in_loop("stream", "astream")
         last_number, is_end = 0, False  # the number is that of the last chunk read
@@ -179,7 +180,9 @@ class Run(Generic[R]):
 
 
 def _storable(payload: Any) -> Any:
-    """The payload of a signal as JSON that the workflow reads as it was sent. Raises Invalid `invalid_payload`."""
+    """The payload of a signal as JSON. Raises Invalid `invalid_payload` for a payload that the workflow would not read
+    as it was sent.
+    """
     try:
         as_json = to_jsonable_python(payload)
         encode_storable(as_json)

@@ -46,7 +46,8 @@ class Limit:
             raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {by!r}")
 
 
-#: For how long the key of a submission counts: as long as the platform stores it (leasehold.db.idempotency.KEEP).
+#: For how long a second submission with the same key gives the same run: as long as the platform stores the key
+#: (leasehold.db.idempotency.KEEP).
 KEY_LASTS = timedelta(hours=24)
 #: The most runs that one call of a function serves, and the longest that a run waits for others.
 MAX_BATCH = 10_000
@@ -76,7 +77,8 @@ class Batch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unique:
     """One run for equal arguments: a second submission returns the run of the first. `by`: the names of the arguments
-    that are compared; empty: all arguments. `within`: for how long after the first submission, at most 24 hours.
+    that are compared; empty: all arguments. `within`: for how long after the first submission this holds, at most 24
+    hours.
     """
 
     by: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ def declared_at(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class PlaceOfCaller:
-    """`with PlaceOfCaller():` lets each DeclarationError begin with the file and line of the user's code: of the
+    """`with PlaceOfCaller():` begins each DeclarationError with the file and line of the user's code, which is the
     innermost frame outside of the platform's package.
     """
 

@@ -14,8 +14,8 @@ from leasehold.domain.pipeline import Pipeline
 
 
 class StartableTask:
-    """A task that a workflow may start. `ctx.start` starts a run of its own; `ctx.run` adds a step to the workflow's
-    job. Implements leasehold.workflows.pending.Runnable.
+    """A task that a workflow may start. `ctx.start` starts a separate run; `ctx.run` adds a step to the workflow's job.
+    Implements leasehold.workflows.pending.Runnable.
     """
 
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results, *, is_workflow: bool) -> None:

@@ -1,4 +1,5 @@
-"""`Task`: a function that was declared with `@app.task`. A call runs it here; `submit` lets a worker run it.
+"""`Task`: a function that was declared with `@app.task`. A call runs the function in this process; `submit` lets a
+worker run it.
 
 The two subclasses are there for type checkers. PositionalTask is for functions with a positional parameter, and
 KeywordTask for all others.
@@ -55,8 +56,8 @@ class Task(Generic[P, R]):
         local_names: Mapping[str, Any] | None = None,
         connections: Connections | None = None,
     ) -> None:
-        """`local_names`: the names of the scope that declares the function, for its annotations. Raises
-        DeclarationError with file and line.
+        """`local_names`: the names of the scope that declares the function, because its annotations may use them.
+        Raises DeclarationError with file and line.
         """
         check_function(function)
         with declared_at(function):
@@ -71,7 +72,7 @@ class Task(Generic[P, R]):
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
         self._apply_options()
-        #: What a workflow needs of the task to start it.
+        #: What a workflow needs in order to start the task.
         self.runnable = StartableTask(
             self.pipeline, self.arguments, self.results, is_workflow=self._leading_parameters > 0
         )
@@ -144,8 +145,8 @@ class Task(Generic[P, R]):
         return Call(self, self.arguments.encoded(args, kwargs))
 
     def find(self, run_id: UUID | str) -> Run[R]:
-        """The handle of the run of this task with this id. The run is looked up when the handle is first used. Raises
-        Invalid `invalid_id` for what is neither a UUID nor the text of one.
+        """The handle of this task's run with this id. The run is looked up when the handle is first used. Raises
+        Invalid `invalid_id` unless `run_id` is a UUID, or a text that is one.
         """
         return Run(id_of(run_id), self.name, self.results, self._connections)
 
@@ -232,7 +233,7 @@ class Prepared(Generic[P, R]):
         return Call(self._task, self._task.arguments.encoded(args, kwargs), self._options)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """Submit a run. Raises InvalidArguments, Invalid, and Unanswered."""
+        """Submit a run. Raises as PositionalTask.submit."""
         return self._task._submit([self.call(*args, **kwargs)])[0]  # noqa: SLF001 - of the same module
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
@@ -259,11 +260,11 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     def submit(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
     @overload
     def submit(self, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
-    def submit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # it checks the arguments itself
+    def submit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # `submit` checks the arguments itself
         """Submit a run: a worker will run the function. Returns once the run is committed.
 
-        Raises InvalidArguments if the arguments do not fit, Invalid for options, Conflict for an `id` that another run
-        has, and Unanswered.
+        Raises InvalidArguments if the arguments do not fit, Invalid for a wrong option, and Conflict for an `id` that
+        another run has. Raises Unanswered if there was no answer: the run may or may not exist.
         """
         return self._submit([self._call_with_options(args, kwargs)])[0]
 

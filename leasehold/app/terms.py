@@ -19,7 +19,7 @@ STEP = "run"
 
 
 class Follower(Protocol):
-    """The task that runs after a failure of another: a Task[[leasehold.Failed], Any]."""
+    """The task that runs after another task has failed: a Task[[leasehold.Failed], Any]."""
 
     name: str
     arguments: Arguments
@@ -29,7 +29,7 @@ class Follower(Protocol):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@app.task(...)` takes, except `batch`; `App.task` says what each means."""
+    """What `@app.task(...)` takes, except `batch`; `App.task` explains each option."""
 
     name: str | None
     queue: str | None
@@ -71,7 +71,7 @@ class TaskTerms:
             check_kind(name, getattr(self, name), bool, "True")
         for name, kind, argument in (("limit", Limit, "at_most="), ("unique", Unique, ""), ("batch", Batch, "size=")):
             value = getattr(self, name)
-            # The message repeats a number that the program gave, as in `limit=5`: write Limit(at_most=5).
+            # If the program gave a number, as in `limit=5`, the message repeats it: write Limit(at_most=5).
             number = "" if not argument else value if is_whole(value) else 10
             if value is not None:
                 check_kind(name, value, kind, f"{kind.__name__}({argument}{number})")

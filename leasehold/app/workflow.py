@@ -29,7 +29,7 @@ _FIRST_PARAMETER = "the first parameter of a workflow is its context: async def 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowTerms:
-    """What `@app.workflow(...)` takes; `App.workflow` says what each means."""
+    """What `@app.workflow(...)` takes; `App.workflow` explains each option."""
 
     name: str | None = None
     queue: str = "default"
@@ -62,7 +62,7 @@ class WorkflowHandling:
             coroutine: Coroutine[Any, Any, Any] = self._function(Context(driver), *positional, **named)
             return coroutine
 
-        outcome = await attempt.drive(start)  # `drive` makes the driver, which executes what the function asks of `ctx`
+        outcome = await attempt.drive(start)  # `drive` makes the driver, which executes the calls of `ctx`
         if not outcome.ended:
             return outcome.suspension
         return await done_with_result(attempt, self._results.encoded(outcome.result))
@@ -94,7 +94,7 @@ class _WorkflowTask(Task[P, R]):
 
 
 class PositionalWorkflow(_WorkflowTask[Concatenate[A, Q], R], PositionalTask[A, Q, R, NoReturn], Generic[A, Q, R]):
-    """A workflow with at least one parameter beside its context. A worker runs it: submit it."""
+    """A workflow with at least one parameter besides its context. Only a worker can run it: submit it."""
 
     def __call__(self, _argument: A, /, *_args: Q.args, **_kwargs: Q.kwargs) -> NoReturn:
         """Raises TypeError."""
@@ -102,7 +102,7 @@ class PositionalWorkflow(_WorkflowTask[Concatenate[A, Q], R], PositionalTask[A, 
 
 
 class KeywordWorkflow(_WorkflowTask[P, R], KeywordTask[P, R, NoReturn], Generic[P, R]):
-    """A workflow without parameters beside its context, or with named ones only."""
+    """A workflow without parameters besides its context, or with keyword-only parameters."""
 
     def __call__(self, *_args: P.args, **_kwargs: P.kwargs) -> NoReturn:
         """Raises TypeError."""
@@ -150,6 +150,6 @@ def _may_be_context(name: str, annotation: Any) -> bool:
     """Whether the parameter may be the context. Without an annotation, its name decides."""
     if annotation is None:
         return name in ("ctx", "context")
-    from leasehold.workflows.context import Context  # noqa: PLC0415 - who annotates with Context has loaded it
+    from leasehold.workflows.context import Context  # noqa: PLC0415 - a program that annotates with Context has loaded it
 
     return annotation in (Any, Context)

@@ -25,7 +25,7 @@ from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import NewRun
 
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"  # the database's time, as a number of seconds
-_ACCEPTED = 202  # the HTTP status in the answer that is stored with a key, as the API stores it
+_ACCEPTED = 202  # the HTTP status that is stored with a key; the API stores the same
 
 
 @dataclass(slots=True)
@@ -42,11 +42,11 @@ class Written:
 
 async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
     """Write a run for each call: all or none. Call it in a transaction. `keep_seconds`: how long a run is kept after it
-    has ended. Raises Invalid: a key that came with other arguments, or a payload that is too large.
+    has ended. Raises Invalid for a key that was used with other arguments, or a payload that is too large.
 
     The steps: sort the calls into debounced calls, calls with a key, and others. Reserve each key: a new key gets one
     run, and all its calls get the id of the key's run. Merge debounced calls with runs that wait. Write all new runs
-    together. At last, store each new run's id with its key.
+    together. Finally store each new run's id with its key.
     """
     written = Written([call.run_id for call in calls])
     now = await _time_of_submission(connection, calls)
@@ -95,7 +95,7 @@ async def write_plain(
     """Write the run of a single call by one statement outside a transaction, which saves round trips to PostgreSQL.
     None: nothing was written, because the submission has several calls, a key, a debounce or a limit. Use `write` then.
 
-    Raises Invalid: a payload that is too large.
+    Raises Invalid for a payload that is too large.
     """
     if len(calls) != 1 or calls[0].key is not None or calls[0].debounce_key is not None:
         return None
@@ -165,7 +165,7 @@ async def _reserve_key(connection: Connection, calls: Sequence[Call[Any]], key: 
 
 async def _time_of_submission(connection: Connection, calls: Sequence[Call[Any]]) -> datetime:
     """The time from which the delays of the calls count: the database's time, because the clock of the program may be
-    wrong. If no call has a delay, nobody uses this time, and the database is not asked.
+    wrong. If no call has a delay, this time has no effect, so the program's clock is used.
     """
     if not any(call.delay for call in calls):
         return datetime.now(UTC)
