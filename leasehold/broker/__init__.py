@@ -1,5 +1,5 @@
-"""Brokers carry hints (messages that tell workers of due tasks) from a commit to the workers. `make_broker` is the only
-place that knows the kinds of brokers.
+"""Brokers carry hints (messages that tell workers of due tasks) from a commit to the workers. Only `make_broker`
+chooses between the kinds of brokers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def make_broker(settings: Settings) -> Broker:
 
 @asynccontextmanager
 async def open_broker(settings: Settings) -> AsyncIterator[Broker]:
-    """The broker that `settings.broker` names, for the block. It connects by itself, and again after an outage."""
+    """The broker that `settings.broker` names, for the block. It connects in the background, and reconnects after an
+    outage.
+    """
     broker = make_broker(settings)
     await broker.open()
     try:

@@ -1,6 +1,7 @@
 """The announcer publishes hints (messages that tell workers of due tasks) right after the commit that wrote them, so
-that no task waits for a poll. Each API process and each worker runs one. An announcer may fail: the relay (a loop of
-each worker) publishes the hints that stay in the outbox, the table of hints that the broker has not confirmed.
+that no task waits for a poll. Each API process, each worker and each program that submits runs has one. An announcer
+may fail: its hints stay in the outbox, the table of hints that the broker has not confirmed. The relay, a loop of each
+worker, publishes them from there.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class Announcer:
     """Publishes the hints that `announce` gets, in batches. A hint that cannot be published stays in the outbox, for
     the relay.
 
-    `on_connection`: runs the coroutine function that it gets, with a database connection. The announcer's owner chooses
-    the connection.
+    `on_connection`: gets a coroutine function, and runs it with a database connection. The owner of the announcer
+    chooses the connection.
     """
 
     def __init__(
@@ -129,14 +130,16 @@ class Announcer:
             await cancel_and_wait(self._task)
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Let the announcer publish these soon, tenants in turn. Returns immediately."""
+        """Add the announcements to those that wait: the announcer soon publishes them, tenants in turn. Returns
+        immediately.
+        """
         self._waiting.add(announcements)
         if self._waiting:
             self._has_waiting.set()
             self._is_idle.clear()
 
     async def until_idle(self) -> None:
-        """Wait until no hint waits here: the announcer has sent each, or has left it to the relay."""
+        """Wait until no hint waits in memory: the announcer has sent each hint, or has left it to the relay."""
         await self._is_idle.wait()
 
     async def _run(self) -> None:

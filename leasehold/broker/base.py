@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
-#: Priority bands, the most urgent first. A task's row has the index of its band.
+#: Priority bands, the most urgent first. The row of a task stores the index of the task's band.
 BANDS = ("high", "normal", "low")
 
 
@@ -18,8 +18,8 @@ class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
     `tenant`: the task's tenant, so that a worker can keep a share of its slots (each has room for one attempt) for
-    other tenants without a query. Empty: the sender did not know the tenant. All such hints count as the hints of one
-    tenant.
+    other tenants without a query. Empty: the sender did not know the tenant. Workers count all such hints as the hints
+    of one tenant.
     """
 
     task_id: UUID
@@ -31,10 +31,10 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A hint that arrived. `ack` never raises: if it cannot be sent, the broker only delivers the hint again.
+    """A hint that arrived. `ack` never raises: if the ACK cannot be sent, the broker only delivers the hint again.
 
-    A second `ack`, or one after a reconnect, does nothing. `ack` returns before the ACK is on the wire; the broker's
-    `close` sends the ACKs that wait.
+    A second `ack`, or an `ack` after a reconnect, does nothing. `ack` returns before the ACK is on the wire; the
+    broker's `close` sends the ACKs that wait.
     """
 
     hint: Hint
@@ -43,9 +43,9 @@ class Delivery:
 
 
 class Broker(Protocol):
-    """Reconnects by itself for as long as it is open. No method raises because a server is away."""
+    """Reconnects by itself for as long as it is open. No method raises because a server is unreachable."""
 
-    #: For people: in logs, metrics and the answer about the process's health.
+    #: The broker's name for people: in logs, metrics and the answer about the process's health.
     name: str
     #: Whether hints arrive one by one, each with its task. False: the broker only wakes the worker (`on_wake`), because
     #: some task of a queue may be due.
@@ -87,12 +87,12 @@ class Broker(Protocol):
         first.
 
         `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
-        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py). So ask for about three
+        share them 60/30/10, and no band can use another's share (SHARES in amqp/consumer.py). So set it to about three
         times the number of slots: then the share of `normal` alone almost fills the slots.
         `on_delivery`: called in the event loop; it must only pass the hint on.
-        `on_wake(queue)`: called when the queue may have work without a hint, because the broker carries no hints or may
-        have lost some while it was away. The worker then polls the queue. Called in the event loop; it must only pass
-        the name on.
+        `on_wake(queue)`: called when the queue may have work without a hint, because the broker carries no hints, or
+        may have lost some while it was unreachable. The worker then polls the queue. Called in the event loop; it must
+        only pass the name on.
         """
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:

@@ -20,7 +20,7 @@ from leasehold.broker.base import BANDS, Hint
 VERSION = 2
 #: The version of the hints of earlier releases, which have no tenant.
 _WITHOUT_TENANT = 1
-#: A hint has about 100 bytes.
+#: The largest body of a message. A hint has about 100 bytes.
 MAX_BYTES = 4096
 MAX_QUEUE_NAME = 200
 #: A longer tenant name is cut: workers use it only to take the hints of the tenants in turn.
@@ -40,7 +40,7 @@ class Garbage(ValueError):
 
 
 def encode(hint: Hint) -> bytes:
-    """The message's body; the hint's headers go beside it."""
+    """The message's body. The publisher sends the hint's headers as the message's headers."""
     tenant = hint.tenant[:MAX_TENANT]
     # str(): asyncpg's UUIDs are of a subclass, which orjson refuses.
     return orjson.dumps({

@@ -1,8 +1,9 @@
 """The outbox: hints (messages that tell workers of due tasks) that a commit wrote. The process that committed publishes
 them immediately. The relay, a loop of each worker, sends the rest.
 
-A hint is a row of `outbox`. Several hints of one submission are a row of `outbox_batch`, which is deleted once the
-broker has confirmed all of them. If hints stay unconfirmed too long, the relay turns the batch into rows of `outbox`.
+A hint is a row of `outbox`. Several hints of one submission are one row of `outbox_batch` (a batch), which is deleted
+once the broker has confirmed all of them. If hints stay unconfirmed too long, the relay turns the batch into rows of
+`outbox`.
 
 Order and duplicates do not matter, so the relay needs no cursor: it takes rows by time, publishes them, and deletes
 them once the broker has confirmed.
@@ -51,7 +52,7 @@ class Announcement:
 
     @classmethod
     def from_row(cls, row: Any, batch: HintBatch | None = None) -> Announcement:
-        # Headers that are not an object are not sent.
+        # If the headers are not a JSON object, the hint is sent without headers.
         headers = row["headers"] if isinstance(row["headers"], dict) else {}
         tenant = headers.pop(TENANT, "")
         tenant = tenant if isinstance(tenant, str) else ""
@@ -59,8 +60,8 @@ class Announcement:
 
 
 # Take due rows. The ids are an array and not a join, because the planner would begin a join by reading the whole table:
-# its statistics say that the outbox is almost empty. Yet the table may still contain many rows that were deleted since
-# the last vacuum.
+# its statistics say that the outbox is almost empty. But the table may still contain many deleted rows that no vacuum
+# has removed yet.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -71,8 +72,8 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
-# Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed since needs no
-# hint: the commit that makes it runnable again writes one. The ids are an array, as in TAKE.
+# Turn due rows of `outbox_batch` into rows of `outbox`, which are due at once. A task that was claimed meanwhile needs
+# no hint: the commit that makes the task runnable again writes a new hint. The ids are an array, as in TAKE.
 SPLIT = f"""
 -- relay_split
 WITH taken_batch AS MATERIALIZED (
@@ -94,7 +95,7 @@ SELECT count(*)::int FROM taken_batch
 """
 
 # Delete rows of `outbox` or of `outbox_batch`. The commits do not wait for the disk. If PostgreSQL crashes and loses a
-# delete, the relay only publishes the hints once more.
+# delete, the relay only publishes the hints again.
 _WITH_ASYNCHRONOUS_COMMIT = """
 WITH asynchronous_commit AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)

@@ -1,7 +1,9 @@
-"""The broker of an installation without RabbitMQ: workers poll PostgreSQL, and NOTIFY makes the next poll come sooner.
+"""The broker of an installation without RabbitMQ: workers poll PostgreSQL, and a NOTIFY makes a worker poll
+immediately.
 
-NOTIFY takes a database-wide lock at commit, so no transaction with other work uses it. A separate connection sends the
-names of queues that have new tasks, at a low rate. Without NOTIFY the workers find all tasks by their polls, but later.
+NOTIFY takes a database-wide lock at commit, so no transaction with other work uses NOTIFY. A separate connection sends
+the names of queues that have new tasks, at a low rate. Without NOTIFY the workers find all tasks by their polls, but
+later.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
 
 CHANNEL = "leasehold_hints"
-#: Seconds between two notifications of a process. Each names all queues that got hints since the last.
+#: Seconds between two rounds of notifications of a process. Each round names all queues that got hints since the round
+#: before.
 NOTIFY_INTERVAL_SECONDS = 0.005
-#: How long it may take to open a connection, or to run one of its statements.
+#: How long it may take to open a connection, or to run a statement on it, in seconds.
 CONNECT_SECONDS = 10.0
 #: Seconds between two probes of the listening connection, because a server that died does not close its connections.
 PROBE_SECONDS = 10.0
-#: How long a close may take, and how long `close` waits for the last notification.
+#: How long it may take to close a connection, and how long `PostgresBroker.close` waits for the last notification.
 CLOSE_SECONDS = 3.0
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -92,7 +95,7 @@ class PostgresBroker:
         on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - Broker's parameter; this broker has no deliveries
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Call `on_wake` for every queue now and after each reconnect, and for a queue that a notification names."""
+        """Call `on_wake` for every queue after each connect, and for a queue that a notification names."""
         await self.stop_consuming()
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()
@@ -166,7 +169,7 @@ class PostgresBroker:
 
 class _Session:
     """A connection outside the pools that reconnects by itself. While the connection is open, `serve` runs with it.
-    `role`: names the connection at PostgreSQL and in the log. No transaction is ever opened on it.
+    `role`: names the connection at PostgreSQL and in the log. No transaction is ever opened on the connection.
     """
 
     def __init__(self, url: SecretStr, role: str, serve: Callable[[Connection], Awaitable[None]]) -> None:

@@ -67,9 +67,9 @@ class Acks:
 
     async def _send(self, tags: list[int]) -> None:
         """Send the ACKs of `tags` (ascending): one `multiple` ACK for all tags below the oldest unsettled delivery, and
-        one for each other tag. All go out in one write, while the client's `basic_ack` would write each by itself.
+        one for each other tag. All go out in one write. The client's `basic_ack` would need one write for each.
         """
-        oldest = next(iter(self._unacked_tags), tags[-1] + 1)  # if no delivery is unsettled: above all tags
+        oldest = next(iter(self._unacked_tags), tags[-1] + 1)  # if no delivery is unsettled: a number above all tags
         below_oldest = [tag for tag in tags if tag < oldest]
         acks = [ack(self._channel.number, below_oldest[-1], multiple=True)] if below_oldest else []
         acks += [ack(self._channel.number, tag) for tag in tags[len(below_oldest) :]]

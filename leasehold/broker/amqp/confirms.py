@@ -2,7 +2,7 @@
 once.
 
 The publisher uses this module instead of the AMQP client's own publishing. For each message, the client makes objects
-of three frames, starts a task, and waits for the write: that took 0.1 ms of CPU a message.
+of three frames, starts a task, and waits for the write: this took 0.1 ms of CPU for each message.
 
 Source of the frames' layout: AMQP 0-9-1, sections 1.8.3.7 (basic.publish), 1.8.3.10 (basic.return), 1.8.3.12
 (basic.ack), and RabbitMQ's extension basic.nack. Source of the order (a message is returned before it is confirmed):
@@ -67,7 +67,7 @@ class Window:
         self._unconfirmed = len(messages)
 
     def settle(self, index: int, *, ok: bool) -> None:
-        """Record RabbitMQ's answer for a message. `ok`: it is a confirm, not a refusal."""
+        """Record RabbitMQ's answer for a message. `ok`: whether the answer is a confirm; False: a refusal."""
         self.confirmed[index] = ok and not self.returned[index]
         self.has_refusals = self.has_refusals or not ok
         self._unconfirmed -= 1
@@ -109,7 +109,7 @@ class Confirms:
         return window
 
     def abandon(self) -> None:
-        """Give up the waiting messages: the channel is closed, and no confirm will come."""
+        """Complete the windows of all waiting messages: the channel is closed, and no confirm will come."""
         waiting_messages, self._waiting = self._waiting, {}
         for window, _ in waiting_messages.values():
             window.complete()

@@ -1,7 +1,7 @@
 """A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`answered_within`).
 
-aio-pika's RobustConnection is not used: after a reconnect it restores every channel, and reconnects again when one
-channel fails. So a single bad queue would keep all channels down.
+aio-pika's RobustConnection is not used: after a reconnect, it restores every channel, and if one channel fails, it
+reconnects again. So a single bad queue would keep all channels down.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from leasehold.urls import BrokerUrl, broker_urls
 
 log = structlog.get_logger(__name__)
 
-#: Waits between attempts, with jitter. The first are short, for a brief outage. The last are long, so that 500 workers
-#: that reconnect at once do not flood the broker.
+#: Waits between attempts, with jitter. The first waits are short, for a brief outage. The last waits are long, so that
+#: 500 workers that reconnect at once do not flood the broker.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
-#: How long a node may take to accept a connection, and how long a close may take.
+#: How long a node may take to accept a connection, and how long a close may take, in seconds.
 CONNECT_SECONDS, CLOSE_SECONDS = 10.0, 3.0
 #: After a connection, channel or consumer has worked for this long, the next wait is the shortest again.
 SETTLED_SECONDS = 5.0
@@ -152,9 +152,9 @@ class Nodes:
 
     @property
     def connect_seconds(self) -> float:
-        """The time in which the current node must accept a connection: short at first, and doubled after each round in
-        which all nodes failed, up to CONNECT_SECONDS. A single node gets all of CONNECT_SECONDS, because there is no
-        other to try.
+        """The time in which the current node must accept a connection. It is short at first. It doubles after each
+        round in which all nodes failed, up to CONNECT_SECONDS. A single node gets all of CONNECT_SECONDS, because there
+        is no other node to try.
         """
         if len(self._order) == 1:
             return CONNECT_SECONDS
@@ -167,7 +167,7 @@ class Nodes:
         self._has_accepted = True
 
     def advance(self) -> None:
-        """Make the next node the current one, after the current one failed or its connection ended."""
+        """Make the next node the current one. Call this after the current node failed, or after its connection ended."""
         self._read_nodes()
         self._order.append(self._order.pop(0))
         self._failed = 0 if self._has_accepted else self._failed + 1
@@ -181,8 +181,8 @@ class Nodes:
         return self._failed % len(self._order) != 0
 
     def _read_nodes(self) -> None:
-        """Read the setting again: its file may have another password or other nodes by now. If the new text is not a
-        valid URL, keep the nodes of the last text. Raises BadSetting if there is no earlier text.
+        """Read the setting again: its file may now have another password or other nodes. If the new text is not a valid
+        URL, keep the nodes of the last text. Raises BadSetting if there is no earlier text.
         """
         text = self._setting.get_secret_value()
         if text == self._setting_text:
@@ -202,7 +202,7 @@ class Link:
     """Connects, runs `serve` with the connection, and starts over when the connection or `serve` ends.
 
     When the connection is lost, the link cancels `serve`. `role`: names the link in the connection's name at RabbitMQ,
-    and in the log when RabbitMQ is away.
+    and in the log when RabbitMQ is unreachable.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Link:
             self._running = None
 
     def drop(self, reason: str) -> None:
-        """Replace this connection by a new one. `reason`: for the log."""
+        """Replace this connection with a new one. `reason`: for the log."""
         self._drop_reason = reason
         self._drop_requested.set()
 

@@ -26,10 +26,10 @@ from leasehold.settings import Settings
 
 #: The part of the prefetch that each band gets. When every band has enough hints, workers run them in this proportion:
 #: `low` is slow under a flood of `high`, but never starves. No band can use another band's share. If all tasks of a
-#: worker are in one band, only that band's share fills the slots (a slot is room for one attempt). So a prefetch is
-#: about three times the slots: then `normal` alone almost fills them.
+#: worker are in one band, only that band's share fills the slots (a slot is room for one attempt). So a worker sets the
+#: prefetch to about three times its slots: then the share of `normal` alone almost fills them.
 SHARES = (0.6, 0.3, 0.1)
-#: How long `close` waits for the last ACKs to leave.
+#: How long `close` waits until the last ACKs are sent, in seconds.
 DRAIN_SECONDS = 3.0
 
 log = structlog.get_logger(__name__)
@@ -108,7 +108,7 @@ class Consumer:
             self._start_serving = start_serving
             try:
                 start_serving(self._subscriptions)
-                await asyncio.Event().wait()  # until cancelled: after `stop` the connection stays open, for the ACKs
+                await asyncio.Event().wait()  # until cancelled: after `stop` the connection stays open for the ACKs
             finally:
                 self._start_serving = None
 

@@ -1,7 +1,7 @@
 """Decodes the deliveries of one channel from its frames as they arrive.
 
 The consumer uses this module instead of the AMQP client's own decoding. For each delivery, the client makes objects of
-three frames, passes each through two queues, and starts a task: that was two fifths of the CPU of a busy worker.
+three frames, passes each through two queues, and starts a task: this took two fifths of the CPU time of a busy worker.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5.2 (content) and 1.8.3.13 (basic.deliver).
 """
@@ -27,8 +27,7 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 1 << 15, 1 << 14, 1 << 13
 @dataclass(slots=True)
 class Message:
     """A delivered message. `size`: the bytes of its whole body. `body`: if `size` is above MAX_BYTES, only the
-    beginning of the body is kept. The beginning is longer than MAX_BYTES, too, so `envelope.decode` sees that it is no
-    hint.
+    beginning of the body is kept. The beginning is longer than MAX_BYTES, too, so `envelope.decode` refuses it.
     """
 
     tag: int

@@ -1,8 +1,8 @@
 """Publishes hints (messages that tell workers of due tasks) to RabbitMQ as persistent, mandatory messages, with many in
 flight at once.
 
-`publish` answers True for a hint that RabbitMQ confirmed. In every other case it answers False, and the relay (a loop
-of each worker that reads the outbox) sends the hint later.
+`publish` returns True for a hint that RabbitMQ confirmed. In every other case it returns False, and the relay sends the
+hint later. The relay is a loop of each worker that reads the outbox (the table of unconfirmed hints).
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from leasehold.settings import Settings
 
 #: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
-#: A channel on which RabbitMQ refuses hints is replaced only once it has been open for this time. The time doubles with
-#: each channel that is replaced within a minute, up to ten seconds, because RabbitMQ may have a lasting reason, such as
-#: a queue that somebody has bounded. Each replacement delays the hints of all queues.
+#: A channel on which RabbitMQ refuses hints is replaced only once it has been open for this time. Each replacement
+#: within a minute of the last doubles the time, up to ten seconds. The reason: each replacement delays the hints of all
+#: queues, and RabbitMQ may refuse hints for long, for example because somebody gave a queue a maximum length.
 _REFUSED_SECONDS = 0.5
-#: A batch of hints waits for the declares of its queues, and RabbitMQ may leave a declare without an answer for
-#: RPC_SECONDS. So after a failed declare of a queue comes a pause: failed declares take at most _DECLARE_SHARE of the
-#: time. No pause is longer than _MAX_DECLARE_PAUSE_SECONDS.
+#: A batch of hints waits for the declares of its queues, and a declare that RabbitMQ does not answer fails only after
+#: RPC_SECONDS. So after a failed declare, the publisher does not declare this queue again for a pause. With the pauses,
+#: failed declares of a queue take at most _DECLARE_SHARE of the time. No pause is longer than
+#: _MAX_DECLARE_PAUSE_SECONDS.
 _DECLARE_SHARE, _MAX_DECLARE_PAUSE_SECONDS = 1 / 10, 60.0
 
 log = structlog.get_logger(__name__)
@@ -52,7 +53,7 @@ class _Session:
         self.declared_queues: set[str] = set()
         self.declare_due_at: dict[str, float] = {}  # when a queue that could not be declared may be tried again
         self.opened_at = monotonic()
-        self.is_given_up = asyncio.Event()  # set: the publisher replaces the channel by another
+        self.is_given_up = asyncio.Event()  # set: the publisher replaces the channel with another
         self._channel = channel
         self._wire = wire
         self._confirms = confirms
@@ -143,9 +144,10 @@ class Publisher:
         except BrokerUnavailable:
             return [False] * len(messages)
         await asyncio.wait({window.settled}, timeout=self._timeout)
-        # The leader of a quorum queue may have frozen: RabbitMQ 3.10 confirms nothing more on a channel that published
-        # to it, also after the queue has another leader. A node that has lost the others confirms nothing either. In
-        # both cases only another connection helps. An alarm (a blocked connection) ends by itself.
+        # The leader of a quorum queue may have frozen. Then RabbitMQ 3.10 confirms nothing more on a channel that
+        # published to this queue, even after the queue has another leader. A node that has lost contact to the other
+        # nodes confirms nothing either. In both cases only another connection helps. If an alarm blocks the connection,
+        # keep it: an alarm ends by itself.
         if not window.settled.done() and session is self._session and not await _is_blocked(session.connection):
             self.link.drop(f"the node confirmed nothing for {self._timeout:g} s (LEASEHOLD_AMQP_PUBLISH_TIMEOUT)")
             session.abort()  # a stuck channel would hold up the handshake of the close
@@ -154,9 +156,9 @@ class Publisher:
         return window.confirmed
 
     def _give_up_after_refusal(self, session: _Session) -> None:
-        """Replace the channel, because RabbitMQ refuses hints on it. If the first message of a channel to a quorum
-        queue meets a leader that has just died, RabbitMQ 3.10 refuses all later ones on this channel, also after the
-        queue has another leader.
+        """Replace the channel, because RabbitMQ refuses hints on it. The leader of a quorum queue may have died just
+        before the channel's first message to the queue. Then RabbitMQ 3.10 refuses all later messages to it on this
+        channel, even after the queue has another leader.
         """
         is_new = monotonic() - session.opened_at < self._patience_with_refusals.seconds
         if session is self._session and not is_new and not session.is_given_up.is_set():
@@ -199,7 +201,7 @@ class Publisher:
             ladder.record_opened()
             confirms = Confirms(self._on_return)
             self._session = session = _Session(connection, channel, wire, confirms)
-            wire.sieve.attach(channel.number, confirms)  # it gives the channel's frames to `confirms` first
+            wire.sieve.attach(channel.number, confirms)  # the sieve gives the channel's frames to `confirms` first
             try:
                 await until_one_ends(until_closed(channel), session.is_given_up.wait())
             finally:

@@ -1,5 +1,5 @@
-"""A subscription consumes one band (high, normal or low priority) of one queue on a channel of its own, so that an
-error stops no other queue.
+"""A subscription consumes one band (high, normal or low priority) of one queue. It has a separate channel, so that an
+error on the channel stops no other subscription.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Subscription:
         cancel_task = asyncio.create_task(cancel_event.wait())
         self._channel, self._acks = channel, acks
 
-        # The sieve sees each frame from the broker first. It passes this channel's deliveries to `receive`, and all
+        # The sieve gets each frame from the broker first. It passes this channel's deliveries to `receive`, and all
         # other frames to the AMQP client.
         deliveries = Deliveries(lambda message: receive(self, message, acks))
         wire.sieve.attach(channel.number, deliveries)

@@ -1,5 +1,6 @@
-"""The queues on RabbitMQ: one durable queue for each priority band of each queue of the platform, and one for all hints
-(messages that a task is due) that RabbitMQ sets aside (dead-letters), such as hints that it delivered too often.
+"""The queues on RabbitMQ: one durable queue for each priority band of each queue of the platform, and one queue for
+hints that were set aside. A hint is a message that a task is due. RabbitMQ sets a hint aside (dead-letters it), for
+example, after it has delivered the hint too often.
 
 Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
 `mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
@@ -25,10 +26,11 @@ DELIVERY_LIMIT = 20
 #: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because workers also find tasks by
 #: polling PostgreSQL.
 SET_ASIDE_MAX = 10_000
-#: A declare of a quorum queue without a leader hangs for a minute: give up sooner, and try again.
+#: How long a request may wait for RabbitMQ's answer, in seconds. A declare of a quorum queue without a leader would
+#: hang for a minute, and a new try may succeed within this minute.
 RPC_SECONDS = 10.0
-#: The pause after a failed declare of the queue of hints that were set aside, in seconds. The declare of another queue
-#: waits for such a try, and a try may take RPC_SECONDS.
+#: The pause after a failed declare of the queue of hints that were set aside, in seconds. Each try may take
+#: RPC_SECONDS, and delays the declare of another queue.
 _SET_ASIDE_PAUSE_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
@@ -64,7 +66,7 @@ class Topology:
 
     async def _try_to_declare_set_aside(self, connection: AbstractConnection) -> None:
         """Declare the queue of hints that were set aside. An error is only logged: the hints of all other queues must
-        not wait for this queue, which no task needs. A call during another call's declare of this queue does nothing.
+        not wait for this queue, which no task needs. While one call declares this queue, other calls do nothing.
         """
         if monotonic() < self._set_aside_due_at:
             return

@@ -1,7 +1,7 @@
 """Notices a RabbitMQ node that is frozen or cut off: its connection stays open, and no byte arrives.
 
-AMQP's heartbeats notice such a node, too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. While no byte arrives,
-the watchdog sends a request. Any byte counts as an answer.
+AMQP's heartbeats notice such a node, too, but only after three times LEASEHOLD_AMQP_HEARTBEAT. The watchdog is faster:
+while no byte arrives, it sends a request. Any byte counts as an answer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
 
 #: The longest patience after any number of losses, and the time without a loss after which the losses are forgotten. A
-#: loss is a node or a channel that was given up.
+#: loss is a connection or a channel that was given up and replaced.
 _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
 class Patience:
-    """How long a node may be silent, or a channel may refuse hints (messages that tell workers of due tasks), before it
-    is given up: `seconds`. The time doubles each time that a node or a channel is given up, up to 10 s (or the first
-    value, if that is longer). So on an overloaded machine, where every node is slow, connections stay. The first value
-    returns after a minute in which none was given up.
+    """`seconds`: how long a node may be silent, or a channel may refuse hints (messages that tell workers of due
+    tasks), before the connection or the channel is replaced. Each replacement doubles the time, up to 10 s (or the
+    first value, if that is longer). So connections stay on an overloaded machine, where every node is slow. After a
+    minute without a replacement, the time is the first value again.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -39,7 +39,7 @@ class Patience:
         return min(self._seconds * 2.0 ** min(self._losses, 10), max(_MOST_SECONDS, self._seconds))
 
     def record_loss(self) -> None:
-        """Record that a silent node, or a channel that refused hints, was given up."""
+        """Record that a silent connection, or a channel that refused hints, was given up."""
         self._losses += 1
         self._last_loss_at = monotonic()
 
@@ -69,8 +69,9 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
     clock = asyncio.get_running_loop().time
     requested_at = clock()
     probe.request()
-    # Wait twice. After this process was stopped (as by SIGSTOP), all its connections look silent, and the wait in which
-    # it was stopped ends immediately. The other wait leaves time to send the request and to read its answer.
+    # Wait twice. If this process was stopped (as by SIGSTOP) during one of the waits, all its connections look silent,
+    # and this wait ends as soon as the process goes on. The other wait leaves time to send the request and to read the
+    # answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
         # `<=`, because uvloop's clock has ticks of a millisecond: the answer may come in the tick of the request. A
@@ -81,7 +82,7 @@ async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
 
 
 class _Probe:
-    """Sends a request that changes nothing, on a channel of its own, one at a time."""
+    """Sends requests that change nothing, one at a time, on a separate channel."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection

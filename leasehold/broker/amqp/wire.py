@@ -2,7 +2,7 @@
 
 A consumer or publisher registers a handler for its channel. The handler gets the channel's frames as they arrive,
 before the AMQP client sees them. All other frames go on to the client unchanged. A publisher can write many frames at
-once; the client would write each by itself.
+once; the client would need one write for each.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5 (frames) and 2.3.5.2 (content).
 """
@@ -23,10 +23,10 @@ from leasehold.domain.errors import BrokerUnavailable
 _FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the payload comes an end byte
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-#: While the handlers get all frames, the client gets an invented heartbeat at this interval, in seconds.
-#: The client would think that a connection without frames is dead, and a broker that delivers sends no heartbeats.
+#: While the handlers take all frames, `_Reader` gives the client an invented heartbeat at this interval, in seconds.
+#: The client takes a connection without frames for dead, and a broker that delivers messages sends no heartbeats.
 _ALIVE_SECONDS = 1.0
-#: No broker agrees to larger frames: a peer that sends one does not speak AMQP.
+#: No broker agrees to larger frames: a peer that sends a larger frame does not speak AMQP.
 _MAX_BYTES = 16 * 1024 * 1024
 
 #: The kinds of frames.
@@ -44,7 +44,9 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 class Sieve:
-    """Divides the incoming frames: a channel's handler gets the frames that it handles, the client gets all others."""
+    """Divides the incoming frames: a channel's handler takes the frames that it can handle, and the client gets all
+    others.
+    """
 
     def __init__(self) -> None:
         self._handlers: dict[int, FrameHandler] = {}
@@ -149,7 +151,7 @@ class _Reader(asyncio.StreamReader):
         return self._clock() - self._last_byte_at
 
     def restart_clocks(self) -> None:
-        """The connection is open now: count from here, not from the start of TCP and TLS."""
+        """Count the silence from now, when the connection is open, not from the start of TCP and TLS."""
         self._client_fed_at = self._last_byte_at = self._clock()
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
