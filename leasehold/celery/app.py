@@ -31,7 +31,9 @@ _CANVAS = "celery-canvas"
 
 
 class Conf:
-    """`app.conf`. It refuses settings that mean nothing here. Leasehold's own settings are LEASEHOLD_* variables."""
+    """`app.conf`. It refuses settings that leasehold.celery does not support. Leasehold's own settings are LEASEHOLD_*
+    variables.
+    """
 
     def __init__(self) -> None:
         self.task_default_queue = "default"
@@ -41,14 +43,14 @@ class Conf:
         super().__setattr__(name, value)
 
     def update(self, *settings: dict[str, Any], **named_settings: Any) -> None:
-        """Raises NotSupported for a setting that means nothing here."""
+        """Raises NotSupported for a setting that leasehold.celery does not support."""
         for name, value in {**(settings[0] if settings else {}), **named_settings}.items():
             setattr(self, name, value)
 
 
 class Celery(Lacking):
     """`main`: the name of the app. `broker` and `backend` are ignored: LEASEHOLD_DATABASE_URL and LEASEHOLD_AMQP_URL
-    say where runs go. Raises NotSupported for other arguments of Celery's.
+    name the servers. Raises NotSupported for any other argument of Celery's class.
     """
 
     _IN_CELERY, _LACKS = "Celery", OF_APP
@@ -110,8 +112,9 @@ class Celery(Lacking):
         return leasehold_task
 
     def find(self, run_id: UUID | str) -> Run[Any]:
-        """The run with this id, of any of the app's tasks. The `find` of any task would do. This method uses that of
-        the canvas (the workflow `_CANVAS`), because every app has a canvas. Raises Invalid `invalid_id`.
+        """The handle of the run with this id, of any of the app's tasks. Each task has a method `find` that would do.
+        This method uses the `find` of the canvas (the workflow `_CANVAS`), because every app has a canvas. Raises
+        Invalid `invalid_id`.
         """
         run: Run[Any] = self._canvas.find(run_id)
         return run
@@ -134,7 +137,9 @@ class Celery(Lacking):
                 import_module(f"{package}.{related_name}")
 
     def config_from_object(self, source: Any, namespace: str = "") -> None:
-        """Take the settings of a module or an object. Raises NotSupported for a setting that means nothing here."""
+        """Read the settings of a module or an object. Raises NotSupported for a setting that leasehold.celery does not
+        support.
+        """
         settings = import_module(source) if isinstance(source, str) else source
         if namespace:
             raise NotSupported("leasehold.celery reads no settings with a namespace: use LEASEHOLD_* variables")
@@ -156,7 +161,7 @@ class Celery(Lacking):
 
     async def _end_after_last_retry(self, attempt: Current) -> AsyncIterator[None]:
         """The middleware around each attempt. The platform's rule allows a task with `bind=True` 1,000 retries. So this
-        middleware ends the run of such a task after the task's own `max_retries`. For a task without `bind=True` the
+        middleware ends the run of such a task after the task's `max_retries`. For a task without `bind=True` the
         platform's rule is enough: `is_last` returns False.
         """
         try:
@@ -194,7 +199,7 @@ class SharedTask:
         self._tasks: dict[int, CeleryTask] = {}  # by the id() of their apps
         self.__name__ = function.__name__
         self.__wrapped__ = function
-        # Read the options only to raise NotSupported here: there may be no app yet that declares the task and raises.
+        # Read the options now, only to raise NotSupported: if no app exists yet, nothing else checks them.
         options_of({name: value for name, value in options.items() if name != "name"}, "default")
         _shared_declarations.append(self._declare)
         for app in made_apps:
@@ -220,8 +225,8 @@ def shared_task(*function: Callable[..., Any], **options: Any) -> Any:
 
 
 def _allowed_name(name: str) -> str:
-    """A name of Celery's as leasehold allows it: small letters, digits, `_` and `-`. The first must be a letter, so a
-    name that begins otherwise gets the prefix `c-`.
+    """The name from Celery, changed to a name that leasehold allows: small letters, digits, `_` and `-`. The first must
+    be a letter, so a name that begins otherwise gets the prefix `c-`.
     """
     allowed_name = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
     return allowed_name if allowed_name[:1].isalpha() else f"c-{allowed_name}"

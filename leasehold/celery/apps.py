@@ -1,4 +1,6 @@
-"""Keeps the apps that this process has made. Modules that app.py imports cannot import app.py, so they use this one."""
+"""Keeps the apps that this process has made. Modules that app.py imports cannot import app.py, so they import this
+module.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CeleryApp(Protocol):
-    """A leasehold.celery.Celery, as the other modules use it. `tasks`: its CeleryTasks by their names."""
+    """The parts of a leasehold.celery.Celery that the other modules use. `tasks`: its CeleryTasks by their names."""
 
     main: str
 

@@ -1,4 +1,4 @@
-"""`chain`, `group` and `chord` combine signatures (calls of tasks). One workflow runs them, each call as a durable
+"""`chain`, `group` and `chord` combine signatures (calls of tasks). One workflow runs all calls, each as a durable
 step.
 """
 

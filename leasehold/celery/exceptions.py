@@ -18,7 +18,7 @@ class NotSupported(CeleryError):
 
 
 class NotSupportedName(NotSupported, AttributeError):
-    """An attribute or method that the object has in Celery, and not here. It is an AttributeError, so that `hasattr`
+    """An attribute or method that the object has in Celery, but not here. It is an AttributeError, so that `hasattr`
     returns False.
     """
 

@@ -93,9 +93,9 @@ OF_APP = {
 
 
 class Lacking:
-    """The base of the classes that stand for Celery's. If Celery's class has an attribute that the class here lacks,
-    reading the attribute raises NotSupportedName. This error is also an AttributeError, so that `hasattr` and Python's
-    protocols still work.
+    """The base of the classes that stand for Celery's classes. If Celery's class has an attribute that the class here
+    lacks, reading the attribute raises NotSupportedName. This error is also an AttributeError, so that `hasattr` and
+    Python's protocols still work.
     """
 
     #: The name of the class in Celery, and {name: what to do instead}.

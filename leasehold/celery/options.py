@@ -1,5 +1,5 @@
 """Reads the options of Celery's `@app.task(...)`. An option has Celery's meaning, or changes nothing (IGNORED), or
-raises an error that says what to do instead (REFUSED).
+raises NotSupported, whose message says what to do instead (REFUSED).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class CeleryOptions:
 
 def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOptions:
     """Read the options that a program gives to `@app.task`. Raises NotSupported."""
-    # Each option that is read is taken out. An option that remains is not supported.
+    # Each option that is read is removed from `unread_options`. An option that remains there is not supported.
     unread_options = {name: value for name, value in given_options.items() if name not in IGNORED}
     backoff = unread_options.pop("retry_backoff", False)
     options = CeleryOptions(
@@ -122,8 +122,8 @@ def options_of(given_options: Mapping[str, Any], default_queue: str) -> CeleryOp
 
 
 def _limit_of(rate: str | float | None) -> Limit | None:
-    """The Limit for a `rate_limit`. None: there is no limit, also for a rate of 0. Celery applies a rate to each
-    worker; Leasehold applies it to the whole installation.
+    """The Limit for a `rate_limit`. None: there is no limit, because the rate is None or 0. Celery applies a rate to
+    each worker; Leasehold applies it to the whole installation.
     """
     if rate is None:
         return None

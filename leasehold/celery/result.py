@@ -54,8 +54,8 @@ class AsyncResult(Lacking):
         return self.id
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_unused: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's
-        """Wait for the result. Raises TaskFailed (with `propagate`; else returns it), and TimeoutError after
-        `timeout` seconds.
+        """Wait for the result. If the run does not succeed, raises TaskFailed, or returns it if `propagate` is False.
+        Raises TimeoutError after `timeout` seconds.
         """
         try:
             return self._run.result(timeout)
@@ -81,7 +81,7 @@ class AsyncResult(Lacking):
 
     @property
     def result(self) -> Any:
-        """The result, the TaskFailed of a run that failed, or None before its end."""
+        """The result of the run. The TaskFailed if the run did not succeed; None before the run has ended."""
         return self.get(propagate=False) if self.ready() else None
 
     @property

@@ -33,7 +33,8 @@ from leasehold.runtime.foreign_errors import text_of
 if TYPE_CHECKING:
     from leasehold.app.task import Task
 
-#: Celery's priorities are 0 to 9. Those from _HIGH_FROM on are `high` here, and those below _LOW_BELOW are `low`.
+#: Celery's priorities are 0 to 9. Here priorities from _HIGH_FROM on are `high`, priorities below _LOW_BELOW are `low`,
+#: and all others are `normal`.
 _HIGH_FROM, _LOW_BELOW = 7, 3
 #: Options of apply_async that a signature may have in Celery. Here a signature refuses them.
 _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
@@ -41,7 +42,7 @@ _APPLY_OPTIONS = ("countdown", "eta", "expires", "priority", "task_id")
 
 class Request(Lacking):
     """`self.request` of a task with `bind=True`. `attempt`: the attempt that calls the function. None: the program
-    calls it directly, and the request has no id.
+    calls the function directly, and the request has no id.
     """
 
     _IN_CELERY, _LACKS = "Context", OF_REQUEST
@@ -60,8 +61,8 @@ class Request(Lacking):
 
 
 class CeleryTask(Lacking):
-    """A call of the object runs the function in this process. `name`: the task's name in Celery. `task`: the task in
-    Leasehold.
+    """A function of a Celery program, declared as a task. A call of the object runs the function in this process.
+    `name`: the task's name in Celery. `task`: the task in Leasehold.
     """
 
     _IN_CELERY, _LACKS = "Task", OF_TASK
@@ -133,7 +134,7 @@ class CeleryTask(Lacking):
         return AsyncResult(run.id, self.app)
 
     def _check_queue(self, queue: str | None) -> None:
-        """Raises NotSupported for another queue than the task's."""
+        """Raises NotSupported for a queue other than the task's."""
         if queue not in (None, self.options.queue):
             raise NotSupported(f"{self.name} is of the queue {self.options.queue}: declare it with queue={queue!r}")
 
@@ -142,7 +143,7 @@ class CeleryTask(Lacking):
         self._signature.bind(*args, **kwargs)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature:
-        """The call, for chain, group and chord."""
+        """The call of the task with these arguments, for chain, group and chord."""
         return Signature.of(self.app, self.name, args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
@@ -158,8 +159,8 @@ class CeleryTask(Lacking):
         immutable: bool = False,
         **other_options: Any,
     ) -> Signature:
-        """The call with these arguments; `immutable`: as `.si`. Raises NotSupported for an option of `apply_async`: a
-        signature has none.
+        """The call with these arguments; `immutable`: as `.si`. Raises NotSupported for an option of `apply_async`,
+        because a signature has no options.
         """
         for name, value in {**(options or {}), **other_options}.items():
             if name == "queue":
@@ -179,8 +180,9 @@ class CeleryTask(Lacking):
     # --- in a worker
 
     def work(self, args: Sequence[Any], kwargs: Mapping[str, Any], expires: str | None) -> Any:
-        """Run the function in an attempt, and return its result. Raises StepError: Retryable for an error that may be
-        tried again, Permanent for any other error.
+        """Run the function in an attempt, and return its result. Raises Retryable if the run may be tried again, and
+        Permanent if an error of the function ends the run. An error of OVERTAKEN and any other StepError pass
+        unchanged.
         """
         if expires is not None and datetime.now(UTC) > datetime.fromisoformat(expires):
             raise Permanent(EXPIRED, f"the run came after its time, {expires}")
@@ -202,7 +204,9 @@ class CeleryTask(Lacking):
             raise Permanent("handler_error", text_of(error)) from error
 
     def _call_function(self, bound_self: _BoundSelf, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function. An error of `autoretry_for` becomes a retry, unless it is an error of Leasehold."""
+        """Call the function. An error of a class in `autoretry_for` becomes a retry, unless it is an error of
+        Leasehold.
+        """
         try:
             return self.run(bound_self, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
         except (StepError, *OVERTAKEN):
@@ -211,19 +215,19 @@ class CeleryTask(Lacking):
             bound_self.retry(exc=error, countdown=self._countdown(bound_self.request.retries))
 
     def is_last(self, error: Exception, retries: int) -> bool:
-        """Whether no attempt may follow this error. `retries`: how many came before this attempt.
+        """Whether no attempt may follow this error. `retries`: how many retries the run has had.
 
-        The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
-        For an error that does not come from `self.retry`, such as a store that is away or a middleware that fails, this
-        function therefore applies the task's own `max_retries`. An error of OVERTAKEN is never the last: it shows that
-        another attempt may have the task.
+        The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many. So
+        for an error that does not come from `self.retry`, such as an error of the object store or of a middleware, this
+        function applies the task's `max_retries`. An error of OVERTAKEN is never the last: it shows that another
+        attempt may have the task.
         """
         if not self.options.bind or isinstance(error, (Retry, *OVERTAKEN)):
             return False
         return retries >= self.options.times
 
     def _countdown(self, retries: int) -> float:
-        """Seconds until the next automatic retry. `retries`: how many came before."""
+        """Seconds until the next automatic retry. `retries`: how many retries the run has had."""
         if not self.options.backoff:
             return self.options.delay
         seconds = min(self.options.backoff * 2**retries, self.options.longest_backoff)
@@ -232,9 +236,9 @@ class CeleryTask(Lacking):
     @property
     def retry_rule(self) -> RetryRule:
         """The platform's rule of retries. A task without `bind=True` is tried again `max_retries` times. For a bound
-        task (with `bind=True`) the rule allows the most retries, because `self.retry` may allow more than
-        `max_retries`: this class counts them (`is_last`). The error Retry sets the delay of each retry (`after`). As in
-        Celery, a run that exceeds its time limit is not tried again.
+        task (with `bind=True`) the rule allows MAX_TIMES retries, because `self.retry` may allow more than
+        `max_retries`. For such a task `is_last` and `self.retry` apply the limit. The error Retry sets the delay of
+        each retry (`after`). As in Celery, a run that exceeds its time limit is not tried again.
         """
         times = MAX_TIMES if self.options.bind else self.options.times
         return RetryRule(times=times, delay=timedelta(seconds=self.options.delay), factor=1, never=(StepTimeout,))
@@ -269,9 +273,9 @@ class _BoundSelf:
     ) -> NoReturn:
         """Raises Retry: the run is tried again. After the last retry, raises `exc`; without `exc`,
         MaxRetriesExceededError. A function that the program calls directly cannot be tried again: raises `exc`; without
-        `exc`, Retry. `max_retries` replaces that of the task, up to 1,000.
+        `exc`, Retry. `max_retries` replaces the `max_retries` of the task, up to 1,000.
 
-        Raises NotSupported for other arguments than the run's own.
+        Raises NotSupported for new arguments of the run, for `throw=False`, and for any other option.
         """
         if args is not None or kwargs is not None or not throw or other_options:
             raise NotSupported("leasehold.celery retries a run with its own arguments: submit a new run for others")
@@ -302,7 +306,7 @@ def _expiry_of(expires: float | datetime, now: datetime) -> datetime:
 
 
 def _in_utc(time: datetime) -> datetime:
-    """The time with a zone: a time without one is taken as UTC, as Celery does by default."""
+    """The time with a zone. A time without a zone counts as UTC, as in Celery by default."""
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 

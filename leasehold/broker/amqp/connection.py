@@ -167,7 +167,7 @@ class Nodes:
         self._has_accepted = True
 
     def advance(self) -> None:
-        """Make the next node the current one. Call this after the current node failed, or after its connection ended."""
+        """Make the next node the current one. Call this when the current node failed, or when its connection ended."""
         self._read_nodes()
         self._order.append(self._order.pop(0))
         self._failed = 0 if self._has_accepted else self._failed + 1
