@@ -27,8 +27,9 @@ _EXAMPLE_ID = "0199d3f0-6c1e-7a52-9d1b-3f6a2b8c4d5e"
 
 @contextmanager
 def api_client() -> Iterator[ApiClient]:
-    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If neither is set, the client calls the `leasehold
-    dev` of the current folder. If the API refuses a request, the command prints the reason and ends.
+    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If neither is set, the client calls the API of the
+    `leasehold dev` that runs in the current folder. If the API refuses a request, the command prints the reason and
+    ends.
     """
     try:
         with ApiClient(*api_and_key()) as client:
@@ -42,8 +43,8 @@ def api_client() -> Iterator[ApiClient]:
 
 
 def api_and_key() -> tuple[str, str]:
-    """The URL of the API that `api_client` calls, and the key. Without a key the command ends with a sentence. Raises
-    ClientError for an address that is no URL.
+    """The URL of the API that `api_client` calls, and the key. Without a key, the command prints an error and ends.
+    Raises ClientError for an address that is no URL.
     """
     from_environment = {
         name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)
@@ -56,8 +57,8 @@ def api_and_key() -> tuple[str, str]:
 
 
 def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
-    """The callback of an argument that is the id of `what`, or several ids. Another text ends the command with a
-    sentence.
+    """A typer callback that checks an argument: it must be the id of `what`, or several ids. For any other text, the
+    command prints an error and ends.
     """
 
     def check(context: typer.Context, value: Any) -> Any:
@@ -76,8 +77,8 @@ def id_of(what: str) -> Callable[[typer.Context, Any], Any]:
 
 
 def json_argument(payload: str) -> Any:
-    """The JSON value of an argument. A text that is not JSON, or that no request can carry, ends the command with a
-    sentence.
+    """The JSON value of an argument. If the text is not JSON, or no request can carry it, the command prints an error
+    and ends.
     """
     try:
         value = json.loads(payload)
@@ -101,7 +102,7 @@ def show(answer: Any, as_json: bool, print_answer: Callable[[], None]) -> None:
 
 def print_next_page(page: dict[str, Any]) -> None:
     """Print the option that shows the next page of a list, if there is a next page."""
-    if page.get("next_cursor") is not None:  # an API of an earlier release answers some lists without it
+    if page.get("next_cursor") is not None:  # an API of an earlier release sends some lists without this field
         print_line(f"The next page: --cursor {page['next_cursor']}")
 
 

@@ -1,4 +1,4 @@
-"""The HTTP client of the commands that call the API. Refusals become sentences for the terminal."""
+"""The HTTP client of the commands that call the API. It turns refusals into messages for the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
 
 _NO_CONTENT = 204
-#: A refusal names at most this many wrong values.
+#: The message of a refusal names at most this many wrong values.
 _MAX_ERRORS = 5
 
 
@@ -28,13 +28,13 @@ class Interrupted(Refused):
 
 
 class Fields(dict[str, Any]):
-    """A JSON object of an answer. If a command reads a field that the object lacks, the command ends with a sentence,
-    because probably another program than Leasehold answered. `Fields` does not raise Refused: commands also read
-    answers after the client is closed, where nothing catches Refused.
+    """A JSON object of an answer. If a command reads a field that the object lacks, the command prints an error and
+    ends: probably a program other than Leasehold sent the answer. `Fields` does not raise Refused, because commands
+    also read answers after the client is closed, where nothing catches Refused.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
-        """`source`: who answered, in the sentence."""
+        """`source`: the beginning of the error: the address that answered, and the status."""
         super().__init__(fields)
         self._source = source
 
@@ -48,7 +48,7 @@ class ApiClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        # The timeout is longer than the API takes for any request: a slow answer must not look like no answer.
+        # The timeout is longer than the API takes for any request, so that a slow answer does not look like no answer.
         self._http = httpx2.Client(base_url=url, auth=KeyAuth(url, key), timeout=40.0, mounts=DIRECT)
 
     def __enter__(self) -> Self:

@@ -147,8 +147,8 @@ class _ExportedChain:
 
 @contextmanager
 def _naming_line(number: int, what: str) -> Iterator[None]:
-    """End the command with a sentence if the block finds that the line lacks a field, or has a field of another type.
-    `what`: what the line should be.
+    """Print an error and end the command if the block finds that the line lacks a field, or that a field has a wrong
+    type. `what`: what the line should be.
     """
     try:
         yield

@@ -11,7 +11,9 @@ from leasehold.settings import Settings
 
 
 async def verify_chains(settings: Settings, tenant_id: str | None) -> list[tuple[dict[str, Any], BrokenRow | None]]:
-    """The head of each chain, or only of the tenant's, with the chain's first broken row (None: no row is broken)."""
+    """The head of each chain, with the chain's first broken row (None: no row is broken). `tenant_id`: only the chain
+    of this tenant; None: all chains.
+    """
     async with connected(settings, "audit") as connection:
         heads = await audit.heads(connection, tenant_id)
         return [(head, await audit.verify(connection, head)) for head in heads]

@@ -69,7 +69,9 @@ def status(
 
 
 def _keys_in(path: Path | None) -> Mapping[str, str]:
-    """Cell -> its key. If the file has no map of keys, the command prints why, and ends. It never prints a key."""
+    """Cell -> its key. If the file has no map of keys, the command prints why, and ends. The message never contains a
+    key.
+    """
     from leasehold.security.other_cells import parse_keys  # noqa: PLC0415 - each command loads only what it needs
 
     source = "LEASEHOLD_CELLS_KEYS" if path is None else str(path)
@@ -232,7 +234,7 @@ map $leasehold_cell $leasehold_path {{
 
 
 def _host_of(url: SplitResult) -> str:
-    """The name, or the address; an IPv6 address in brackets."""
+    """The host name or IP address in the URL; an IPv6 address gets brackets."""
     name = url.hostname or ""
     return f"[{name}]" if ":" in name else name
 

@@ -1,7 +1,7 @@
 """`leasehold completion SHELL` prints a script that lets the shell complete commands and options.
 
 The library typer has the scripts, and computes the completions. It would also add two options to every help page, and
-one of the two edits files in the user's home. So main.py turns these options off.
+one of these options edits files in the user's home. So main.py turns both options off.
 """
 
 from __future__ import annotations

@@ -47,10 +47,11 @@ class Sent:
 
 async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **servers: Any) -> None:
     """Send all pictures and report on each. `out`: the folder for the results. `keep`: at the end, print the address of
-    the first job's page, and wait for Ctrl-C. `servers`: addresses of servers that run elsewhere, as for Installation.
+    the first job's page, and wait for Ctrl-C. `servers`: addresses of servers that run elsewhere: `database_url`,
+    `amqp_url` and `s3` of Installation.
 
-    Raises DemoFailed without the extra `media`, if two results would have one name, if the API or the store refuses a
-    request or does not answer, or, at the end, if a picture did not become READY.
+    Raises DemoFailed without the extra `media`, and if a result would replace another result or a picture. Also raises
+    it if the API or the store refuses a request or does not answer, and, at the end, if a picture did not become READY.
     """
     if not has_extra_media():
         raise DemoFailed("the demo processes pictures: pip install 'leasehold[embedded,media]'")
@@ -65,8 +66,8 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
         console.print(
             f"up after {monotonic() - started_at:.1f} s at {installation.api_url}; broker: {installation.broker}"
         )
-        # Handlers of untrusted bytes run in child processes, which the kernel's fences confine. With `best_effort` some
-        # fences may be missing.
+        # Steps that read untrusted bytes run in child processes, which fences of the kernel (such as seccomp) confine.
+        # With `best_effort` some fences may be missing.
         if installation.isolation == "best_effort":
             console.print(f"fences: {installation.fences}")
         sent_pictures = [Sent(path, {"status": "INIT", "steps": []}) for path in paths]
@@ -110,7 +111,7 @@ async def _wait_for_ctrl_c(console: Console, installation: Installation, first_p
 
 
 async def _send_all(client: httpx2.AsyncClient, pictures: Sequence[Sent], out: Path, show: Callable[[], None]) -> None:
-    """As _send_and_follow, for all pictures at once. Raises DemoFailed, also if a server does not answer."""
+    """Run _send_and_follow for all pictures at once. Raises DemoFailed, also if a server does not answer."""
     try:
         await gather_or_cancel(_send_and_follow(client, picture, out, show) for picture in pictures)
     except httpx2.TransportError as error:

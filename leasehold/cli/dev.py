@@ -29,8 +29,8 @@ async def run(source: str | None, **options: Any) -> None:
     console = Console()
     stop_task = asyncio.create_task(event_of_stop_signals().wait())
     with console.status("starting"):
-        # A user who edits an app wants a quick start. RabbitMQ takes about 8 s, so with `source` the start does not
-        # wait for it (`patient`).
+        # A user who edits an app needs a quick start, and RabbitMQ takes about 8 s. So with `source` the start does not
+        # wait for RabbitMQ (`patient`).
         installation = await _start_unless_stopped(Installation(**options, patient=source is None), stop_task)
     if installation is None:
         return
@@ -40,7 +40,7 @@ async def run(source: str | None, **options: Any) -> None:
             console.print(welcome_text, highlight=False, soft_wrap=True, markup=False)
             reload_task = asyncio.create_task(reload_on_change(installation, console))
             await asyncio.wait((stop_task, reload_task), return_when=asyncio.FIRST_COMPLETED)
-            if reload_task.done():  # by an error: it does not end otherwise
+            if reload_task.done():  # with an error: `reload_on_change` does not end otherwise
                 await reload_task
             await cancel_and_wait(reload_task)
         console.print("stopping: running steps finish or are released")
@@ -65,9 +65,9 @@ async def _start(installation: Installation) -> Installation:
 
 
 def variables_of(installation: Installation) -> dict[str, str]:
-    """The variables for programs in the same folder that submit jobs, and for commands that call the API. With the
-    broker `postgres` the programs send workers no message about a new job, because RabbitMQ may still be starting and
-    the worker polls PostgreSQL ten times a second anyway.
+    """The variables for programs in the same folder that submit jobs, and for commands that call the API. The programs
+    get the broker `postgres`, because RabbitMQ may still be starting. So the worker finds their jobs by its polls: by
+    default ten times a second if RabbitMQ starts late, and twice a second otherwise.
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",

@@ -21,13 +21,13 @@ from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.worker.sandbox import isolation
 
-#: How long the broker may take to connect.
+#: How long `examine` waits for the broker to connect, in seconds.
 _PATIENCE_SECONDS = 10.0
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Run all checks. Before them, wait some seconds for the broker to connect."""
-    # The platform's schema, and those of the kinds of work that have tables of their own.
+    """Wait up to _PATIENCE_SECONDS for the broker to connect, then run all checks."""
+    # The platform's schema, and the schema of each kind of work that has its own tables.
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     store = ObjectStore.from_settings(settings)
     async with open_broker(settings) as broker, AsyncExitStack() as stack:

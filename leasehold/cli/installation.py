@@ -44,17 +44,18 @@ SCOPES = (
     "fleet:operate", "jobs:read", "jobs:operate", "jobs:delete", "conversion:read", "conversion:write",
     "generation:read", "generation:write", "keys:write", "people:write", "audit:read",
 )  # fmt: skip
-#: How long the API may take until it is ready.
+#: How long the API may take until it is ready, in seconds.
 _START_SECONDS = 60.0
-#: How long the worker's steps may go on when the worker has to end, if the user sets no LEASEHOLD_DRAIN_SECONDS. After
-#: this time the worker releases them. It is short, so that a restart after a change of a file is quick.
+#: LEASEHOLD_DRAIN_SECONDS of the worker, if the user sets none: how long running steps may go on after the worker got
+#: the signal to stop. Then the worker releases them. The time is short, so that a restart after a change of a file is
+#: quick.
 _DRAIN_SECONDS = 3.0
-#: How long the API and the worker may take to end after those seconds: at the end of the command, and at a restart. A
-#: worker that is killed too early has released nothing, and each of its steps is charged a loss.
+#: How long the API and the worker may take to end after the drain seconds: at the end of the command, and at a restart.
+#: A worker that is killed too early releases nothing, and each of its steps counts a loss.
 _STOP_SECONDS, _RESTART_SECONDS = 15.0, 2.0
-#: The other parts get this time before RabbitMQ starts, because its start takes all cores.
+#: The other parts get this time before RabbitMQ starts, because the start of RabbitMQ takes all cores.
 _HEAD_START_SECONDS = 3.0
-#: How long the link that signs in to the console is valid.
+#: How long the ticket in the console's URL is valid, in seconds.
 _TICKET_SECONDS = 86_400
 
 #: `upgrade(settings, revision)` of Alembic.
@@ -62,11 +63,12 @@ Upgrade: TypeAlias = Callable[[Settings, str], Awaitable[object]]
 
 
 class Installation:
-    """`async with Installation(...)`: it serves inside the block, and everything is stopped at the end.
+    """`async with Installation(...)`: the installation serves inside the block. At its end, everything that it started
+    is stopped.
 
     `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name servers that run elsewhere; the other servers
-    are embedded. A PostgreSQL that only the environment or `.env` names is not used. `patient`: wait about 8 s for
-    the embedded RabbitMQ. Otherwise RabbitMQ starts after the other parts, and the worker polls until RabbitMQ is up.
+    are embedded. A PostgreSQL that only the environment or `.env` names is not used. `patient`: wait about 8 s for the
+    embedded RabbitMQ. Otherwise RabbitMQ starts after the other parts, and the worker polls until RabbitMQ is up.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Installation:
         self._tenant = TENANT
         self._processes: list[Server] = []
         self._port = self.api_url.rpartition(":")[2]
-        self._external_variables = dict(s3 or {})  # they name the servers that run elsewhere
+        self._external_variables = dict(s3 or {})  # these variables name the servers that run elsewhere
         if database_url:
             self._external_variables |= as_variables(servers_of_database(database_url))
         if amqp_url:
@@ -100,9 +102,9 @@ class Installation:
         self._cleanup = AsyncExitStack()  # stops all that was started
 
     async def __aenter__(self) -> Self:
-        """Start the embedded servers, then the API and the worker while the schema is made, and wait until the API is
-        ready. If RabbitMQ starts late, it starts in the background after that. Raises BadSetting for a wrong variable,
-        before anything starts.
+        """Start the embedded servers. Then start the API and the worker while the schema is made, and wait until the
+        API is ready. If RabbitMQ starts late, start it in the background once the API is ready. Raises BadSetting for a
+        wrong variable, before anything starts.
         """
         require_free(int(self._port))
         parse_settings()
@@ -112,7 +114,7 @@ class Installation:
             exit_stack.push_async_callback(self._revoke_key)
             rabbitmq = self._configured_late_rabbitmq()
             self.environment = self._environment_of_processes(rabbitmq)
-            # The API and the worker import their modules while the schema is made, and wait for it.
+            # The API and the worker import their modules while the schema is made, and then wait for the schema.
             await gather_or_cancel(
                 (
                     self._start(exit_stack, "api"),
@@ -173,7 +175,9 @@ class Installation:
         return [server for server in self._processes if not server.running]
 
     async def restart(self) -> None:
-        """Stop the API and the worker, and start them again with the present code. Running steps are released."""
+        """Stop the API and the worker, and start them again with the present code. The worker releases its running
+        steps.
+        """
         grace = self._drain_seconds + _RESTART_SECONDS
         await asyncio.gather(*(server.stop(signal.SIGTERM, grace=grace) for server in self._processes))
         self._processes.clear()
@@ -224,7 +228,7 @@ class Installation:
         """Start the API or the worker. `cleanup` will stop it."""
         directory = self._stack.directory
         self.logs[module] = directory / f"{module}.log"
-        if module not in self._metrics_ports:  # after a restart the addresses stay those that were printed
+        if module not in self._metrics_ports:  # a restart keeps the addresses that were printed
             self._metrics_ports[module] = free_port()
         self.metrics[module] = f"http://127.0.0.1:{self._metrics_ports[module]}/metrics"
         server = await Server.start(
@@ -258,12 +262,12 @@ class Installation:
 
     async def _revoke_key(self) -> None:
         """Revoke the API key that this start has made, if the database outlives this process. Otherwise each start
-        would leave a valid key with all scopes in the database, until the tenant may have no further key.
+        would leave a valid key with all scopes in the database, until the tenant has its maximum number of keys.
         """
         if not self._keeps_data or not self.api_key:
             return
         servers: dict[str, Any] = servers_of_database(self.environment["LEASEHOLD_DATABASE_URL"])
-        # By now the database may be away, or may have been replaced. The command must end nevertheless.
+        # By now the database may be unreachable, or may have been replaced. The command must end nevertheless.
         with contextlib.suppress(*TRY_AGAIN, LeaseholdError, asyncpg.PostgresError):
             connection = await connect(Settings(**servers, database_app_role=None), "setup")
             try:
@@ -303,8 +307,9 @@ class Installation:
 
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with these variables, for a process of the installation. If `variables` have NAME,
-    NAME_FILE is left out: a process refuses both together. The environment's LEASEHOLD_S3* are left out, because they
-    may describe another S3 service. If the environment names a proxy, the process does not use it for 127.0.0.1.
+    NAME_FILE of the environment is left out, because a process refuses both together. The environment's LEASEHOLD_S3*
+    are left out, because they may describe another S3 service. If the environment names a proxy, the process does not
+    use it for 127.0.0.1.
     """
     files = {f"{name}_FILE" for name in variables}
     hosts_without_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
@@ -328,7 +333,9 @@ def _text_of(value: object) -> str:
 
 
 def _stored_sealing_key(directory: Path) -> str:
-    """The key that encrypts secrets in the database, if the user has set none. A file beside the data keeps it."""
+    """The key that encrypts secrets in the database, if the user has set none. A file in the directory of the data
+    keeps it.
+    """
     file = directory / "sealing-key"
     if not file.exists():
         RunAs().write_file(file, Fernet.generate_key().decode())
@@ -336,15 +343,15 @@ def _stored_sealing_key(directory: Path) -> str:
 
 
 def default_isolation() -> str:
-    """The value of LEASEHOLD_ISOLATION if the user sets none. On a developer's machine isolated steps must run even if
-    the kernel lacks the fences (what confines such a step). A warning is then shown.
+    """The value of LEASEHOLD_ISOLATION if the user sets none. On a developer's machine, isolated steps must run even if
+    the kernel lacks fences (what confines such a step). The command then prints which fences are missing.
     """
     return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 
 
 async def _start_late(rabbitmq: RabbitMQ) -> None:
-    """Start RabbitMQ after the other parts. Its start takes 8 s on all cores, and would delay them. If it does not
-    start, the work goes on without it.
+    """Start RabbitMQ after the other parts. The start of RabbitMQ takes 8 s on all cores, and would delay them. If
+    RabbitMQ does not start, the installation works without it.
     """
     await asyncio.sleep(_HEAD_START_SECONDS)
     try:

@@ -37,7 +37,7 @@ def _checked_filter(words: list[str] | None) -> str:
 
 
 def _number_of_jobs(count: dict[str, Any], one: str, many: str) -> str:
-    """The count of an answer, which may be an estimate, with its noun."""
+    """The count in an answer, with the noun `one` or `many`. An estimate gets the word `about`."""
     return ("" if count["exact"] else "about ") + counted(count["n"], one, many)
 
 
@@ -267,9 +267,9 @@ def delete_job(
 def _check_target(
     job: str | None, filter_: str | None, *, single_only: Iterable[object] = (), bulk_only: Iterable[object]
 ) -> None:
-    """End the command if it has both a job and a filter, or neither, or an option without the argument that it needs.
-    `single_only`: the options that need a job. `bulk_only`: the options that need a filter. An option that was not
-    given is None.
+    """End the command if the user gave both a job and a filter, or neither, or an option without the argument that the
+    option needs. `single_only`: the options that need a job. `bulk_only`: the options that need a filter. An option
+    that was not given is None.
     """
     if (job is None) == (filter_ is None):
         raise failure_printed("name one job, or write --filter", WRONG_USE)

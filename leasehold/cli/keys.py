@@ -16,8 +16,8 @@ from leasehold.settings import Settings
 async def create_one(
     settings: Settings, tenant: str, client: str, scopes: Sequence[str], lifetime: timedelta | None = None
 ) -> NewKey:
-    """Create an API key. The key's text is stored nowhere, and contains the name of this cell, if the installation is
-    a cell (one of several that share the tenants). Raises Invalid for wrong values, and Conflict `too_many_keys`.
+    """Create an API key. The key's text is stored nowhere. If the installation is a cell (one of several that share the
+    tenants), the text contains the name of the cell. Raises Invalid for wrong values, and Conflict `too_many_keys`.
     """
     async with connected(settings, "keys") as connection:
         return await keys.make(
@@ -42,8 +42,8 @@ async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> New
 
 
 async def expire_one(settings: Settings, prefix: str, lifetime: timedelta) -> datetime:
-    """End the key after `lifetime`; a key that would end sooner keeps its end. Returns the end. Raises NotFound for an
-    unknown, revoked or expired key.
+    """End the key after `lifetime`. A key that already ends before that time keeps its end. Returns the end. Raises
+    NotFound for an unknown, revoked or expired key.
     """
     async with connected(settings, "keys") as connection:
         return await keys.expire(connection, command_actor(), prefix, lifetime)

@@ -28,7 +28,7 @@ from leasehold.settings import Settings
 
 
 async def plan_of_upgrade(settings: Settings, revision: str) -> Plan:
-    """The plan of `upgrade`. Nothing is changed. Raises Invalid for an unknown revision."""
+    """The plan of what `upgrade` would do. Nothing is changed. Raises Invalid for an unknown revision."""
     settings = settings.direct()  # past a pooler, to PostgreSQL itself
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     async with connected(settings, "migrate") as connection:
@@ -38,7 +38,7 @@ async def plan_of_upgrade(settings: Settings, revision: str) -> Plan:
 
 @contextmanager
 def _refusing_unknown_revision() -> Iterator[None]:
-    """Raises Invalid if alembic does not know the revision that the block names."""
+    """Turns alembic's error about a revision that it does not know into Invalid."""
     try:
         yield
     except (CommandError, RevisionError) as error:
@@ -49,8 +49,8 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     """Bring the platform's schema to `revision`. With `head`, bring the schemas of all kinds of work up to date, too.
     The audit gets a row for each schema that changed.
 
-    With `head`, a schema that a newer release has migrated stays as it is: processes of this release run on it, too. So
-    an installation can go back to this release. `report`: called with a sentence about such a schema, and when the
+    With `head`, a schema that a newer release has migrated stays as it is: processes of this release work with it, too.
+    So an installation can go back to this release. `report`: called with a sentence about such a schema, and when the
     migration waits for other sessions.
 
     Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, for a revision that
@@ -58,8 +58,8 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     Raises SchemaLocked if a revision gets no lock. The revisions before it stay applied.
     """
     settings = settings.direct()
-    # Without a direct URL, or with a wrong one, these settings still lead to a pooler. Refuse a pooler that shares its
-    # sessions among clients, because a migration needs a session of its own.
+    # Without a direct URL, or with a wrong direct URL, these settings may still lead to a pooler. Refuse a pooler that
+    # shares its sessions among clients, because a migration needs a session of its own.
     await refuse_shared_sessions(settings)
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     role = settings.database_app_role
@@ -90,8 +90,8 @@ async def _check_not_passed(connection: Connection, revision: str) -> None:
 
 
 async def _migrate(settings: Settings, schema: Schema, revision: str, patience: Patience) -> bool:
-    """Bring one schema to `revision`. Record in the audit what was applied, even if an error follows. Returns True if
-    `revision` is `head`, and a newer release has migrated the schema: then nothing is changed.
+    """Bring one schema to `revision`. Record in the audit what was applied, even if an error follows. Returns True, and
+    changes nothing, if `revision` is `head` and a newer release has migrated the schema.
     """
     progress = Progress()
     url = settings.database_url.get_secret_value()
@@ -99,7 +99,7 @@ async def _migrate(settings: Settings, schema: Schema, revision: str, patience: 
     try:
         await migrate(url, revision, versions=versions, table=schema.table, patience=patience, progress=progress)
     except BaseException as error:
-        with suppress(*TRY_AGAIN):  # if PostgreSQL is away, the migration's own error says so
+        with suppress(*TRY_AGAIN):  # if PostgreSQL is unreachable, the migration's own error reports it
             await _record(settings, schema, progress)
         # Alembic may not know the schema's revision, because a newer release has migrated the schema. Read the revision
         # only now: the newer release may have migrated while this migration waited.

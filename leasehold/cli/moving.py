@@ -1,16 +1,16 @@
 """`leasehold cells move` moves a tenant from this cell to another, while both cells work.
 
-The table `tenant_move` of the old cell has the stage of the move. So a command that was killed can be run again, and
-goes on from there:
+The table `tenant_move` of the old cell stores the stage of the move. If a command was killed, the next command goes on
+from this stage:
 
 - drain: the old cell refuses new jobs of the tenant, and its workers claim no task of the tenant. Running steps end.
-- copy: the old cell refuses each change of the tenant's rows. The command copies the rows as they are at one moment,
+- copy: the old cell refuses each change of the tenant's rows. The command copies the rows as one snapshot shows them,
   then the objects. It compares each copy with its original.
-- switch: one transaction makes the copies the tenant's rows in the new cell.
-- moved: the old cell goes on refusing, until `clean` deletes the tenant's rows and objects there.
+- switch: one transaction inserts the copies into the tables of the new cell.
+- moved: the old cell still refuses changes, until `clean` deletes the tenant's rows and objects there.
 
-The old cell's row has the direction `out`. From the switch on the new cell has a row, too, with the direction `in` and
-the stage `live`.
+The row of the old cell in `tenant_move` has the direction `out`. After the switch the new cell has a row, too, with the
+direction `in` and the stage `live`.
 
 No step runs in both cells: the new cell has no row of the tenant before the switch, and after the drain no worker of
 the old cell claims a task of the tenant.
@@ -66,7 +66,7 @@ from leasehold.storage.s3 import PutRefused
 
 #: The longest that one statement of a move may take, in seconds: a large tenant has large tables.
 _STATEMENT_SECONDS = 24 * 3600.0
-_POLL_SECONDS = 0.5  # between two looks whether running steps have ended
+_POLL_SECONDS = 0.5  # between two checks whether running steps have ended
 _COPIES_AT_ONCE = 16  # objects
 # Settings of the sessions, because the platform's own planner settings are for statements that find few rows.
 _SESSION = """
@@ -116,8 +116,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The old cell (`source`) and the new cell (`target`) of a move, opened. `source_name`: the old cell's name.
-    `shares_store`: both cells have the same bucket, or none, so no object is copied or deleted.
+    """The old cell (`source`) and the new cell (`target`) of a move, with open connections and stores. `source_name`:
+    the old cell's name. `shares_store`: both cells have the same bucket, or none, so no object is copied or deleted.
     """
 
     source: Connection
@@ -130,8 +130,9 @@ class _Cells:
 
 
 def target_settings(path: Path) -> Settings:
-    """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. Settings that the file does not name
-    are those of this environment and of the folder's `.env`, except for the database.
+    """The settings of the other cell, from a file of lines `LEASEHOLD_NAME=value`. A setting that the file does not
+    name comes from this environment or from the folder's `.env`. Exception: the database's settings come from the file
+    only.
 
     Raises Invalid `bad_target` for a file that cannot be used. The error shows no value of the file.
     """
@@ -155,8 +156,9 @@ def target_settings(path: Path) -> Settings:
 
 @contextmanager
 def _environment_of(variables: dict[str, str]) -> Iterator[None]:
-    """Within the block, the environment is that of the other cell: this environment and the settings in `.env`, without
-    this cell's database and without the settings that `variables` name (as NAME or NAME_FILE); then `variables`.
+    """Within the block, this process has the environment of the other cell: its own environment, the settings in
+    `.env`, and `variables`. This cell's database settings are left out. So is each setting that `variables` name, in
+    both forms, NAME and NAME_FILE.
     """
     saved_environment = dict(os.environ)
     try:
@@ -181,7 +183,9 @@ def _settings_of_folder() -> dict[str, str]:
 
 @asynccontextmanager
 async def _open_cells(settings: Settings, other_settings: Settings, move: Move) -> AsyncIterator[_Cells]:
-    """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if these cells cannot do it."""
+    """Yields the two cells of the move. Raises Invalid or Conflict, before any change, if the tenant cannot move
+    between these cells.
+    """
     _check_cell_names(settings, other_settings, move)
     settings, other_settings = (
         each.direct().model_copy(update={"database_timeout": _STATEMENT_SECONDS}) for each in (settings, other_settings)
@@ -225,8 +229,8 @@ def _check_cell_names(settings: Settings, other_settings: Settings, move: Move) 
 
 
 async def _is_one_bucket(store: ObjectStore, other_store: ObjectStore) -> bool:
-    """Whether both stores are the same bucket, which may have two addresses. An object that is deleted in one is then
-    gone in both. Raises Conflict `target_store` if the other store takes no objects.
+    """Whether both stores are the same bucket, which may have two addresses. If they are, an object that the command
+    deletes in one store is gone in both. Raises Conflict `target_store` if the other store accepts no objects.
     """
     key = f"probe/move-{new_id()}"
     await store.put(key, b"?", content_type="text/plain", metadata={})
@@ -237,7 +241,7 @@ async def _is_one_bucket(store: ObjectStore, other_store: ObjectStore) -> bool:
         raise _store_conflict(error) from error
     finally:
         await store.delete(key)
-    try:  # an error must come now: later the old cell already refuses the tenant's requests
+    try:  # find an error now: later the old cell already refuses the tenant's requests
         await other_store.put(key, b"?", content_type="text/plain", metadata={})
         await other_store.delete(key)
     except StoreError as error:
@@ -303,8 +307,8 @@ async def move_tenant(settings: Settings, other_settings: Settings, move: Move) 
 
 async def _begin_or_resume(cells: _Cells, other_settings: Settings, settings: Settings, move: Move) -> str:
     """The stage of the tenant's present move. If the tenant has no move, check the cells, and begin a move with the
-    stage `drain`. Raises as `move_tenant`, Conflict `move_in_progress` for a move to another cell, and as
-    `_check_seals`.
+    stage `drain`. Raises as `move_tenant` and `_check_seals`. Raises Conflict `move_in_progress` if the tenant moves to
+    another cell.
     """
     row = await _move_row(cells.source, move.tenant)
     if row is not None and row["direction"] == "out":
@@ -369,7 +373,7 @@ async def _switch(cells: _Cells, move: Move) -> None:
 
 
 async def _is_live(cells: _Cells, move: Move) -> bool:
-    """Whether the switch is done: the tenant lives in the new cell."""
+    """Whether the switch is committed: the tenant belongs to the new cell."""
     row = await _move_row(cells.target, move.tenant)
     return row is not None and row["direction"] == "in" and row["from_cell"] == cells.source_name
 
@@ -391,8 +395,9 @@ async def abort(settings: Settings, other_settings: Settings, move: Move) -> dic
 
 
 async def clean(settings: Settings, other_settings: Settings, move: Move) -> dict[str, Any]:
-    """Delete this cell's rows and objects of a tenant that has moved. After an interruption a second call goes on.
-    Raises NotFound without a move, and Conflict before the move's end or while clients may still upload to this cell.
+    """Delete this cell's rows and objects of a tenant that has moved. After an interruption, a second call continues.
+    Raises NotFound without a move. Raises Conflict before the move's end, and while clients may still upload to this
+    cell.
     """
     async with _open_cells(settings, other_settings, move) as cells:
         objects = 0
@@ -461,8 +466,8 @@ async def _record(connection: Connection, action: str, tenant: str, from_cell: s
 
 
 async def _copy_objects(cells: _Cells, move: Move) -> int:
-    """Copy the tenant's objects that the other store lacks, and check the copies. Returns the number of the objects
-    that the other store then has of the tenant; 0 if both cells have the same store.
+    """Copy the tenant's objects that the other store lacks, and check the copies. Returns how many of the tenant's
+    objects the other store then has; 0 if both cells have the same store.
     """
     if cells.shares_store:
         return 0
@@ -481,8 +486,8 @@ async def _copy_objects(cells: _Cells, move: Move) -> int:
 
 async def _copy_object(source: ObjectStore, target: ObjectStore, key: str, *, only_new: bool = False) -> int:
     """Copy one object, unless the target has the same bytes already, and compare the copy with the original.
-    `only_new`: do not replace an object of the target, but raise PutRefused, if the store supports that. Returns 1, or
-    0 for an object that has expired meanwhile. Raises Conflict `copy_differs`.
+    `only_new`: if the target has an object with this key, raise PutRefused instead of replacing it, if the store
+    supports that. Returns 1, or 0 for an object that has expired meanwhile. Raises Conflict `copy_differs`.
     """
     stored = await source.head(key)
     if stored is None:
@@ -559,8 +564,8 @@ def _map_with_tenant(path: Path, move: Move) -> bytes:
 
 
 def _change_map(path: Path, move: Move) -> None:
-    """Write the map as a whole, or leave the old map. Read the map again, because the move of another tenant may have
-    changed it since this move began. The lock is a file of its own, because a new file replaces the map's file.
+    """Write the whole map, or leave the old map. Read the map again before, because the move of another tenant may have
+    changed it since this move began. The lock is a separate file, because a new file replaces the map's file.
     """
     with path.with_name(f".{path.name}.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,10 +1,12 @@
-"""Freezes the rows of a tenant that moves to another cell, and copies them to the new cell. `moving` calls this module.
+"""Refuses changes to the rows of a tenant that moves to another cell, and copies the rows to the new cell. `moving`
+calls this module.
 
-Triggers of the old cell refuse changes. They exist only while a tenant moves, so that other tenants pay nothing. A
-trigger is made under a lock on its table: earlier transactions have ended by then, and later ones meet the trigger.
+Triggers in the old cell's database refuse the changes. They exist only while a tenant moves, so without a move no write
+is slower. CREATE TRIGGER locks the table: transactions that wrote to the table before have ended, and all later writes
+call the trigger.
 
-The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. One
-transaction makes them the tenant's rows, so that the new cell has all of the tenant, or nothing.
+The new cell first gets copies in tables of the move (`moving_...`), which no worker and no request reads. Later one
+transaction inserts the copies into the real tables, so that the new cell has all rows of the tenant, or none.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from leasehold.transitions.moves import DUE, POSTPONED_BY, is_postponed
 #: Exception: the rows of `event` move. In the new cell they are rows of `kept_event` (`source_query`).
 CELL_TABLES = frozenset({"tenant_move", "audit", "audit_chain", "outbox", "outbox_batch", "worker", "quarantine",
                    "leadership", "rate_bucket", "paused_queue", "event", "known_handler"})  # fmt: skip
-#: Tables to which a client's read also writes. A tenant that moves may still read.
+#: Tables to which a client's read request also writes. The clients of a tenant that moves may still read.
 _WRITTEN_BY_READS = frozenset({"download"})
-#: The only columns of an API key whose changes are refused. The key's last use may change: a request sets it, at most
-#: once a minute.
+#: The only columns of an API key whose changes are refused. The column with the key's last use may change: requests
+#: write it, at most once a minute.
 _KEY_COLUMNS = "revoked_at, expires_at, scopes"
 _LOCK_TRIES = 60  # of a second each, with half a second between them
 _LOCK_ERRORS = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
@@ -60,8 +62,8 @@ WHERE f.contype = 'f' AND f.connamespace = current_schema()::regnamespace
 class MovedTable:
     """A table whose rows move. `condition`: SQL that is true for the rows of the table `t` that belong to the tenant
     `$1`. `columns`: all columns without identity and generated columns, which the new cell fills in itself.
-    `order_column`: the identity column, if there is one; the new cell numbers the rows in its order. `has_tenant`:
-    whether the table has the column `tenant_id`.
+    `order_column`: the identity column, if there is one; the new cell numbers the rows again, in the order of this
+    column. `has_tenant`: whether the table has the column `tenant_id`.
     """
 
     name: str
@@ -115,7 +117,7 @@ _SPECIAL_CONDITIONS = {
     "gate": "t.tenant_id = $1 OR (t.tenant_id = '*' AND EXISTS (SELECT 1 FROM gate_job g JOIN job j ON j.id = g.job_id"
     " WHERE g.tenant_id = '*' AND g.key = t.key AND j.tenant_id = $1))",
     "gate_job": "t.job_id IN (SELECT id FROM job WHERE tenant_id = $1)",
-    # Rows from before migration 0008 name no tenant.
+    # Rows of `output` from before migration 0008 have no tenant.
     "output": "t.task_id IN (SELECT id FROM task WHERE tenant_id = $1)",
 }
 
@@ -168,12 +170,14 @@ def _digest_of(from_clause: str, table: MovedTable) -> str:
 
 
 def _move_prefix(tenant: str) -> str:
-    """The prefix of the names of the move's triggers and tables. The tenant's own name may be too long for a name."""
+    """The prefix of the names of the move's triggers and tables. It has a hash of the tenant, because a name in
+    PostgreSQL has at most 63 bytes.
+    """
     return f"moving_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}_"
 
 
 async def hold_new_work(connection: Connection, tenant: str) -> None:
-    """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further ones."""
+    """Refuse new jobs, and postpone all due times. So workers finish running steps, and claim no further steps."""
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     is_due = "NEW.status IN ('pending', 'retry', 'waiting')"
     await _run_locking(
@@ -198,7 +202,7 @@ async def hold_new_work(connection: Connection, tenant: str) -> None:
 
 async def refuse_writes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> None:
     """Refuse each change of the tenant's rows. Only the connections of workers and of this command may still change
-    them: the trigger's function (migration 0040) knows these connections by their `application_name`.
+    them: the trigger's function (migration 0040) recognises these connections by their `application_name`.
     """
     prefix, tenant_literal = _move_prefix(tenant), await _literal(connection, tenant)
     statements = []
@@ -264,10 +268,10 @@ async def _run_locking(connection: Connection, statements: Sequence[str]) -> Non
 
 
 async def copy_rows(source: Connection, target: Connection, tenant: str, tables: Sequence[MovedTable]) -> int:
-    """Copy the tenant's rows, as they are at one moment, into the tables of the move. Compare the copies with the rows.
-    Returns the number of rows.
+    """Copy the tenant's rows, as one snapshot shows them, into the tables of the move. Compare the copies with the
+    rows. Returns the number of rows.
 
-    Raises Conflict `copy_differs` if a copy has other rows.
+    Raises Conflict `copy_differs` if a copy differs from its rows.
     """
     await drop_copies(target, tenant)
     total = 0
@@ -289,7 +293,7 @@ async def copy_rows(source: Connection, target: Connection, tenant: str, tables:
 
 
 def _staging_table(tenant: str, table: MovedTable) -> str:
-    """The quoted name of the table of the move that gets the copies of this table's rows."""
+    """The quoted name of the move's table that gets the copies of this table's rows."""
     return f'"{_move_prefix(tenant)}{table.name}"'
 
 
@@ -302,7 +306,7 @@ async def _pipe(
 
     async def read() -> None:
         await source.copy_from_query(query, tenant, output=pieces.put)
-        await pieces.put(None)  # only now: after an error the copy must not end as if it were whole
+        await pieces.put(None)  # not after an error: then the copy must not end as if it were complete
 
     async def pieces_until_end() -> AsyncIterator[bytes]:
         while (piece := await pieces.get()) is not None:
@@ -313,7 +317,9 @@ async def _pipe(
         write_ended.set()
 
     async def watch() -> None:
-        """Raise ConnectionError if the connection is lost. asyncpg alone would wait for ever to send more."""
+        """Raise ConnectionError if the connection is lost. Without this check, asyncpg would wait for ever to send the
+        next piece.
+        """
         await write_ended.wait()
         if target.is_closed():
             raise ConnectionError("the connection to the other cell's database was lost")
@@ -365,8 +371,8 @@ DELETE FROM gate_job g USING job j WHERE g.job_id = j.id AND g.tenant_id = '*' A
 
 async def leave_shared_limits(connection: Connection, tenant: str) -> None:
     """Remove the tenant's jobs from the concurrency limits that all tenants share (`*`). In the old cell these jobs
-    never end, so they would keep their places from other tenants until `clean`. Call this in a transaction, after the
-    switch.
+    never end, so until `clean` they would keep places that jobs of other tenants need. Call this in a transaction,
+    after the switch.
     """
     await connection.fetch(_LOCK_SHARED_LIMITS, tenant)
     await connection.execute(_LEAVE_SHARED_LIMITS, tenant)
@@ -403,7 +409,7 @@ _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "
 
 
 async def object_prefixes(connection: Connection, tenant: str, tables: Sequence[MovedTable]) -> list[str]:
-    """The prefixes of the tenant's objects. The platform made each of them: no text of a client is used as a key."""
+    """The prefixes of the tenant's objects. The platform made each key: no text of a client is used as a key."""
     prefixes = {
         f"jobs/{row['id']}/"
         for row in await connection.fetch("SELECT id FROM job WHERE tenant_id = $1 AND finished_at IS NULL", tenant)

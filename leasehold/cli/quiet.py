@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-#: Libraries that log each try to connect. A command prints its own result instead.
+#: Libraries that log each try to connect. A command prints the result itself.
 _CHATTY = ("aio_pika", "aiormq", "aiobotocore", "botocore", "httpx2", "asyncio")
 
 

@@ -1,13 +1,13 @@
 """`leasehold doctor --reconcile` compares PostgreSQL's rows with the store's objects. Run it after a restore.
 
-Backups of PostgreSQL and of the store are not from the same moment. An object whose job the restored database does not
-know is orphaned, and `--apply` deletes it. An object that a row names and the store lacks is only listed, because no
-row is changed.
+Backups of PostgreSQL and of the store are not from the same moment. An object is orphaned if the restored database
+lacks the row of its owner, such as its job. `--apply` deletes orphaned objects. If a row names an object that the store
+lacks, the command only lists the object: it changes no row.
 
 Most keys have the id of their owner after a prefix (`jobs/ID/`, and prefixes that the kinds of work declare). The id
-contains the time at which the owner was made. For other keys, a row names the whole key, and the store knows when the
-object was written. Young objects and objects of a young owner are left alone, because their row may not be committed
-yet. Keys of another form do not belong to the platform, and are never deleted.
+contains the time at which the owner was made. For other keys, a row names the whole key, and the store has the time at
+which the object was written. The command leaves young objects and objects of a young owner alone, because their row may
+not be committed yet. Keys of another form do not belong to the platform, and are never deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leasehold.pipelines import kinds_of
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore, Stored
 
-#: Younger objects, and objects of younger owners, are left alone.
+#: Objects that are younger than this, and objects of younger owners, are left alone.
 YOUNG = timedelta(hours=1)
 #: How many rows or objects are read at a time.
 _BATCH = 1000
@@ -56,13 +56,13 @@ UNION SELECT owner.id FROM unnest($1::uuid[]) AS owner(id) WHERE EXISTS (
 
 
 class SuspiciousBucket(LeaseholdError):
-    """More objects have no row than have one, or the installation is a cell (one of several that share the tenants). So
-    another installation may use the bucket, too.
+    """More objects have no row than have one, or the installation is a cell (one of several that share the tenants). In
+    both cases another installation may use the bucket, too.
     """
 
 
 class InRecovery(LeaseholdError):
-    """The server still replays WAL, or it is a standby. So rows that are missing may still come."""
+    """The PostgreSQL server still replays WAL, or it is a standby. So rows that are missing may still arrive."""
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class Finding:
 class Reconciliation:
     """The result. `rows`: rows that name an object. `objects`: objects in the store. `missing`: rows whose object the
     store lacks, or has in another size. `owned`: objects whose owner has a row. `orphaned`: objects whose owner has no
-    row. `young`: objects without a row that are left alone for now. `deleted`: orphaned objects that are deleted by
-    now.
+    row. `young`: objects without a row that are too young to be orphaned. `deleted`: orphaned objects that are deleted
+    by now.
     """
 
     rows: int = 0
@@ -98,8 +98,8 @@ class Reconciliation:
 
 
 async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -> Reconciliation:
-    """Compare rows and objects. `apply`: also delete the orphaned objects. Raises InRecovery, and without `even_so`
-    SuspiciousBucket, before the first deletion.
+    """Compare rows and objects. `apply`: also delete the orphaned objects. With `apply`, raises InRecovery before the
+    first deletion. Without `even_so`, also raises SuspiciousBucket before the first deletion.
     """
     result = Reconciliation()
     kinds = kinds_of(Pipelines.from_source(settings.pipelines))
@@ -118,8 +118,8 @@ async def reconcile(settings: Settings, *, apply: bool, even_so: bool = False) -
             await _refuse_in_recovery(connection)
             if not even_so:
                 _refuse_suspicious_bucket(settings, result)
-            # The store is read again, because the first reading kept only examples. The second reading counts in a
-            # result that nobody reads, so nothing is counted twice.
+            # The store is read again, because the first reading kept only examples. The second reading gets a new
+            # Reconciliation that nobody reads, so that nothing is counted twice.
             async for batch in _orphaned_objects(connection, store, sections, Reconciliation()):
                 await store.delete(*(key for key, _ in batch))
                 result.deleted += len(batch)

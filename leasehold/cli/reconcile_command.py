@@ -1,5 +1,5 @@
-"""Runs the comparison of reconcile.py for `leasehold doctor --reconcile`. With `--apply`, prints first what it will do,
-and then what it has done.
+"""Runs the comparison of reconcile.py for `leasehold doctor --reconcile`. With `--apply`, the command first prints what
+it will delete, and then how much it has deleted.
 """
 
 from __future__ import annotations

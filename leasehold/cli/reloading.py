@@ -15,9 +15,9 @@ from leasehold.cli.installation import Installation, environment_with
 from leasehold.embedded.process import EmbeddedError
 from leasehold.runtime.exits import describe_exit
 
-_POLL_SECONDS = 0.5  # between two looks at the files
-#: The first and the longest pause before a process that has ended by itself is started again. Each pause is twice as
-#: long as the pause before.
+_POLL_SECONDS = 0.5  # between two checks of the files
+#: If a process ends by itself, `_Keeper` starts it again after a pause: the first pause, and the longest. Each pause is
+#: twice as long as the pause before.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 #: Names of folders without the user's code. Hidden folders are skipped, too.
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
@@ -38,8 +38,8 @@ except DeclarationError as error:
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
     """Watch the folder until cancelled, and restart the processes when a file changes. If the changed code cannot be
-    loaded, print its error, and leave the running processes alone. If the changed code can be loaded but does not
-    start, print its error, and start the processes at the next change.
+    loaded, print its error, and leave the running processes alone. If the changed code can be loaded, but a process
+    does not start with it, print the error, and start the processes at the next change.
 
     Also watch the processes. A process that ends by itself is started again, because nobody else would do its work.
     """
@@ -69,8 +69,9 @@ async def reload_on_change(installation: Installation, console: Console) -> None
 
 
 class _Keeper:
-    """Starts processes again that end by themselves, until the code changes. The pauses grow: code that ends its
-    process again and again must not fill the terminal. `waits_for_change`: start nothing, because a start just failed.
+    """Starts processes again that end by themselves, until the code changes. The pauses grow, so that code that ends
+    its process again and again does not fill the terminal. `waits_for_change`: start nothing, because a start just
+    failed.
     """
 
     def __init__(self, installation: Installation, console: Console, *, waits_for_change: bool = False) -> None:
@@ -78,10 +79,10 @@ class _Keeper:
         self._console = console
         self._waits_for_change = waits_for_change
         self._pause = _FIRST_PAUSE_SECONDS
-        self._start_at: float | None = None  # when to start what has ended; None: nothing has
+        self._start_at: float | None = None  # when to start the processes that have ended; None: none has ended
 
     async def check(self) -> None:
-        """See whether a process has ended. Say so, and start it once its pause is over."""
+        """Check whether a process has ended. If so, print that, and start the process again once its pause is over."""
         if self._waits_for_change:
             return
         if self._start_at is None:
@@ -101,8 +102,8 @@ class _Keeper:
 
 
 async def _problem(environment: Mapping[str, str]) -> str | None:
-    """The error of the code; None: it can be loaded. A new process loads it, because this process has the old code.
-    `environment`: that of the processes which run the code.
+    """The error of the changed code; None: the code can be loaded. A new process loads it, because this process has the
+    old code. `environment`: the environment of the processes that run the code.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _CHECK_PROGRAM, environment["LEASEHOLD_PIPELINES"],

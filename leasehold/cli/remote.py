@@ -121,7 +121,7 @@ def _update_bars(progress: Progress, bars: dict[str, TaskID], answer: dict[str, 
         if step["id"] not in bars:
             bars[step["id"]] = progress.add_task(step["id"], total=100, note="")
         percent = 100 if step["status"] in ("succeeded", "skipped") else step.get("percent", 0)
-        # `status` is `pending` for each state in which a step waits; `state` tells these apart.
+        # `status` is `pending` for every state in which a step waits; `state` distinguishes these states.
         note = harmless(f"{step['state']} {step.get('summary') or ''}")
         progress.update(bars[step["id"]], completed=percent, note=note)
 

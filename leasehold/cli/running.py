@@ -22,7 +22,7 @@ _T = TypeVar("_T")  # the result of a command's coroutine
 # Exit statuses.
 #: The action failed or was refused.
 FAILED = 1
-#: The command was used wrongly. It is typer's own status for that.
+#: The command was used wrongly. typer exits with the same status.
 WRONG_USE = 2
 #: A server does not answer. The command may be tried again.
 UNREACHABLE = 3
@@ -31,7 +31,7 @@ BROKEN_CODE = CodeBroken.exit_status
 
 
 def environment(env_file: str | None = ".env") -> Settings:
-    """The settings of the environment, and of `env_file`. A wrong setting ends the command with a sentence."""
+    """The settings of the environment, and of `env_file`. For a wrong setting, the command prints an error and ends."""
     from leasehold.starting import read_settings  # noqa: PLC0415 - each command loads only what it needs
 
     try:
@@ -52,7 +52,8 @@ def join_dev() -> None:
     set_by_user = environment().model_fields_set
     if "database_url" in set_by_user:
         return
-    # The user's variables stay, except those that name the database's servers. The others come from `leasehold dev`.
+    # The user's variables stay, except those that name the database's servers. All other variables come from the
+    # `leasehold dev`.
     kept = as_variables(dict.fromkeys(set_by_user - servers_of_database("").keys(), ""))
     taken = {name: value for name, value in variables.items() if name not in kept}
     for name in taken:
@@ -62,14 +63,14 @@ def join_dev() -> None:
 
 
 def environment_or_dev() -> Settings:
-    """Join a `leasehold dev` as `join_dev` does. Returns the settings of the environment that it leaves."""
+    """Call `join_dev`, and then return the settings of the environment."""
     join_dev()
     return environment()
 
 
 def use_source(source: str | None) -> None:
-    """Let this process and its child processes serve the pipelines of `source`, an argument of the command. A source
-    that cannot be loaded ends the command with a sentence.
+    """Let this process and its child processes serve the pipelines of `source`, an argument of the command. For a
+    source that cannot be loaded, the command prints an error and ends.
     """
     if source is None:
         return
@@ -108,14 +109,16 @@ def command_actor() -> Actor:
 
 
 def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a command's coroutine. An error of the platform, or a silent server, ends the command with a sentence."""
+    """Run a command's coroutine. For an error of the platform, or a server that does not answer, the command prints an
+    error and ends.
+    """
     from leasehold.runtime.transient import TRY_AGAIN  # noqa: PLC0415 - each command loads only what it needs
 
     expected_errors: tuple[type[BaseException], ...] = (LeaseholdError, ExceptionGroup, *TRY_AGAIN)
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None  # as a shell reports a program that SIGINT ended
+        raise typer.Exit(130) from None  # the status with which a shell reports a program that SIGINT ended
     except expected_errors as error:
         is_unreachable = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
         raise _failure_of(error, UNREACHABLE if is_unreachable else FAILED) from None
@@ -123,7 +126,7 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
 
 def _sentence_of(error: BaseException) -> str:
     """The error as text. For a group: the texts of its errors, because the group's own text only counts them. The text
-    of a failed connection gets some words in front, because Python's text does not say what was refused.
+    of a failed connection gets a prefix, because Python's text does not name what was refused.
     """
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_sentence_of, error.exceptions))

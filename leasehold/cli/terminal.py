@@ -1,8 +1,8 @@
-"""Prints lines, tables and JSON for all commands, and makes text harmless that users and handlers wrote: messages of
+"""Prints lines, tables and JSON for all commands, and makes texts that users and handlers wrote harmless: messages of
 errors, log lines, tags and names.
 
-Such a text is printed as `Text`, in which Rich reads no markup. The terminal gets no control characters from it. With
-control characters a job's log could write to the operator's clipboard or hide lines.
+Such a text is printed as `Text`, in which Rich reads no markup. Its control characters are not sent to the terminal:
+with them a job's log could write to the operator's clipboard, or hide lines.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from leasehold.settings import Settings
 
 
 class _PipelinesAlone(BaseSettings):
-    """Reads LEASEHOLD_PIPELINES only, so that the command also answers while another variable is wrong."""
+    """Reads LEASEHOLD_PIPELINES only, so that the command also works while another variable is wrong."""
 
     model_config = Settings.model_config
 
@@ -32,8 +32,8 @@ async def variables() -> list[tuple[str, str, str]]:
 
 
 def default_of(field: FieldInfo) -> str:
-    """The default as the text of a variable. Empty: by default the setting has no value, or an empty value. Show the
-    default of a secret, too: it is in the reference anyway.
+    """The default as the text of a variable. Empty: by default the setting has no value, or an empty value. The default
+    of a secret is shown, too, because the reference shows it anyway.
     """
     default = field.get_default(call_default_factory=True)
     if isinstance(default, SecretStr):
