@@ -1,7 +1,7 @@
 """Clients of the HTTP API: `Client` and `AsyncClient` submit jobs and follow them, `ExternalWorker` works on tasks.
 
-They need the HTTP library, pydantic and the domain's errors, and load nothing of the engine: no database driver, no
-broker, no web framework.
+This package needs the HTTP library, pydantic and the errors of `leasehold.domain`. It loads no database driver, no
+broker and no web framework.
 """
 
 from leasehold.client.async_client import AsyncClient

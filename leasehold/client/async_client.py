@@ -35,7 +35,7 @@ from leasehold.client.uploading import OnProgress, async_pieces
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: A request that waits for a change waits this many seconds. Then the client sends it again.
+#: The API holds a request that waits for a change for this many seconds. Then the client sends the request again.
 _WAIT_SECONDS = 20.0
 #: How long one try of a request may take: longer than the API holds any request.
 _REQUEST_SECONDS = 60.0
@@ -84,9 +84,10 @@ def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[AsyncClient, P]
 
 
 class AsyncClient:
-    """`async with AsyncClient(url, key) as client`. Its parameters, methods and errors are those of `Client`: await a
-    method that returns a value, and iterate with `async for` over a list, events, logs or a stream. `timeout`: for how
-    many seconds the client repeats a request that gets no answer, not how long one try may take.
+    """`async with AsyncClient(url, key) as client`. Its parameters, methods and errors are those of `Client`. Await a
+    method that returns a value or a list. Iterate with `async for` over a method that yields items, such as `jobs`,
+    `events` or `stream`. `timeout`: for how many seconds the client repeats a request that gets no answer, not how long
+    one try may take.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
@@ -178,7 +179,9 @@ class AsyncClient:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and start its processing. `content_type`: by default by the name's ending."""
+        """Upload the picture at `path` and start its processing. `content_type`: by default the type of the name's
+        ending.
+        """
         path = Path(path)
         media_type = content_type or calls.content_type_of(path)
         ticket = await self.send(calls.upload_ticket(path, media_type))
@@ -294,7 +297,7 @@ class AsyncClient:
                 pause = following.after_error(error)
             if pause is not None:
                 await asyncio.sleep(pause)
-            elif not following.advanced:  # this connection brought no item: perhaps none is left
+            elif not following.advanced:  # this connection brought no item: perhaps no item is left
                 if has_ended:
                     return
                 has_ended = (await self.send(calls.get_job(following.job_id))).ended
