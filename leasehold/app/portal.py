@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from leasehold.domain.errors import LeaseholdError
 
 T = TypeVar("T")  # what the work of a caller returns
-#: Seconds for which `close` waits after it cancelled the work. Then it cancels the work that still runs again.
+#: How long `close` waits after it has cancelled the work, in seconds. If some work still runs then, it is cancelled
+#: again.
 _CLOSE_SECONDS = 5.0
 
 
@@ -24,7 +25,7 @@ class PortalClosed(LeaseholdError):
 
 
 class Portal:
-    """Runs coroutines from any thread in one loop. It works only in the process that made it: see `is_usable`."""
+    """Runs coroutines from any thread in one loop. A portal works only in the process that made it (`is_usable`)."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

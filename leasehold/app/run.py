@@ -97,7 +97,7 @@ class Run(Generic[R]):
         `restart` voids the step's earlier chunks. Raises NotFound, and Unreachable as `status`.
         """
         self._refuse_in_loop("stream", "astream")
-        last_number, is_end = 0, False  # the number is that of the last chunk read
+        last_number, is_end = 0, False  # the number of the last chunk that was read
         while not is_end:
             chunks = self._connections.call(self._chunks(last_number))
             yield from chunks.items
@@ -128,7 +128,7 @@ class Run(Generic[R]):
 
     async def astream(self) -> AsyncIterator[Chunk]:
         """As `stream`."""
-        last_number, is_end = 0, False  # the number is that of the last chunk read
+        last_number, is_end = 0, False  # the number of the last chunk that was read
         while not is_end:
             chunks = await self._connections.acall(self._chunks(last_number))
             for chunk in chunks.items:
@@ -180,9 +180,7 @@ class Run(Generic[R]):
 
 
 def _storable(payload: Any) -> Any:
-    """The payload of a signal as JSON. Raises Invalid `invalid_payload` for a payload that the workflow would not read
-    as it was sent.
-    """
+    """The payload of a signal as JSON. Raises Invalid `invalid_payload` if JSON or PostgreSQL cannot hold it."""
     try:
         as_json = to_jsonable_python(payload)
         encode_storable(as_json)

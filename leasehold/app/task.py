@@ -37,8 +37,8 @@ R = TypeVar("R")  # the type of its result
 A = TypeVar("A")  # the type of its first argument
 C = TypeVar("C")  # what a call of the function returns: its result, or a coroutine that returns the result
 
-#: The queue of isolated tasks that name no queue. An app may not put isolated tasks and others into one queue, because
-#: a worker runs all tasks of a queue in the sandbox, or none.
+#: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks,
+#: because a worker runs either all tasks of a queue in the sandbox, or none.
 ISOLATED_QUEUE = "isolated"
 
 
@@ -136,7 +136,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Unpack[SubmitOptions]) -> Prepared[P, R]:
         """The task with options: `task.options(key="k").submit(1, b=2)`. A type checker then sees the function's
-        parameters. Use it also if a parameter has the name of an option.
+        parameters. Also use `options` if a parameter has the name of an option.
         """
         return Prepared(self, Options(**options))
 
@@ -283,8 +283,8 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
         """Submit in the caller's own transaction: the run exists once the transaction has committed.
 
-        `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`.
-        Raises TransactionRefused, and writes nothing, in autocommit or in a transaction that has failed.
+        `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or a connection of Django. Raises
+        as `submit`. Raises TransactionRefused, and writes nothing, in autocommit or in a transaction that has failed.
         """
         return self._submit_in(connection, [self._call_with_options(args, kwargs)])[0]
 
@@ -312,8 +312,8 @@ class PositionalTask(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
 
 class KeywordTask(Task[P, R], Generic[P, R, C]):
     """A task without parameters, or with keyword-only parameters. If a parameter has no default, a type checker accepts
-    the options of a submission only in `options(...)`. In `submit(...)` it could not check that a call with options
-    also gives that parameter.
+    the options of a submission only in `options(...)`. In `submit(...)` the type checker could not check that a call
+    with options also gives that parameter.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:

@@ -117,8 +117,8 @@ async def _write_debounced(
     """Debounce the calls. Calls with one key become one run, with the id of the first call and the arguments of the
     last.
 
-    If a run with the key waits already, that run gets the last call's arguments and waits again. All other runs are
-    new: they are returned, and the caller must write them.
+    If a run with the key waits already, that run gets the last call's arguments, and its delay begins again. All other
+    runs are new. This function returns them, and the caller must write them.
     """
     first_calls = [calls[indexes[0]] for indexes in indexes_by_key]
     last_calls = [calls[indexes[-1]] for indexes in indexes_by_key]

@@ -1,5 +1,5 @@
-"""The interface of a broker. A broker carries hints (messages that a task may be runnable) to workers. Only PostgreSQL
-knows whether the task is really runnable.
+"""The interface of a broker. A broker carries hints (messages that a task may be runnable) to workers. Only the task's
+row in PostgreSQL shows whether the task is really runnable.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ BANDS = ("high", "normal", "low")
 class Hint:
     """A message that task `task_id` may be runnable. Hints may be lost, doubled, late or reordered without harm.
 
-    `tenant`: the task's tenant, so that a worker can keep a share of its slots (each has room for one attempt) for
-    other tenants without a query. Empty: the sender did not know the tenant. Workers count all such hints as the hints
-    of one tenant.
+    `tenant`: the task's tenant. With it a worker needs no query to keep a share of its slots for other tenants. (A slot
+    is room for one attempt.) Empty: the sender did not have the tenant. Workers count all such hints as the hints of
+    one tenant.
     """
 
     task_id: UUID

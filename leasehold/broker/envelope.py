@@ -1,7 +1,7 @@
 """Encodes and decodes hints as messages: `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}` and
 headers. A hint tells workers that a task is due. Its band is the task's priority (BANDS: high, normal, low).
 
-Decoding is strict, because anybody who can write to the queue may send anything: the worker drops a message that is not
+Decoding is strict, because anybody who can write to the queue may send anything. The worker drops a message that is not
 exactly a hint. A new field needs a new version. An old worker drops hints of newer versions; it finds their tasks when
 it polls the database.
 """

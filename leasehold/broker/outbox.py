@@ -5,8 +5,8 @@ A hint is a row of `outbox`. Several hints of one submission are one row of `out
 once the broker has confirmed all of them. If hints stay unconfirmed too long, the relay turns the batch into rows of
 `outbox`.
 
-Order and duplicates do not matter, so the relay needs no cursor: it takes rows by time, publishes them, and deletes
-them once the broker has confirmed.
+Order and duplicates do not matter, so the relay needs no cursor. It takes rows by time, publishes their hints, and
+deletes the rows once the broker has confirmed the hints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TENANT = "tenant"
 
 @dataclass(frozen=True, slots=True)
 class HintBatch:
-    """A row of `outbox_batch`. `unconfirmed`: the tasks whose hints the broker has yet to confirm."""
+    """A row of `outbox_batch`. `unconfirmed`: the tasks whose hints the broker has not confirmed."""
 
     id: int
     unconfirmed: set[UUID]
@@ -59,9 +59,9 @@ class Announcement:
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant), batch)
 
 
-# Take due rows. The ids are an array and not a join, because the planner would begin a join by reading the whole table:
-# its statistics say that the outbox is almost empty. But the table may still contain many deleted rows that no vacuum
-# has removed yet.
+# Take due rows. The ids are an array and not a join. The planner would begin a join by reading the whole table, because
+# its statistics show an almost empty outbox. But the table may still contain many deleted rows that no vacuum has
+# removed yet.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'

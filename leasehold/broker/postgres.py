@@ -124,7 +124,9 @@ class PostgresBroker:
         }
 
     async def _notify(self, connection: Connection) -> None:
-        """Send the names of the pending queues, pause, and repeat. If the connection fails, the next one sends them."""
+        """Send the names of the pending queues, pause, and repeat. If the connection fails, the next connection sends
+        them.
+        """
         while True:
             await self._has_pending.wait()
             self._has_pending.clear()
@@ -212,7 +214,7 @@ class _Session:
             timeout=CONNECT_SECONDS,
             host_timeout=CONNECT_SECONDS / 4,
             server_settings={"application_name": f"leasehold {self._role}"},
-            statement_cache_size=0,  # a pooler may not keep prepared statements, and there is only one to keep
+            statement_cache_size=0,  # a pooler may lose prepared statements, and there is only one
         )
         try:
             self._lost.clear()

@@ -26,7 +26,7 @@ __all__ = [
     "shared_task",
 ]
 
-#: Names of Celery's modules that have no equivalent here, and what to do instead.
+#: Names in Celery's modules that have no equivalent here, and what to do instead.
 _UNSUPPORTED = {
     "Task": "write a function, and open clients in the app's lifespan",
     "crontab": "declare the task with leasehold's @app.cron",

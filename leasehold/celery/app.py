@@ -91,9 +91,9 @@ class Celery(Lacking):
         work.__module__, work.__doc__ = task.__module__, task.__doc__
         short_name = task.name.rpartition(".")[2] if task.name.startswith(f"{task.__module__}.") else task.name
         own_name = _allowed_name(short_name)
-        # Refuse a second task with the same name in Leasehold. If this function made up another name for it, the order
-        # of the imports would decide which task gets which name, and a program and its worker may import in another
-        # order.
+        # Refuse a second task with the same name in Leasehold. If this function made up another name for the second
+        # task, the order of the imports would decide which task gets which name. But a program and its worker may
+        # import in different orders.
         if (other_task := self._tasks_of_app.get(f"{self.app.name}.{own_name}")) is not None:
             raise declaration_error(
                 task.run,

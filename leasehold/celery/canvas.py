@@ -72,8 +72,8 @@ class Signature(Lacking):
         return canvas_result
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the keyword arguments of a single call: `args` come before the call's own, and `kwargs`
-        replace the call's own. An immutable call (`.si`) takes neither.
+        """The positional and the keyword arguments of a single call: `args` come before the arguments of the call, and
+        `kwargs` replace keyword arguments of the call. An immutable call (`.si`) takes neither.
         """
         if self.plan["immutable"]:
             return self.plan["args"], self.plan["kwargs"]

@@ -48,8 +48,8 @@ REFUSED = {
     "task_always_eager": "use leasehold's pytest plugin, or task.local(...)",
     "include": "import the modules, or call autodiscover_tasks([...])",
 }
-#: Settings of Celery that are accepted and not read, because a LEASEHOLD_* variable replaces the setting, or because
-#: Leasehold always works as if the setting were on.
+#: Settings of Celery that are accepted and not read. Either a LEASEHOLD_* variable replaces the setting, or Leasehold
+#: always works as if the setting were on.
 SETTINGS = {
     "broker_url", "broker", "result_backend", "backend", "timezone", "enable_utc", "result_expires",
     "broker_connection_retry_on_startup", "worker_prefetch_multiplier", "worker_concurrency", "task_acks_late",

@@ -217,10 +217,10 @@ class CeleryTask(Lacking):
     def is_last(self, error: Exception, retries: int) -> bool:
         """Whether no attempt may follow this error. `retries`: how many retries the run has had.
 
-        The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many. So
-        for an error that does not come from `self.retry`, such as an error of the object store or of a middleware, this
-        function applies the task's `max_retries`. An error of OVERTAKEN is never the last: it shows that another
-        attempt may have the task.
+        The platform's rule (`retry_rule`) allows a bound task 1,000 retries, because `self.retry` may allow as many.
+        But some errors do not come from `self.retry`, such as errors of the object store or of a middleware. For these
+        errors, this function applies the task's `max_retries`. An error of OVERTAKEN is never the last: it shows that
+        another attempt may have the task.
         """
         if not self.options.bind or isinstance(error, (Retry, *OVERTAKEN)):
             return False

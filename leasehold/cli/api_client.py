@@ -29,7 +29,7 @@ class Interrupted(Refused):
 
 class Fields(dict[str, Any]):
     """A JSON object of an answer. If a command reads a field that the object lacks, the command prints an error and
-    ends: probably a program other than Leasehold sent the answer. `Fields` does not raise Refused, because commands
+    ends. Probably a program other than Leasehold sent the answer. `Fields` does not raise Refused, because commands
     also read answers after the client is closed, where nothing catches Refused.
     """
 

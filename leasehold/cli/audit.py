@@ -147,7 +147,7 @@ class _ExportedChain:
 
 @contextmanager
 def _naming_line(number: int, what: str) -> Iterator[None]:
-    """Print an error and end the command if the block finds that the line lacks a field, or that a field has a wrong
+    """Print an error and end the command if the line that the block reads lacks a field, or has a field of a wrong
     type. `what`: what the line should be.
     """
     try:

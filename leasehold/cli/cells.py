@@ -191,8 +191,8 @@ def nginx(
 
 
 def _nginx_configuration(cells: CellMap, default: str, port: int) -> str:
-    """The configuration: nginx reads the cell's name in the prefix of the key, and then looks up the parts of the
-    address of this cell.
+    """The configuration. With it nginx reads the cell's name in the prefix of the key, and then looks up the parts of
+    this cell's address.
     """
     urls = {cell: urlsplit(address) for cell, address in sorted(cells.addresses.items())}
     cells_by_key = "".join(f'    "~^(?i:Bearer) lh_{cell}_" {cell};\n' for cell in urls)

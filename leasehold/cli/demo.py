@@ -51,7 +51,8 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     `amqp_url` and `s3` of Installation.
 
     Raises DemoFailed without the extra `media`, and if a result would replace another result or a picture. Also raises
-    it if the API or the store refuses a request or does not answer, and, at the end, if a picture did not become READY.
+    it if the API or the store refuses a request or does not answer. At the end, raises it if a picture did not become
+    READY.
     """
     if not has_extra_media():
         raise DemoFailed("the demo processes pictures: pip install 'leasehold[embedded,media]'")
@@ -60,7 +61,7 @@ async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **serv
     console = Console()
     started_at = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
-        installation = Installation(patient=False, **servers)  # does not wait for RabbitMQ, which starts last
+        installation = Installation(patient=False, **servers)  # the start does not wait for RabbitMQ, which starts last
         await installation.__aenter__()
     try:
         console.print(

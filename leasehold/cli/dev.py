@@ -22,7 +22,7 @@ from leasehold.settings import Settings
 
 async def run(source: str | None, **options: Any) -> None:
     """Run an Installation until a signal stops it. `source`: the app that it serves; None: no app was named. `options`:
-    as for Installation.
+    the other arguments of Installation.
 
     Raises EmbeddedError if a part does not start, and any error of `reload_on_change`. All parts are then stopped.
     """

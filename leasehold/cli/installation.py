@@ -130,7 +130,7 @@ class Installation:
         return self
 
     def _configured_late_rabbitmq(self) -> RabbitMQ | None:
-        """The embedded RabbitMQ that will start after the other parts. None: it runs already, or there is none."""
+        """The embedded RabbitMQ that will start after the other parts. None: RabbitMQ runs already, or is absent."""
         if self._late_rabbitmq is None:
             return None
         rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)

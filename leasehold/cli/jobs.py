@@ -267,9 +267,9 @@ def delete_job(
 def _check_target(
     job: str | None, filter_: str | None, *, single_only: Iterable[object] = (), bulk_only: Iterable[object]
 ) -> None:
-    """End the command if the user gave both a job and a filter, or neither, or an option without the argument that the
-    option needs. `single_only`: the options that need a job. `bulk_only`: the options that need a filter. An option
-    that was not given is None.
+    """End the command with an error if the user gave both a job and a filter, or neither. Also end it if an option
+    lacks the argument that it needs. `single_only`: the options that need a job. `bulk_only`: the options that need a
+    filter. An option that was not given is None.
     """
     if (job is None) == (filter_ is None):
         raise failure_printed("name one job, or write --filter", WRONG_USE)

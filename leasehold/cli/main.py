@@ -1,5 +1,5 @@
-"""The command `leasehold`, and the commands that run servers or work directly on the database and the store. remote.py
-adds most of the commands that call the API.
+"""The command `leasehold`. This module has its commands that run servers, or that work directly on the database and the
+store. remote.py adds most of the commands that call the API.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from leasehold.settings import Settings
 
 async def plan_of_upgrade(settings: Settings, revision: str) -> Plan:
     """The plan of what `upgrade` would do. Nothing is changed. Raises Invalid for an unknown revision."""
-    settings = settings.direct()  # past a pooler, to PostgreSQL itself
+    settings = settings.direct()  # connect to PostgreSQL itself, not to a pooler
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     async with connected(settings, "migrate") as connection:
         with _refusing_unknown_revision():
@@ -38,7 +38,7 @@ async def plan_of_upgrade(settings: Settings, revision: str) -> Plan:
 
 @contextmanager
 def _refusing_unknown_revision() -> Iterator[None]:
-    """Turns alembic's error about a revision that it does not know into Invalid."""
+    """Raises Invalid if alembic does not have the revision that the block uses."""
     try:
         yield
     except (CommandError, RevisionError) as error:
@@ -50,16 +50,16 @@ async def upgrade(settings: Settings, revision: str, report: Callable[[str], Non
     The audit gets a row for each schema that changed.
 
     With `head`, a schema that a newer release has migrated stays as it is: processes of this release work with it, too.
-    So an installation can go back to this release. `report`: called with a sentence about such a schema, and when the
-    migration waits for other sessions.
+    So an installation can go back to this release. `report`: called with a sentence, about such a schema, or about
+    other sessions for which the migration waits.
 
-    Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, for a revision that
-    the schema has passed, and if the role `database_app_role` does not exist or has the right to change the schema.
-    Raises SchemaLocked if a revision gets no lock. The revisions before it stay applied.
+    Raises before any change: DeclarationError for an unknown kind; Invalid for an unknown revision, and for a revision
+    that the schema has passed; and Invalid if the role `database_app_role` does not exist, or has the right to change
+    the schema. Raises SchemaLocked if a revision gets no lock. The revisions before it stay applied.
     """
     settings = settings.direct()
     # Without a direct URL, or with a wrong direct URL, these settings may still lead to a pooler. Refuse a pooler that
-    # shares its sessions among clients, because a migration needs a session of its own.
+    # shares its sessions among clients, because a migration needs a session that no other client uses.
     await refuse_shared_sessions(settings)
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     role = settings.database_app_role
@@ -101,8 +101,8 @@ async def _migrate(settings: Settings, schema: Schema, revision: str, patience: 
     except BaseException as error:
         with suppress(*TRY_AGAIN):  # if PostgreSQL is unreachable, the migration's own error reports it
             await _record(settings, schema, progress)
-        # Alembic may not know the schema's revision, because a newer release has migrated the schema. Read the revision
-        # only now: the newer release may have migrated while this migration waited.
+        # This release may not have the schema's revision, because a newer release has migrated the schema. Read the
+        # revision only now: the newer release may have migrated while this migration waited.
         if isinstance(error, CommandError) and revision == "head":
             newer_revision = await _newer_revision(settings, schema)
             if newer_revision is not None:
@@ -115,7 +115,7 @@ async def _migrate(settings: Settings, schema: Schema, revision: str, patience: 
 
 
 async def _newer_revision(settings: Settings, schema: Schema) -> str | None:
-    """The revision of a schema that a newer release has migrated. None: this release knows the schema's revision."""
+    """The revision of a schema that a newer release has migrated. None: this release has the schema's revision."""
     async with connected(settings, "migrate") as connection:
         state = await state_of(connection, schema)
     return state.revision if state.newer else None

@@ -12,8 +12,8 @@ from this stage:
 The row of the old cell in `tenant_move` has the direction `out`. After the switch the new cell has a row, too, with the
 direction `in` and the stage `live`.
 
-No step runs in both cells: the new cell has no row of the tenant before the switch, and after the drain no worker of
-the old cell claims a task of the tenant.
+No step runs in both cells. Before the switch the new cell has no row of the tenant. After the drain no worker of the
+old cell claims a task of the tenant.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def target_settings(path: Path) -> Settings:
 @contextmanager
 def _environment_of(variables: dict[str, str]) -> Iterator[None]:
     """Within the block, this process has the environment of the other cell: its own environment, the settings in
-    `.env`, and `variables`. This cell's database settings are left out. So is each setting that `variables` name, in
-    both forms, NAME and NAME_FILE.
+    `.env`, and `variables`. This cell's database settings are left out. `variables` replace other settings of the same
+    name, even if one is NAME and the other is NAME_FILE.
     """
     saved_environment = dict(os.environ)
     try:
@@ -409,8 +409,8 @@ async def clean(settings: Settings, other_settings: Settings, move: Move) -> dic
 
 
 async def _clean_source(cells: _Cells, move: Move) -> int:
-    """Delete the old cell's rows and objects of the tenant. Returns the number of late uploads that were copied before.
-    Raises as `clean`.
+    """Delete the old cell's rows and objects of the tenant. Before that, copy late uploads. Returns the number of these
+    uploads. Raises as `clean`.
     """
     row = await _present_move(cells, move)
     if row["stage"] != "moved" or not await _is_live(cells, move):

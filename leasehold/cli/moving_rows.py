@@ -403,8 +403,8 @@ async def delete_rows(connection: Connection, tenant: str, tables: Sequence[Move
 
 #: The names of columns that have keys of objects.
 _OBJECT_COLUMNS = frozenset({"key", "original_key", "backup"})
-#: Columns with one of these names that have no keys of the platform's store: the texts of clients, and keys in the
-#: store of somebody else to which a conversion was copied.
+#: Columns with a name of _OBJECT_COLUMNS, but without keys of the platform's store. They have texts of clients, or keys
+#: in another store, to which a conversion was copied.
 _NO_OBJECTS = frozenset({("idempotency", "key"), ("gate", "key"), ("gate_job", "key"), ("promoted_object", "key")})
 
 

@@ -1,5 +1,5 @@
 """`leasehold people` lists and changes the people who sign in to the console. It works directly in the database,
-because an operator must be able to disable a person, or make an admin, even if nobody can sign in.
+because operators need it even if nobody can sign in: to disable a person, or to make an admin.
 """
 
 from __future__ import annotations

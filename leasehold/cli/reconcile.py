@@ -39,9 +39,8 @@ _AT_ONCE = 16
 #: How many examples a finding has at most.
 EXAMPLES = 20
 
-# Outputs of jobs past their retention are left out, because their objects may be deleted already: after a restore, a
-# retention may have ended between the moment of the backup and now. $1 and $2: the task and the name of the last row
-# that was read.
+# Outputs of jobs past their retention are left out, because their objects may be deleted already. After a restore, a
+# retention may have ended between the backup and now. $1 and $2: the task and the name of the last row that was read.
 _OUTPUTS = f"""
 SELECT o.task_id, o.name, o.key, o.size FROM output o JOIN job j ON j.id = o.job_id AND {LIVES}
 WHERE (o.task_id, o.name) > ($1, $2) ORDER BY o.task_id, o.name LIMIT $3
@@ -67,7 +66,7 @@ class InRecovery(LeaseholdError):
 
 @dataclass(slots=True)
 class Finding:
-    """Objects of one sort: their number, their bytes, and the keys of the first ones."""
+    """Objects of one sort: their number, their bytes, and the keys of the first objects."""
 
     count: int = 0
     bytes: int = 0

@@ -41,8 +41,8 @@ def environment(env_file: str | None = ".env") -> Settings:
 
 
 def join_dev() -> None:
-    """Let this process use the servers of the `leasehold dev` that runs in the current folder, if there is one and
-    neither the environment nor the folder's `.env` names a database.
+    """If a `leasehold dev` runs in the current folder, let this process use its servers. Do nothing if the environment
+    or the folder's `.env` names a database.
     """
     from leasehold.app.dev_file import dev_variables  # noqa: PLC0415 - each command loads only what it needs
 

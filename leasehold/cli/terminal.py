@@ -1,4 +1,4 @@
-"""Prints lines, tables and JSON for all commands, and makes texts that users and handlers wrote harmless: messages of
+"""Prints lines, tables and JSON for all commands. It makes texts harmless that users and handlers wrote: messages of
 errors, log lines, tags and names.
 
 Such a text is printed as `Text`, in which Rich reads no markup. Its control characters are not sent to the terminal:
@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console()
-#: All control characters except tab and line feed; marks that change the direction, and so the order, of shown text;
-#: other ends of lines; and halves of surrogate pairs, which cannot be encoded.
+#: All control characters except tab and line feed; marks that change the direction of text, and so the order of its
+#: characters; other ends of lines; and halves of surrogate pairs, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: The width that each column of a table needs with its border, except the first. The first column may use the rest of
 #: the terminal's width, or half of the terminal's width if that is more.

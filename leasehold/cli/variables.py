@@ -33,7 +33,7 @@ async def variables() -> list[tuple[str, str, str]]:
 
 def default_of(field: FieldInfo) -> str:
     """The default as the text of a variable. Empty: by default the setting has no value, or an empty value. The default
-    of a secret is shown, too, because the reference shows it anyway.
+    of a secret is shown, too, because the reference also has it.
     """
     default = field.get_default(call_default_factory=True)
     if isinstance(default, SecretStr):

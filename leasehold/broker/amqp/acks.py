@@ -67,7 +67,7 @@ class Acks:
 
     async def _send(self, tags: list[int]) -> None:
         """Send the ACKs of `tags` (ascending): one `multiple` ACK for all tags below the oldest unsettled delivery, and
-        one for each other tag. All go out in one write. The client's `basic_ack` would need one write for each.
+        one ACK for each other tag. All go out in one write. The client's `basic_ack` would need one write for each.
         """
         oldest = next(iter(self._unacked_tags), tags[-1] + 1)  # if no delivery is unsettled: a number above all tags
         below_oldest = [tag for tag in tags if tag < oldest]

@@ -2,7 +2,7 @@
 once.
 
 The publisher uses this module instead of the AMQP client's own publishing. For each message, the client makes objects
-of three frames, starts a task, and waits for the write: this took 0.1 ms of CPU for each message.
+of three frames, starts a task, and waits for the write. That took 0.1 ms of CPU time per message.
 
 Source of the frames' layout: AMQP 0-9-1, sections 1.8.3.7 (basic.publish), 1.8.3.10 (basic.return), 1.8.3.12
 (basic.ack), and RabbitMQ's extension basic.nack. Source of the order (a message is returned before it is confirmed):
@@ -53,9 +53,9 @@ def publish_frames(channel: int, queue: str, headers: Mapping[str, str], body: b
 
 
 class Window:
-    """One or more messages that were written at once. For each message, `confirmed` says whether RabbitMQ accepted it
-    into its queue, and `returned` whether RabbitMQ returned it because the queue does not exist. `confirmed` is final
-    once the future `settled` is done. `has_refusals`: RabbitMQ has refused a message (basic.nack).
+    """One or more messages that were written in one write. `confirmed`: for each message, whether RabbitMQ accepted it
+    into its queue. `returned`: for each message, whether RabbitMQ returned it because the queue does not exist.
+    `confirmed` is final once the future `settled` is done. `has_refusals`: RabbitMQ has refused a message (basic.nack).
     """
 
     def __init__(self, messages: Sequence[tuple[str, bytes]]) -> None:

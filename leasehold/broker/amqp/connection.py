@@ -1,6 +1,6 @@
 """A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`answered_within`).
 
-aio-pika's RobustConnection is not used: after a reconnect, it restores every channel, and if one channel fails, it
+aio-pika's RobustConnection is not used. After a reconnect it restores every channel, and if one channel fails, it
 reconnects again. So a single bad queue would keep all channels down.
 """
 
@@ -51,8 +51,8 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
       `answered_within` raises BrokerUnavailable instead.
     - When this task is cancelled, the client may lose the cancellation. `asyncio.wait_for` before Python 3.12 swallows
       a cancellation that comes with the broker's answer. A cancellation that comes while the connection breaks ends as
-      an ordinary error. `answered_within` raises CancelledError in both cases. Its own timeout works by a cancellation,
-      too: `asyncio.timeout` turns that CancelledError into TimeoutError.
+      an ordinary error. `answered_within` raises CancelledError in both cases. Its timeout also cancels the block, but
+      then `asyncio.timeout` turns the CancelledError into TimeoutError.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -255,7 +255,7 @@ class Link:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         broker = self._nodes.current
         url = make_url(broker.url, heartbeat=self._heartbeat)
-        wire = Wire()  # gives consumers and publishers their frames before the AMQP client sees them
+        wire = Wire()  # gives consumers and publishers their frames before the AMQP client gets them
         # aio-pika's Connection is not used, because it leaks a socket if it is cancelled just after opening the socket.
         connection = aiormq.Connection(
             url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire

@@ -1,5 +1,5 @@
-"""Consumes hints (messages that tell workers of due tasks) from RabbitMQ: subscribes to the three bands (priorities) of
-every queue, and passes each hint to `on_delivery`.
+"""Consumes hints (messages that tell workers of due tasks) from RabbitMQ. It subscribes to the three bands (priorities)
+of every queue, and passes each hint to `on_delivery`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Consumer:
                 self._start_serving = None
 
     def _wake_worker(self, subscription: Subscription) -> None:
-        """Called when consuming starts again. Hints may have been lost in the gap, so the worker polls the queue."""
+        """Called when a subscription consumes again after a gap. Hints may have been lost in the gap, so the worker
+        polls the queue.
+        """
         if self._on_wake is not None:
             self._on_wake(subscription.queue)
 

@@ -1,7 +1,7 @@
 """Decodes the deliveries of one channel from its frames as they arrive.
 
 The consumer uses this module instead of the AMQP client's own decoding. For each delivery, the client makes objects of
-three frames, passes each through two queues, and starts a task: this took two fifths of the CPU time of a busy worker.
+three frames, passes each through two queues, and starts a task. That took two fifths of the CPU time of a busy worker.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5.2 (content) and 1.8.3.13 (basic.deliver).
 """

@@ -28,11 +28,12 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.holding import check_nothing_held
 from leasehold.settings import Settings
 
-#: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
+#: Messages in flight at once: enough messages to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
-#: A channel on which RabbitMQ refuses hints is replaced only once it has been open for this time. Each replacement
-#: within a minute of the last doubles the time, up to ten seconds. The reason: each replacement delays the hints of all
-#: queues, and RabbitMQ may refuse hints for long, for example because somebody gave a queue a maximum length.
+#: A channel on which RabbitMQ refuses hints is replaced only after it has been open for this many seconds. Each
+#: replacement within a minute of the last doubles the time, up to ten seconds. The reason: each replacement delays the
+#: hints of all queues. And RabbitMQ may refuse hints for long, for example because somebody gave a queue a maximum
+#: length.
 _REFUSED_SECONDS = 0.5
 #: A batch of hints waits for the declares of its queues, and a declare that RabbitMQ does not answer fails only after
 #: RPC_SECONDS. So after a failed declare, the publisher does not declare this queue again for a pause. With the pauses,
@@ -193,7 +194,8 @@ class Publisher:
             session.declared_queues.add(name)
 
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
-        # Keep one publishing channel open until the connection ends. Open another when it closes or is given up.
+        # Keep one publishing channel open until the connection ends. When the channel closes or is given up, open
+        # another.
         ladder = Ladder()  # the growing waits before another channel is opened
         while True:
             async with answered_within(RPC_SECONDS):

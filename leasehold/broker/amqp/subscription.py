@@ -144,7 +144,7 @@ class Subscription:
 
 
 async def _refuse(_message: DeliveredMessage) -> None:
-    """The client's callback. It is never called: `Deliveries` handles each delivery before the client sees it."""
+    """The client's callback. It is never called: `Deliveries` takes each delivery before the client gets it."""
     raise AssertionError("a delivery reached the client")
 
 

@@ -1,6 +1,6 @@
-"""The queues on RabbitMQ: one durable queue for each priority band of each queue of the platform, and one queue for
-hints that were set aside. A hint is a message that a task is due. RabbitMQ sets a hint aside (dead-letters it), for
-example, after it has delivered the hint too often.
+"""The queues on RabbitMQ. Each queue of the platform has three, one for each priority band. One more queue has the
+hints that were set aside. All are durable. A hint is a message that a task is due. RabbitMQ sets a hint aside
+(dead-letters it), for example, after it has delivered the hint too often.
 
 Publishers use the default exchange with the queue's name. So there is nothing to bind, and RabbitMQ returns a
 `mandatory` message whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on
@@ -20,8 +20,8 @@ from leasehold.broker.amqp.connection import answered_within, close
 from leasehold.broker.base import BANDS
 from leasehold.runtime.gather import check_not_cancelled
 
-#: RabbitMQ sets a hint aside (dead-letters it) after this many deliveries. This is only a second safeguard: PostgreSQL
-#: counts the attempts.
+#: RabbitMQ sets a hint aside (dead-letters it) after this many deliveries. This is only a second safeguard. The first
+#: is in PostgreSQL, which counts the attempts.
 DELIVERY_LIMIT = 20
 #: The most hints that RabbitMQ sets aside, for a person to read. No task needs them, because workers also find tasks by
 #: polling PostgreSQL.
@@ -57,7 +57,7 @@ class Topology:
     async def declare(self, connection: AbstractConnection, name: str) -> None:
         """Make sure that the queue `name` exists and, if RabbitMQ allows it, the queue of hints that were set aside.
 
-        Each declare has a channel of its own, because a refusal closes the channel. If a queue exists with other
+        Each declare has a separate channel, because a refusal closes the channel. If a queue exists with other
         arguments, this logs the conflict, and the existing queue is used. Raises any other error of the broker about
         the queue `name`.
         """
@@ -74,7 +74,7 @@ class Topology:
         pause_seconds = 0.0
         try:
             await self._declare(connection, self.set_aside_queue, self._set_aside_arguments())
-        except Exception as error:  # noqa: BLE001 - of any kind: see above
+        except Exception as error:  # noqa: BLE001 - of any kind, as the docstring says
             check_not_cancelled()
             pause_seconds = _SET_ASIDE_PAUSE_SECONDS
             log.warning(

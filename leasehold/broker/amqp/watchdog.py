@@ -21,10 +21,10 @@ _MOST_SECONDS, _FORGOTTEN_SECONDS = 10.0, 60.0
 
 
 class Patience:
-    """`seconds`: how long a node may be silent, or a channel may refuse hints (messages that tell workers of due
-    tasks), before the connection or the channel is replaced. Each replacement doubles the time, up to 10 s (or the
-    first value, if that is longer). So connections stay on an overloaded machine, where every node is slow. After a
-    minute without a replacement, the time is the first value again.
+    """`seconds`: the longest silence of a node before its connection is replaced. The publisher also uses it for a
+    channel on which RabbitMQ refuses hints (messages that tell workers of due tasks). Each replacement doubles the
+    time, up to 10 s (or the first value, if that is longer). So connections stay on an overloaded machine, where every
+    node is slow. After a minute without a replacement, the time is the first value again.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -65,13 +65,13 @@ async def watch(connection: AbstractConnection, wire: Wire, patience: Patience) 
 
 
 async def _is_answered(probe: _Probe, wire: Wire, seconds: float) -> bool:
-    """Send a request, and say whether any byte came within `seconds`."""
+    """Send a request, and return whether any byte came within `seconds`."""
     clock = asyncio.get_running_loop().time
     requested_at = clock()
     probe.request()
-    # Wait twice. If this process was stopped (as by SIGSTOP) during one of the waits, all its connections look silent,
-    # and this wait ends as soon as the process goes on. The other wait leaves time to send the request and to read the
-    # answer.
+    # Wait twice. This process may have been stopped (as by SIGSTOP) during one of the waits. Then all its connections
+    # look silent, and this wait ends as soon as the process goes on. The other wait leaves time to send the request and
+    # to read the answer.
     for _ in range(2):
         await asyncio.sleep(seconds / 2)
         # `<=`, because uvloop's clock has ticks of a millisecond: the answer may come in the tick of the request. A
@@ -95,7 +95,7 @@ class _Probe:
             if not self._request.done():
                 return
             if not self._request.cancelled():
-                self._request.exception()  # read the error, or asyncio logs it: the link logs how the connection ended
+                self._request.exception()  # so that asyncio does not log it: the link logs why the connection ended
         self._request = asyncio.create_task(self._send())
 
     async def end(self) -> None:
