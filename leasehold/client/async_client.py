@@ -278,7 +278,7 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
-        """Yield the items until the job ends. If the connection is lost, a new connection begins after the last item."""
+        """Yield the items until the job ends. After a lost connection, a new connection resumes after the last item."""
         following = Following(feed, self._tries)
         # Whether the job had ended before this connection began. If so, a connection without items is the last.
         has_ended = False
