@@ -37,8 +37,8 @@ R = TypeVar("R")  # the type of its result
 A = TypeVar("A")  # the type of its first argument
 C = TypeVar("C")  # what a call of the function returns: its result, or a coroutine that returns the result
 
-#: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks,
-#: because a worker runs either all tasks of a queue in the sandbox, or none.
+#: The queue of an isolated task whose options name no queue. A queue must not have both isolated tasks and other tasks.
+#: The reason: a worker runs all tasks of a queue in the sandbox, or none.
 ISOLATED_QUEUE = "isolated"
 
 

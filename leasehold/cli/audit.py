@@ -147,8 +147,8 @@ class _ExportedChain:
 
 @contextmanager
 def _naming_line(number: int, what: str) -> Iterator[None]:
-    """Print an error and end the command if the line that the block reads lacks a field, or has a field of a wrong
-    type. `what`: what the line should be.
+    """For a block that reads a line of the file. If the line lacks a field, or has a field of a wrong type, print an
+    error and end the command. `what`: what the line should be.
     """
     try:
         yield

@@ -175,8 +175,8 @@ class Installation:
         return [server for server in self._processes if not server.running]
 
     async def restart(self) -> None:
-        """Stop the API and the worker, and start them again with the present code. The worker releases its running
-        steps.
+        """Stop the API and the worker, and start them again with the present code. The worker releases steps that still
+        run after the drain seconds.
         """
         grace = self._drain_seconds + _RESTART_SECONDS
         await asyncio.gather(*(server.stop(signal.SIGTERM, grace=grace) for server in self._processes))
@@ -344,7 +344,8 @@ def _stored_sealing_key(directory: Path) -> str:
 
 def default_isolation() -> str:
     """The value of LEASEHOLD_ISOLATION if the user sets none. On a developer's machine, isolated steps must run even if
-    the kernel lacks fences (what confines such a step). The command then prints which fences are missing.
+    the kernel lacks fences (what confines such a step). `demo`, and `dev` without an app, then print which fences are
+    missing.
     """
     return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 

@@ -1,7 +1,7 @@
 """`leasehold cells move` moves a tenant from this cell to another, while both cells work.
 
 The table `tenant_move` of the old cell stores the stage of the move. If a command was killed, the next command goes on
-from this stage:
+from this stage. The stages:
 
 - drain: the old cell refuses new jobs of the tenant, and its workers claim no task of the tenant. Running steps end.
 - copy: the old cell refuses each change of the tenant's rows. The command copies the rows as one snapshot shows them,
@@ -175,7 +175,7 @@ def _environment_of(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _settings_of_folder() -> dict[str, str]:
-    """The variables in the `.env` of the current folder that are settings."""
+    """The settings in the `.env` of the current folder, except those for which the environment has NAME_FILE."""
     variables = Settings.without_files(DotEnvSettingsSource(Settings).env_vars)
     names = as_variables(dict.fromkeys(Settings.model_fields, ""))
     return {name.upper(): value for name, value in variables.items() if value is not None and name.upper() in names}

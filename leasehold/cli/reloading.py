@@ -38,8 +38,8 @@ except DeclarationError as error:
 
 async def reload_on_change(installation: Installation, console: Console) -> None:
     """Watch the folder until cancelled, and restart the processes when a file changes. If the changed code cannot be
-    loaded, print its error, and leave the running processes alone. If the changed code can be loaded, but a process
-    does not start with it, print the error, and start the processes at the next change.
+    loaded, print its error, and leave the running processes alone. If a process does not start with the changed code,
+    print the error, and start the processes at the next change.
 
     Also watch the processes. A process that ends by itself is started again, because nobody else would do its work.
     """
