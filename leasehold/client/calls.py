@@ -1,5 +1,5 @@
-"""Functions that describe requests to the API, each as a `Call`, `Listing` or `Feed`. `Client` and `AsyncClient` send
-the requests. A parameter `key` is the idempotency key of the request; None: the client makes one.
+"""Functions that describe requests to the API: each returns a `Call`, a `Listing` or a `Feed`. `Client` and
+`AsyncClient` send the requests. A parameter `key` is the idempotency key of the request; None: the client makes one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ T = TypeVar("T")  # what the client makes of an answer
 Id: TypeAlias = UUID | str
 Priority: TypeAlias = Literal["high", "normal", "low"]
 Json: TypeAlias = Mapping[str, Any]
-#: An idempotency key, as the API takes it; and the value of any other header.
+#: What the API accepts as an idempotency key, and what HTTP accepts as the value of another header.
 _KEY = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
-#: The media types of the pictures that the API takes. What `mimetypes` knows depends on Python and on the system.
+#: The media types of the pictures that the API accepts, by the ending of the file's name. Python's `mimetypes` does not
+#: know all of them on every system.
 _PICTURE_TYPES = {
     ".jpg": "image/jpeg",
     ".jpeg": "image/jpeg",
@@ -46,9 +47,11 @@ class Call(Generic[T]):
 
     `parse`: makes the result from the JSON of the answer. `files`: (field, path) of each file of the form. `keyed`: the
     API accepts an idempotency key, and does nothing twice with the same `key`. `idempotent`: the request may be
-    repeated without a key. `done_code`: the code with which the API refuses a repetition if an earlier try has done the
-    request; None: the API answers a repetition as it answers the first try. `read_done`: the request that reads the
-    result after such a refusal; None: the result is that of an answer without content.
+    repeated without a key.
+
+    `done_code`: the code with which the API refuses a repetition if an earlier try has done the request. None: the API
+    answers a repetition as it answers the first try. `read_done`: after such a refusal, this request reads the result.
+    None: the result is that of an answer without content.
     """
 
     method: str
@@ -68,8 +71,8 @@ class Call(Generic[T]):
     def with_key(self) -> Call[T]:
         """The call with an idempotency key, if the API accepts one: the caller's own key, or else a new one.
 
-        Raises ClientError for a key or a header that no request can have. The HTTP library would refuse it only while
-        it connects, with an error as if the server did not answer.
+        Raises ClientError for a key or a header that no request can have. Without this check, the HTTP library would
+        refuse the header while it connects, and its error would look as if the server did not answer.
         """
         for name, value in self.headers.items():
             if not _HEADER_VALUE.fullmatch(value):
@@ -106,7 +109,7 @@ class Listing(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Feed(Generic[T]):
-    """Numbered items that the API sends as they happen. `parse`: makes an item of the name and the data of a
+    """Numbered items that the API sends as they happen. `parse`: makes an item from the name and the data of a
     server-sent event. `after`: the number of the last item that the caller has already; 0: none.
     """
 
@@ -158,11 +161,11 @@ def submit(
 ) -> Call[models.Accepted]:
     """Start a run.
 
-    `scheduled_at`: the run starts at this time or later. `delay_seconds`, in place of `scheduled_at`: the run starts so
-    long after the request. A repetition with `key` must be the same request, so give it `delay_seconds` and not a time
-    that you compute anew. `dedupe`: a key. If an unfinished run of the template has the same key, that run is the
-    answer, and no run starts. `callback_url`: the platform reports the run's end to this URL. `key`: the idempotency
-    key; None: the client makes one.
+    `scheduled_at`: the run starts at this time or later. `delay_seconds`, in place of `scheduled_at`: the run starts
+    this many seconds after the request. A repetition with the same `key` must be the same request. So use
+    `delay_seconds` there, and not a `scheduled_at` that you compute anew. `dedupe`: a key. If an unfinished run of the
+    template has the same key, the API returns that run, and starts none. `callback_url`: the platform reports the run's
+    end to this URL. `key`: the idempotency key; None: the client makes one.
     """
     body = _without_none(
         template=template,
@@ -211,8 +214,8 @@ def with_body_fields(call: Call[T], **fields: Any) -> Call[T]:
 
 
 def get_run(run_id: Id, *, wait: float = 0, cursor: str | None = None) -> Call[models.Run]:
-    """The run. `wait`: seconds, up to 30, to wait for its next change. `cursor`: the `progress.next_cursor` of the
-    answer before, for the next steps of a run with more than 1,000.
+    """The run. `wait`: seconds, up to 30, to wait for the run's next change. `cursor`: the `progress.next_cursor` of
+    the answer before; the answer then has the next steps of a run that has more than 1,000 steps.
     """
     return _get(f"/v1/runs/{path_part(run_id)}", models.Run.model_validate, wait=wait or None, cursor=cursor)
 
@@ -249,7 +252,7 @@ def create_template(declaration: Json, *, key: str | None = None) -> Call[dict[s
 
 
 def get_job(job_id: Id, *, wait: float = 0) -> Call[models.Job]:
-    """The job. `wait`: seconds, up to 30, to wait for its next change."""
+    """The job. `wait`: seconds, up to 30, to wait for the job's next change."""
     return _get(f"/v1/jobs/{path_part(job_id)}", models.Job.model_validate, wait=wait or None)
 
 
@@ -264,7 +267,7 @@ def explain(job_id: Id) -> Call[models.Explanation]:
 
 
 def cancel(job_id: Id, reason: str = "") -> Call[models.JobAfterAction]:
-    """Ask a job of any kind to stop."""
+    """Request the cancel of a job of any kind."""
 
     def parse(job: Any) -> models.JobAfterAction:
         return models.JobAfterAction(id=job["id"], status=job["status"])
@@ -288,7 +291,7 @@ def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = No
 
 
 def delete(job_id: Id) -> Call[models.JobAfterAction | None]:
-    """Delete a job with its objects. Returns None, or the job if its running steps must stop before it is deleted."""
+    """Delete a job with its objects. Returns None; the job if its running steps must stop first."""
     path = f"/v1/jobs/{path_part(job_id)}"
     return Call("DELETE", path, _job_after_action_or_none, idempotent=True, done_code="job_deleted")
 
@@ -298,20 +301,20 @@ def _job_after_action_or_none(answer: Any) -> models.JobAfterAction | None:
 
 
 def read_events(job_id: Id, *, after: int = 0, limit: int = 100) -> Call[models.EventPage]:
-    """The events of a job with numbers above `after`, at most 500."""
+    """At most `limit` (1 to 500) events of a job, with numbers above `after`."""
     return _get(f"/v1/jobs/{path_part(job_id)}/events", models.EventPage.model_validate, after=after, limit=limit)
 
 
 def read_logs(
     job_id: Id, *, after: int = 0, limit: int = 100, step: str | None = None, attempt: int | None = None
 ) -> Call[models.LogPage]:
-    """What a job has logged so far: lines with numbers above `after`, at most 1,000."""
+    """What a job has logged so far: at most `limit` (1 to 1,000) lines, with numbers above `after`."""
     path = f"/v1/jobs/{path_part(job_id)}/logs"
     return _get(path, models.LogPage.model_validate, after=after, limit=limit, step=step, attempt=attempt)
 
 
 def events(job_id: Id, *, after: int = 0) -> Feed[models.Event]:
-    """The events of a job as they happen, up to its last."""
+    """The events of a job as they happen, up to the job's last event."""
     return Feed(
         str(job_id),
         f"/v1/jobs/{path_part(job_id)}/events",
@@ -358,9 +361,9 @@ def operate(
     reason: str = "",
     key: str | None = None,
 ) -> Call[models.Operation]:
-    """Start a bulk operation: a job that acts on all jobs that the filter `q` finds. `canary`: the number of jobs that
-    go first; the operation stops if one of them is refused. `rate`: jobs a second at most. `cancel` aborts the
-    operation.
+    """Start a bulk operation: a job that acts on all jobs that the filter `q` finds. `canary`: the operation
+    acts on this many jobs first. If one of them is refused, fails or takes too long, the operation stops. `rate`: jobs
+    a second at most. `cancel` with the operation's id aborts the operation.
     """
     body = _without_none(action=action, filter=q, canary=canary, rate=rate, reason=reason)
     return Call("POST", "/v1/operations", models.Operation.model_validate, body=body, keyed=True, key=key)
@@ -420,9 +423,9 @@ def replay_dead_letters(
     canary: bool = False,
     limit: int = 100,
 ) -> Call[dict[str, Any]]:
-    """Run the jobs of dead letters again. At least one of `fingerprint`, `template` and `code` must choose them. The
-    answer has the jobs that were `replayed`, and those that were `refused`, each with a reason. `canary`: replay only
-    the latest dead letter.
+    """Run the jobs of dead letters again. Choose the dead letters by at least one of `fingerprint`, `template` and
+    `code`. The answer has the jobs that were `replayed`, and those that were `refused`, each with a reason. `canary`:
+    replay only the latest dead letter.
     """
     body = _without_none(fingerprint=fingerprint, template=template, code=code, canary=canary, limit=limit)
     return Call("POST", "/v1/dead-letters/replay", dict, body=body)
@@ -432,12 +435,12 @@ def replay_dead_letters(
 
 
 def queues() -> Listing[models.Queue]:
-    """Queues with their depth, workers and pauses. It needs the scope `fleet:operate`."""
+    """Queues with their depth, workers and pauses. The key needs the scope `fleet:operate`."""
     return Listing("/v1/queues", "queues", models.Queue.model_validate, {})
 
 
 def workers() -> Listing[models.WorkerInfo]:
-    """The workers and their leases. It needs the scope `fleet:operate`."""
+    """The workers and their leases. The key needs the scope `fleet:operate`."""
     return Listing("/v1/workers", "workers", models.WorkerInfo.model_validate, {})
 
 
@@ -445,13 +448,13 @@ def workers() -> Listing[models.WorkerInfo]:
 
 
 def content_type_of(path: Path) -> str:
-    """The media type by the ending of the file's name; application/octet-stream if the ending is unknown."""
+    """The media type for the ending of the file's name; application/octet-stream if the ending is unknown."""
     media_type = _PICTURE_TYPES.get(path.suffix.lower()) or mimetypes.guess_type(path.name)[0]
     return media_type or "application/octet-stream"
 
 
 def upload_ticket(path: Path, content_type: str, *, key: str | None = None) -> Call[models.Ticket]:
-    """Ask for a signed URL to upload the picture at `path`."""
+    """Request a signed URL for the upload of the picture at `path`."""
     body = {"content_type": content_type, "file_name": path.name, "content_length": path.stat().st_size}
     return Call("POST", "/upload-url", models.Ticket.model_validate, body=body, keyed=True, key=key)
 
@@ -469,7 +472,7 @@ def complete_upload(
     priority: Priority = "normal",
     tags: Mapping[str, str] | None = None,
 ) -> Call[models.PictureAccepted]:
-    """Tell the API that the bytes are uploaded, so that it processes the picture."""
+    """Report to the API that the bytes are uploaded. The API then starts the processing of the picture."""
     body = _without_none(
         media_id=str(ticket.media_id),
         original_key=ticket.original_key,
@@ -499,8 +502,8 @@ def convert(
     options: Mapping[str, str] | None = None,
     key: str | None = None,
 ) -> Call[models.Conversion]:
-    """Convert the ONNX model (a neural network) at `path`, which is read from the disk as it is sent. `platform`: the
-    number of the chip, for example "720". `options`: further fields of the form.
+    """Convert the ONNX model (a neural network) at `path`. The client reads the file while it sends it.
+    `platform`: the number of the chip, for example "720". `options`: further fields of the form.
     """
     form = {"user_id": user_id, "model_id": str(model_id), "version": version, "platform": platform, **(options or {})}
     files = [("model", Path(path)), *(("ref_images[]", Path(image)) for image in reference_images)]

@@ -34,7 +34,7 @@ from leasehold.client.uploading import OnProgress, pieces
 MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
 P = ParamSpec("P")  # the parameters of a function of `calls`
 T = TypeVar("T")  # the result of a call, or an item of a listing or a feed
-#: A request that waits for a change waits this many seconds. Then the client sends it again.
+#: How long the API holds a request that waits for a change, in seconds. Then the client sends the request again.
 _WAIT_SECONDS = 20.0
 #: How long one try of a request may take: longer than the API holds any request.
 _REQUEST_SECONDS = 60.0
@@ -82,7 +82,7 @@ def _follows(make: Callable[P, Feed[T]]) -> Callable[Concatenate[Client, P], Ite
 
 
 class Client:
-    """`with Client(url, key) as client`. Use it from any thread.
+    """The client for programs without an event loop: `with Client(url, key) as client`. Any thread may use it.
 
     `url`, `key`: by default LEASEHOLD_URL and LEASEHOLD_API_KEY. `timeout`: for how many seconds the client repeats a
     request while the API does not answer (503, a lost connection) or has no room (429). A request that makes something
@@ -180,7 +180,7 @@ class Client:
         tags: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> models.PictureAccepted:
-        """Upload the picture at `path` and start its processing. `content_type`: by default by the name's ending."""
+        """Upload the picture at `path` and start its processing. `content_type`; None: that of the name's ending."""
         path = Path(path)
         media_type = content_type or calls.content_type_of(path)
         ticket = self.send(calls.upload_ticket(path, media_type))

@@ -34,8 +34,8 @@ class Unavailable(ClientError):
     """The API did not answer within the client's `timeout`. Or an answer was lost, and the client must not repeat the
     request.
 
-    `key`: the idempotency key. With the same key, the API does the request only once. None: a request that only reads
-    is safe to repeat; for any other, check first whether it was done.
+    `key`: the idempotency key. With the same key, the API does the request only once. None: the request had no key. A
+    request that only reads is safe to repeat. Before you repeat another request, check whether the API has done it.
     """
 
     def __init__(

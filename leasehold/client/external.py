@@ -4,8 +4,8 @@
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
 
-docs/guides/external-workers.md describes its requests; this is the reference implementation in Python. It needs only
-the API's URL and an API key.
+docs/guides/external-workers.md describes the worker's requests; this module is the reference implementation in Python.
+The worker needs only the API's URL and an API key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from leasehold.runtime.gather import being_cancelled, cancel_and_wait
 
 #: 412: the store's answer to an upload if the key has an object already. A signed upload may only make a new object.
 _CONFLICT, _EXISTS_ALREADY, _TOO_MANY = 409, 412, 429
-#: With these statuses the API refuses the key itself. It will then refuse every further request, also a settlement.
+#: With these statuses the API refuses the API key. It then refuses every further request, also a settlement.
 _KEY_REFUSED = (401, 403)
 #: With these statuses the API refuses what a request contains, perhaps because of one item, or because it is too long.
 _BODY_REFUSED = (400, 413, 422)
@@ -113,7 +113,7 @@ class Task:
         return files
 
     async def read(self, name: str, step: str | None = None) -> bytes:
-        """Read a file that a needed step has stored. `step`: the step, needed only if several have a file of this name.
+        """Read a file that a needed step has stored. `step`: needed only if files of several steps have this name.
 
         Raises KeyError for an unknown file, Retryable `file_unreadable` if the store refuses or does not answer, and
         Retryable `file_corrupt` if the bytes are not those that were stored.
@@ -170,7 +170,7 @@ class Task:
 
     def emit(self, chunk: Any) -> bool:
         """Append a chunk (a text, or another JSON value) to the run's stream, which clients follow. False: the attempt
-        has emitted too much, and the stream is cut.
+        has emitted too much, and the API accepts no more of its chunks.
 
         NUL characters are removed from a text. Raises ValueError for another value with a NUL character, and TypeError
         and ValueError for a value that is not JSON.
@@ -183,11 +183,11 @@ class Task:
         return self._chunks.add(chunk)
 
     async def flush(self) -> None:
-        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped, and a line of
-        the log says so.
+        """Send the log lines and chunks that were not sent yet. Those that the API refuses are dropped, and a log line
+        reports the loss.
 
-        Raises httpx2.HTTPError while the API does not answer: a later call sends them again. Raises LeaseLost, and
-        Refused if the API refuses the key.
+        Raises httpx2.HTTPError while the API does not answer: a later call sends the same items again. Raises
+        LeaseLost, and Refused if the API refuses the key.
         """
         for output in (self._chunks, self._lines):  # the lines last: one may say that a chunk was refused
             while not await self._has_flushed(output):
@@ -227,7 +227,7 @@ class Task:
 
 
 def _failure_of_store(error: httpx2.HTTPError) -> str:
-    """A sentence without the signed URL. The message of an error of the network may be empty."""
+    """What failed, without the signed URL. A network error is named by its type, because its message may be empty."""
     if isinstance(error, httpx2.HTTPStatusError):  # of `check_answer`
         return str(error)
     return f"the store did not answer ({type(error).__name__})"
@@ -363,8 +363,8 @@ class ExternalWorker:
                 return
 
     async def _send_heartbeats(self, task: Task) -> None:
-        """Send a heartbeat every third of the lease, until the lease is lost. Give up a heartbeat that has no answer
-        within a third of the lease: the next one may reach another process of the API.
+        """Send a heartbeat every third of the lease, until the lease is lost. If a heartbeat has no answer within a
+        third of the lease, stop waiting for it: the next heartbeat may reach another process of the API.
         """
         third = self._lease_seconds / 3
         due = monotonic() + third

@@ -18,8 +18,8 @@ T = TypeVar("T")  # an item of the feed
 
 
 class Following(Generic[T]):
-    """Reads one feed, connection after connection. `make_tries`: makes the Tries of a request: they decide when and how
-    often the request is sent again.
+    """Reads one feed, connection after connection. `make_tries` makes the Tries of a request. The Tries decide when and
+    how often the request is sent again.
     """
 
     def __init__(self, feed: Feed[T], make_tries: Callable[[Call[Any]], Tries]) -> None:
@@ -54,7 +54,7 @@ class Following(Generic[T]):
 
     def after_error(self, error: httpx2.TransportError) -> float:
         """Seconds until the next connection. Raises as Tries.after_error."""
-        # `_tries` is None if the answer had begun. The connection broke after that, so a new count of tries begins.
+        # `_tries` is None if the connection broke after the answer had begun. Then a new count of tries begins.
         self._tries = self._tries or self._make_tries(self._call)
         return self._tries.after_error(error)
 

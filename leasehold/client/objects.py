@@ -14,8 +14,8 @@ class OtherBytes(LeaseholdError):
 
 
 def check_answer(answer: httpx2.Response) -> None:
-    """Raises httpx2.HTTPStatusError for an answer that is no success. Unlike that of `raise_for_status`, this error's
-    message leaves out the URL: the URL is signed, so whoever reads it could use it.
+    """Raises httpx2.HTTPStatusError for an answer that is no success. The error's message leaves out the URL, which the
+    message of `raise_for_status` contains: the URL is signed, so whoever reads it could use it.
     """
     if not answer.is_success:
         sentence = f"the store answered {answer.status_code}"
@@ -23,7 +23,7 @@ def check_answer(answer: httpx2.Response) -> None:
 
 
 async def read_object(store: httpx2.AsyncClient, url: str, *, size: int, sha256: str) -> bytes:
-    """The object of this size and SHA-256. Stops reading an answer that is longer, so that it cannot fill the memory.
+    """The object of this size and SHA-256. Stops reading a longer answer, which could fill the memory.
 
     Raises OtherBytes, and httpx2.HTTPError when the store does not answer or refuses.
     """

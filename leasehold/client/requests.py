@@ -28,9 +28,9 @@ class KeyAuth(httpx2.Auth):
     """Adds the API key to each request, and sends the request to the cell that serves the key's tenant. (A cell is one
     of several installations that share the tenants.)
 
-    A cell that does not serve the tenant answers WrongCell with the address of the cell that does. Then the request is
-    repeated once, at that address, and all later requests go there. Exception: if `url` is https, an http address is
-    ignored, because the key would be sent unencrypted.
+    A cell that does not serve the tenant answers WrongCell, with the address of the cell that serves it. KeyAuth then
+    repeats the request once at that address, and sends all later requests there. Exception: if `url` is https, KeyAuth
+    ignores an http address, because the key would be sent unencrypted.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -99,7 +99,7 @@ def options_of(call: Call[Any]) -> dict[str, Any]:
 
 
 def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -> dict[str, Any]:
-    """The call's form, with its files open until `stack` closes them. Each try opens them again."""
+    """The call's form, with its files open until `stack` closes them. Each try opens the files again."""
     total_bytes = sum(path.stat().st_size for _, path in call.files)
     sent_bytes = [0]  # a list, because all ReportedFiles add to its one number
     files = [

@@ -94,7 +94,7 @@ class Tries:
 
     @classmethod
     def of_upload(cls, call: Call[None], seconds: float) -> Tries:
-        """The tries of an upload to the object store, which explains a refusal in XML, if at all."""
+        """The tries of an upload to the object store. The store explains a refusal in XML or not at all."""
         refusal = "The object store refused the upload. Its signed URL may have expired: try again."
         return cls(call, "the object store", seconds, unexplained=refusal)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-#: Called with the number of bytes that were sent, and the number of all bytes.
+#: The client calls it with the number of bytes that were sent, and the number of all bytes.
 OnProgress: TypeAlias = Callable[[int, int], None]
 #: Bytes that are read, and reported, at once.
 _PIECE_BYTES = 256 * 1024
