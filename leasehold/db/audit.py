@@ -134,8 +134,8 @@ FROM audit_chain WHERE $1::text IS NULL OR tenant_id = $1 ORDER BY tenant_id
 
 async def heads(connection: Connection, tenant_id: str | None = None) -> list[dict[str, Any]]:
     """The head of each chain: the number (`seq`) and the hash of its last row. `first_seq`, `first_previous`: the
-    number of its first row, and the hash of the row before. An operator who keeps the heads outside of the database can
-    later `verify` against an old head, and so see whether the rows up to that head were written anew or cut off.
+    number of its first row, and the hash of the row before. An operator may keep the heads outside of the database, and
+    later `verify` against an old head. This shows whether somebody has changed or deleted rows up to that head.
     """
     return [dict(row) for row in await connection.fetch(_HEADS, tenant_id)]
 
@@ -154,8 +154,8 @@ async def verify(connection: Connection, head: Mapping[str, Any]) -> BrokenRow |
 
 
 async def verify_newest(connection: Connection, head: Mapping[str, Any], at_most: int) -> BrokenRow | None:
-    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. In the first of these
-    rows this hash is taken as true, because the row before is not read.
+    """As `verify`, for the newest `at_most` rows only. Each row has the hash of the row before. For the first of these
+    rows, this hash is not checked, because the row before is not read.
     """
     after = head["seq"] - at_most  # the number of the row before the first that is checked
     if after < head["first_seq"]:
@@ -186,7 +186,7 @@ async def _check(connection: Connection, head: Mapping[str, Any], chain: Chain) 
 
 
 async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
-    """Return a Chain that goes on at the oldest row that is left, if retention has deleted the next row to check. None:
+    """If retention has deleted the next row to check, return a Chain that goes on at the oldest row that is left. None:
     retention has not deleted the row, so the row is missing.
 
     The table `audit_chain` says where each chain begins. Only `forget_audit` and the owner of the schema can change
@@ -199,9 +199,8 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
 
 
 async def forget(connection: Connection, days: int, at_most: int = 5000) -> bool:
-    """Delete rows that are older than `days`. PostgreSQL takes the chains that have the oldest `at_most` of these rows,
-    and deletes at most `at_most` rows of each chain. So all chains together may lose more than `at_most` rows. Returns
-    whether more rows may be due.
+    """Delete rows that are older than `days`, from the chains that have the oldest `at_most` of these rows. Each chain
+    loses at most `at_most` rows, so all chains together may lose more. Returns whether more rows may be due.
     """
     deleted: int = await connection.fetchval("SELECT forget_audit($1, $2)", days, at_most)
     return deleted >= at_most

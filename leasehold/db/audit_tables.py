@@ -38,8 +38,8 @@ audit = Table(
     Index("audit_action", "action", text("at DESC"), text("id DESC")),
 )
 
-#: The two ends of each chain. `seq` and `hash`: those of its last row. `first_seq`: the number of the first row that
-#: retention has not deleted. `first_previous`: the hash of the row before `first_seq`.
+#: The two ends of each chain. `seq` and `hash`: the number and the hash of its last row. `first_seq`: the number of the
+#: first row that retention has not deleted. `first_previous`: the hash of the row before `first_seq`.
 audit_chain = Table(
     "audit_chain",
     metadata,

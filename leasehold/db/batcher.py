@@ -21,7 +21,7 @@ from leasehold.telemetry.outages import DATABASE
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-#: An item that is set aside pauses for this many times as long as its statement took.
+#: An item that is set aside is tried again after this many times the duration of its statement.
 _ASIDE_FACTOR = 2.0
 
 
@@ -48,7 +48,7 @@ class Batcher(Generic[_Item, _Answer]):
 
     `sets_aside`: if a statement takes too long, try each of its items alone. If an item alone takes too long, set it
     aside and try it again later: so a row that somebody has locked for minutes delays no other item. Items that are set
-    aside lose their place in the order. `patience` does not apply to a statement that takes too long.
+    aside lose their place in the order. With `sets_aside`, `patience` does not bound a statement that takes too long.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The database's clock. Instants that several processes read are compared by this clock only."""
+"""The database's clock: the only clock for instants that several processes compare."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation"
 
 
 def name_commits(operation: Callable[[], str | None]) -> None:
-    """Let `operation` name the commits of the current request. It is called after each commit. If it returns
-    None, the name of the connection is taken.
+    """Let `operation` name the commits of the current request. The failpoint calls `operation` after each commit. If
+    it returns None, NAME is the name of the connection.
     """
     _operation.set(operation)
 

@@ -52,15 +52,15 @@ class OneConnection:
         yield self._connection
 
 
-#: The most seconds that `end_timed_out` waits. If the network is away, no longer wait would help.
+#: The most seconds that `end_timed_out` waits. If the network is down, a longer wait would not help.
 _CANCEL_SECONDS = 2.0
 #: A poll window that contains every row.
 _UNBOUNDED = timedelta(days=36_500)
 
 #: Settings of PostgreSQL's planner. The statements of leasehold/transitions find rows by key, and their text names the
-#: tables in the best order for joins. The settings make the planner keep this order: the statistics of a young table
-#: would make it scan the whole table. They also make it plan once for each connection, because planning these
-#: statements costs more than running them.
+#: tables in the best order for joins. With these settings the planner keeps this order. Without them, the statistics of
+#: a young table would make it scan the whole table. The planner also plans each statement only once for each
+#: connection, because planning costs more than running.
 PLANNER_SETTINGS = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
@@ -134,9 +134,9 @@ async def end_timed_out(connection: Connection) -> None:
     """Close a connection on which a statement took too long, and wait until PostgreSQL has cancelled the statement.
     Waits for at most _CANCEL_SECONDS.
 
-    asyncpg raises the TimeoutError before it has asked PostgreSQL to cancel the statement, and `terminate` would
-    withdraw that request. The session would then stay as long as its statement waits for a lock. Each repetition of the
-    statement would add a session, up to PostgreSQL's bound on sessions.
+    asyncpg raises the TimeoutError before it has requested the cancel of the statement from PostgreSQL. `terminate`
+    would drop that request. The session would then stay as long as its statement waits for a lock, and each repetition
+    of the statement would add a session, up to `max_connections`.
     """
     with suppress(Exception):
         async with asyncio.timeout(_CANCEL_SECONDS):
@@ -164,7 +164,7 @@ async def is_direct(connection: Connection) -> bool:
     """Whether the connection leads to PostgreSQL itself. Through a pooler, other clients may use the same session, so
     session locks protect nothing.
 
-    A pooler greets its clients with another process id than that of the server process that answers queries.
+    When a client connects, a pooler reports another process id than that of the server process that answers queries.
     """
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
@@ -234,8 +234,9 @@ def unindexed(condition: str) -> str:
 
 
 def within_minute(column: str) -> str:
-    """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants that it gave before lie in
-    the future. Such an instant counts only while it is less than a minute ahead, not for the length of the step.
+    """SQL: the instant is less than a minute ago. If PostgreSQL's clock steps back, instants from before the step
+    may lie in the future. Such an instant counts only while it is less than a minute ahead. Otherwise it would count
+    until the clock has passed it by a minute.
     """
     minute = "interval '60 seconds'"
     return f"({column} > clock_timestamp() - {minute} AND {column} < clock_timestamp() + {minute})"
@@ -285,8 +286,8 @@ async def in_index_order(connection: Connection) -> AsyncIterator[None]:
     """For the statements in the block, make PostgreSQL read rows in the order of an index, and stop when the page is
     full.
 
-    Otherwise, if the index has a few thousand matching jobs, PostgreSQL would read and sort them all, although a page
-    has fifty. Statements after the block, in an outer transaction, are planned as usual.
+    Otherwise, if the index has a few thousand matching jobs, PostgreSQL would read and sort all of them for a page of
+    fifty. Statements after the block, in an outer transaction, are planned as usual.
     """
     is_nested = connection.is_in_transaction()
     async with connection.transaction():

@@ -1,10 +1,10 @@
-"""Leaves a server of PostgreSQL that does not answer, once another server was promoted in its place.
+"""Ends the sessions with a PostgreSQL server that does not answer, once another server was promoted in its place.
 
-A primary that is frozen or cut off ends no session: a statement there would wait for LEASEHOLD_DATABASE_TIMEOUT.
-So while a statement waits, `FailoverWatch` connects to every host of the URL anew, and asks the server there for its
-timeline. A promotion begins a new timeline, with a higher number. If a server that takes writes has a higher timeline
-than the server of a session, it has replaced that server, and the watch ends the session. The session's owner connects
-again.
+A primary that is frozen, or cut off from the network, closes no session. A statement would wait for its answer until
+LEASEHOLD_DATABASE_TIMEOUT. So while a statement waits, `FailoverWatch` opens a new connection to every host of the URL,
+and reads the timeline of the server there. A promotion begins a new timeline, with a higher number. A server that takes
+writes, and has a higher timeline than the server of a session, has replaced that server. The watch then ends the
+session, and the session's owner connects again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ Host: TypeAlias = tuple[str | None, int | None]
 
 log = structlog.get_logger(__name__)
 
-#: When a statement, or the opening of a connection, has waited for this many seconds, the watch asks the hosts.
+#: When a statement, or the opening of a connection, has waited for this many seconds, the watch asks all hosts for
+#: their timelines.
 _PATIENCE_SECONDS = 1.0
-#: The time that the hosts have for their answers. A promotion is noticed at most this time and one pause later.
+#: The time that the hosts have for their answers. The watch notices a promotion at most this time and one pause later.
 _ROUND_SECONDS = 1.0
 #: The pause before the hosts are asked again, as long as something waits.
 _PAUSE_SECONDS = 0.5
@@ -95,8 +96,8 @@ class FailoverWatch:
 
     @contextmanager
     def opening(self, host: Host, limit: asyncio.Timeout) -> Iterator[None]:
-        """The block opens a connection to `host`. `limit` is its timeout: it expires early if the watch gives the host
-        up.
+        """The block opens a connection to `host`. `limit`: the block's timeout. The watch lets it expire early when it
+        finds that another host is the primary.
         """
         opening = _Opening(host, limit)
         self.begin(opening)
@@ -148,8 +149,8 @@ class FailoverWatch:
             self._leave_others(host, timeline)
 
     def _leave_others(self, host: Host, timeline: int) -> None:
-        """The server at `host` is the primary. End every session with a server that it has replaced, and every attempt
-        to connect to another host.
+        """The server at `host` is the primary. End every session with a server that this primary has replaced, and
+        every attempt to connect to another host.
         """
         replaced = [
             session
@@ -173,8 +174,8 @@ class FailoverWatch:
 
 
 class WatchedConnection(_Connection):
-    """A connection that registers each waiting statement with its watch. It overrides every asyncpg method that this
-    package uses to send statements; `tests/test_floors.py` checks this.
+    """A connection that registers each waiting statement with its watch. The class overrides every asyncpg method that
+    this package uses to send statements; `tests/test_floors.py` checks this.
 
     A statement raises one of TRY_AGAIN if the connection is terminated meanwhile.
     """

@@ -40,7 +40,7 @@ class Served:
 
 # $1 the queues and $2 the handlers of the places, $3 the dead workers. `candidate` has a row for each place and worker:
 # whether the worker lives, serves the queue, and has the handler (NULL: the worker has not reported its handlers). The
-# table `known_handler` says when each handler was last seen, also after the rows of the handler's workers are deleted.
+# table `known_handler` has the time at which each handler was last seen, also after its workers' rows are deleted.
 _SERVED = """
 -- served
 SELECT place.queue, place.handler,

@@ -25,22 +25,23 @@ log = structlog.get_logger(__name__)
 #: One statement moves or deletes the events of at most this many jobs. A statement that moves events locks the rows of
 #: these jobs, because housekeeping must not delete the jobs meanwhile.
 _JOBS_AT_ONCE = 500
-#: At most this many past days have a partition. A statement that reads or writes events locks each partition and its
-#: index, and PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What is kept").
+#: At most this many past days, and the day before them, have a partition. A statement that reads or writes events locks
+#: each partition and its index, and PostgreSQL has a fixed number of places for locks (docs/operations/index.md, "What
+#: is kept").
 _MOST_DAYS = 30
-#: PostgreSQL locks the whole table `event` while it makes or drops a partition. Somebody may read the table for hours,
-#: such as a dump. While a statement waits for the lock, every new event waits behind it. So the statement waits only
-#: this long, and the next call tries again: days are made a week ahead.
+#: PostgreSQL locks the whole table `event` while it makes or drops a partition. A long reader, such as a dump, may
+#: delay this lock for hours. While a statement waits for the lock, every new event waits behind the statement. So the
+#: statement waits only this long, and the next call tries again. This is soon enough, as days are made a week ahead.
 _LOCK_TIMEOUT = "1s"
 #: The partition for events of days that have no partition.
 _DEFAULT_PARTITION = "event_default"
 _LOWEST_ID, _EPOCH_START = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
 # $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the most jobs of one statement.
-# `candidate`: the next jobs with events of that day. `existing_job`: those of them that are not deleted. All statements
-# of the platform lock jobs in the order of their ids, because two statements could deadlock otherwise. The cost depends
-# on the events of that day, not on the number of jobs: PostgreSQL reads the index of the day's partition, and finds
-# each job by its key.
+# `candidate`: the next jobs with events of that day. `existing_job`: the candidates that are not deleted. All
+# statements of the platform lock jobs in the order of their ids, because two statements could deadlock otherwise. The
+# cost depends on the events of that day, not on the number of jobs: PostgreSQL reads the index of the day's partition,
+# and finds each job by its key.
 KEEP = """
 -- keep_events
 WITH candidate AS MATERIALIZED (
@@ -77,10 +78,10 @@ SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 
 
 async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> bool:
-    """Make the partitions of today and of `days_ahead` more days. Drop the oldest partition if its day is older than
-    `days_kept` days, or than _MOST_DAYS + 1 days; before, the events of jobs that still exist move out of it. While
-    somebody else reads the table `event`, no day is made or dropped: a later call does it. Returns whether there is
-    another day to drop.
+    """Make the partitions of today and of `days_ahead` more days. If the oldest partition's day is older than
+    `days_kept` days, or than _MOST_DAYS + 1 days, move the events of jobs that still exist to `kept_event`, and drop
+    the partition. While another session reads the table `event`, no day is made or dropped: a later call does both.
+    Returns whether there is another day to drop.
 
     A day without a partition is no error: PostgreSQL puts its events into the default partition. SQL functions make and
     drop the partitions with the rights of the role that migrates, because this process's role may not own the schema.
@@ -117,8 +118,8 @@ async def _drop_day(connection: Connection, day: date) -> None:
 
 
 async def _clear_default_partition(connection: Connection, end: datetime) -> None:
-    """Delete the events before `end` from the default partition, after the events of jobs that still exist have moved
-    out of it. If an event of an existing job is written meanwhile, it stays there until the next call.
+    """Move the events before `end` of jobs that still exist out of the default partition, and delete the others. An
+    event of an existing job that is written meanwhile stays in the partition until the next call.
     """
     await _move_events(connection, _EPOCH_START, end)
     await _for_all_jobs(connection, FORGET, end)

@@ -6,8 +6,8 @@ What `reserve` returns or raises, and what the API then does:
 - StoredAnswer: this is a repetition. Return the stored answer.
 - Invalid: the key came before with another request. Conflict: the first request is still running.
 
-If the process dies, or loses the database, it cannot release its key. The key is soon free all the same, because the
-reservation counts only while the transaction of the first request lasts (`hold`).
+A process that dies, or loses the database, cannot release its key. The key is soon free even so: after a second, the
+reservation counts only while the transaction of the first request lasts (`hold`), and never longer than IN_FLIGHT.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from leasehold.domain.errors import Conflict, Invalid
 KEEP = timedelta(hours=24)
 #: The time that a first request may take. After this the request counts as dead, and another may reserve the key.
 IN_FLIGHT = timedelta(seconds=60)
-#: A first request holds the key's advisory lock while its transaction lasts. If it does not hold the lock after this
-#: time, it counts as dead: its connection or its process ended before the answer was stored.
+#: A first request holds the key's advisory lock while its transaction lasts. After this time, a first request without
+#: the lock counts as dead: its connection or its process ended before the answer was stored.
 _LOCK_GRACE = timedelta(seconds=1)
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer, until `locked_until`. This instant also tells the reservation from a later one of
-    the same key.
+    """The right to store the answer, until `locked_until`. This instant also distinguishes the reservation from a later
+    reservation of the same key.
     """
 
     tenant_id: str
@@ -43,8 +43,8 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answer to the first request. `age`: the time since it was stored; true only for an answer that `store` keeps
-    for KEEP.
+    """The answer to the first request. `age`: the time since the answer was stored; correct only if `store` got
+    KEEP.
     """
 
     status_code: int
@@ -52,13 +52,13 @@ class StoredAnswer:
     age: timedelta
 
 
-# SQL: the number of the advisory lock of a key. The prefix `idempotency` keeps it apart from the locks of `lock_name`
-# (database.py).
+# SQL: the number of a key's advisory lock. Because of the prefix `idempotency`, it differs from the numbers of the
+# locks of `lock_name` (database.py).
 _LOCK = "hashtextextended('idempotency ' || $1 || ' ' || $2, 0)"
 
-# Insert the reservation, or take over a row that has expired or whose first request counts as dead. No row comes back
-# if the key is taken. A first request counts as dead after $4, or already after $6 if nobody holds the key's lock. $4
-# and $6 count from the instant of the reservation, which was locked_until - $4.
+# Insert the reservation, or take over a row that has expired or whose first request counts as dead. If the key is
+# taken, the statement returns no row. A first request counts as dead after $4, or already after $6 if nobody holds the
+# key's lock. $4 and $6 count from the instant of the reservation, which was locked_until - $4.
 # $1 tenant, $2 key, $3 request hash, $4 IN_FLIGHT, $5 KEEP, $6 _LOCK_GRACE.
 RESERVE = f"""
 -- idempotency_reserve
@@ -75,7 +75,8 @@ WHERE idempotency.expires_at <= clock_timestamp()
 RETURNING locked_until
 """
 
-# $1 tenant, $2 key, $3 request hash, $4 KEEP: the API's answers were stored this long before `expires_at`.
+# $1 tenant, $2 key, $3 request hash, $4 KEEP. `age` is computed from `expires_at`, which is KEEP after the API stored
+# the answer.
 READ = """
 -- idempotency_look
 SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() - (expires_at - $4::interval) AS age
@@ -147,8 +148,8 @@ async def reserve(
 
 
 async def hold(connection: Connection, reservation: Reservation) -> None:
-    """Keep the reservation valid until the caller's transaction ends. Call this at the start of the transaction that
-    does the work; `store` is its last statement.
+    """Keep the reservation valid until the caller's transaction ends, but not longer than IN_FLIGHT. Call this at the
+    start of the transaction that does the work. The last statement of that transaction is `store`.
     """
     await connection.execute(HOLD, reservation.tenant_id, reservation.key)
 

@@ -1,16 +1,17 @@
 """Lists the jobs that match a filter, newest first, and counts them. Each page reads a bounded number of rows.
 
-A page walks over one index. One term of the filter, the driver, chooses an index that has the matching jobs in the
-order of the list. The statement checks the other terms on each job of the walk, and reads at most MAX_READ rows. So a
-list never reads a whole table, whatever the filter says and however many jobs other tenants have. A walk that ends
-before the page is full returns the job at which it ended (`Page.ended_at`). The API then refuses the filter and advises
-to narrow the time. For a search, or for a filter by queue, the API instead answers how far back the page came, with a
-cursor to continue.
+One term of the filter, the driver, chooses an index that has the matching jobs in the order of the list. The statement
+walks over this index (it reads the entries in their order), and checks the other terms on each job. It reads at most
+MAX_READ rows. So a list never reads a whole table, with any filter and however many jobs other tenants have.
+
+A walk that ends before the page is full returns the job at which it ended (`Page.ended_at`). The API then refuses the
+filter and advises to narrow the time. Exception: for a search, or for a filter by queue, the API returns the creation
+time of that job, and a cursor to continue.
 
 A search in payloads or texts ends after MAX_SEARCHED jobs, and a page by queue after MAX_READ_BY_QUEUE rows. A search
-for a text walks only over jobs that can contain the text: jobs with an error, a key or a scope, and jobs of pipelines
-whose name contains the text. A UUID is taken as a job's id. If no job has this id, the UUID is searched as a text,
-because keys and scopes may be UUIDs.
+for a text walks only over jobs that can contain the text: jobs with an error, a dedupe key or a scope, and jobs of
+pipelines whose name contains the text. A UUID is taken as a job's id. If no job has this id, the UUID is searched as a
+text, because dedupe keys and scopes may be UUIDs.
 
 Ids are UUIDv7: they sort by the time at which they were made. So the terms on the creation time bound the walk.
 """
@@ -39,13 +40,13 @@ MAX_READ, MAX_SEARCHED = 100_000, 10_000
 #: every insert of a step would have to maintain the index. So a page checks the steps of the newest jobs, and the next
 #: page continues there.
 MAX_READ_BY_QUEUE = 5_000
-#: A search for a text narrows its walk (see the head). It walks over all jobs instead if the tenant has more than
-#: _MAX_PIPELINES pipelines, or if the names of more than _MAX_PIPELINES_WITH_TEXT of them contain the text.
+#: A search for a text narrows its walk (see the head). Exception: the search walks over all jobs if the tenant has more
+#: than _MAX_PIPELINES pipelines, or if the names of more than _MAX_PIPELINES_WITH_TEXT of them contain the text.
 _MAX_PIPELINES, _MAX_PIPELINES_WITH_TEXT = 500, 20
 #: Up to this number a count is exact.
 MAX_COUNTED = 10_000
-#: How many rows a walk reads for each job. Usually three: the index entry, the job and its run. With a filter by queue
-#: five: the index entry, and the job's steps (most jobs have four or fewer).
+#: How many rows a walk is assumed to read for each job. Usually three: the index entry, the job and its run. With a
+#: filter by queue five: the index entry, and the job's steps (most jobs have four or fewer).
 _ROWS_PER_JOB, _ROWS_PER_JOB_WITH_STEPS = 3, 5
 #: A list assumes that the clock of a process that makes ids differs from PostgreSQL's clock by less than this.
 _MAX_CLOCK_SKEW = timedelta(minutes=5)

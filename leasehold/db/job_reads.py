@@ -41,18 +41,20 @@ r.job_id IS NOT NULL AS is_run, r.template, r.version, r.scope, r.scope_id, r.sc
 r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
 """
-#: SQL condition: the job `j` is not deleted and not past its retention. After that, retention may delete its objects at
-#: any moment.
+#: SQL condition: the job `j` is not deleted and not past its retention. Otherwise retention may delete the job's
+#: objects at any moment.
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
-#: SQL condition: the job `j` with its run `r` acts on jobs of its own tenant alone. A bulk operation of an operator may
-#: act on jobs of other tenants. Its errors are then about these jobs, so only operators may see the operation.
+#: SQL condition: the job `j` with its run `r` is no bulk operation, or acts only on jobs of its own tenant. An
+#: operator's bulk operation may act on jobs of other tenants. Its errors are then about these jobs, so only operators
+#: may see it.
 OF_OWN_TENANT = "(r.job_id IS NOT NULL OR j.pipeline <> 'bulk_operation' OR j.params ->> 'of_tenant' = j.tenant_id)"
 
-# `contained`: a workflow has started the step. These steps and their outputs come last, so the answer has the step of
-# the workflow itself, and its outputs, even if there are more than the answer holds.
+# `contained`: a workflow has started the step. Contained steps and their outputs come last. So the answer always has
+# the workflow's own step and its outputs, also if the answer cannot hold all contained steps.
 # `limits`: the keys of the concurrency limits at which the job waits (`gate_job` has a row for each job and limit). The
-# digest at the end of a key is cut off (transitions/concurrency/names.py). Limits of the scopes of runs are left out.
+# statement cuts off the digest at the end of a key (transitions/concurrency/names.py), and leaves out limits of the
+# scopes of runs.
 FIND = f"""
 -- job_find
 SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
@@ -100,13 +102,13 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIV
 async def find_listed(
     connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID], *, beyond_tenant: bool
 ) -> Sequence[Row]:
-    """The columns of a list for these jobs, in any order. Deleted jobs are left out. `beyond_tenant`: also bulk
+    """These jobs, with the columns of a list, in any order. Deleted jobs are left out. `beyond_tenant`: also bulk
     operations that act on jobs of other tenants.
     """
     return await connection.fetch(LISTED, list(job_ids), tenant_id, beyond_tenant)
 
 
-# A job that `find_job` does not find any more, and that retention has not deleted yet, counts as deleted.
+# The second SELECT finds a job that `find_job` no longer finds, and whose rows retention has not deleted yet.
 TOMBSTONE = f"""
 -- job_tombstone
 SELECT t.pipeline, t.is_run, t.because, t.at FROM tombstone t
@@ -187,8 +189,8 @@ async def dead_letters(
     fingerprint: str | None = None,
     limit: int,
 ) -> Sequence[Row]:
-    """Steps that failed for good, the latest first. `since`: only those that failed later. `fingerprint`: only those of
-    one group, as `dead_letter_groups` returns it. Only the latest MAX_SEARCHED failed steps are searched.
+    """Steps that failed for good, the latest first. `since`: only steps that failed later than this. `fingerprint`:
+    only steps of one group, as `dead_letter_groups` returns it. Only the latest MAX_SEARCHED failed steps are searched.
     """
     rows, _ = await dead_letters_page(
         connection, tenant_id, letter_filter, before=before, since=since, fingerprint=fingerprint, limit=limit
@@ -308,7 +310,7 @@ async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: 
 _WHY_WAITING = """
 -- why_waiting
 WITH unfinished AS (
-    -- `unknown`: the task waits until a worker has its code. Its `available_at` says nothing then.
+    -- `unknown`: the task waits until a worker has its code. Its `available_at` is then not the time of its start.
     SELECT t.*, t.status = 'waiting' AND EXISTS (
         SELECT 1 FROM unknown_task u WHERE u.task_id = t.id AND u.epoch = t.epoch) AS unknown
     FROM task t
@@ -381,9 +383,9 @@ async def why_held(
     most_admitted: int = MAX_COUNTED,
 ) -> Sequence[Row]:
     """The concurrency limits at which a job waits. `inside`: admitted jobs that are unfinished. `lately`: jobs admitted
-    in the last minute. These two counts look at no more than `most_admitted` jobs of a limit; `cut`: there were so many
-    that the counts mean "at least". `ahead`: waiting jobs of the same tenant that come before this job in the order of
-    admission, and whose start time has come; at most `max_ahead` waiting jobs are looked at. `starts_at`: the start
-    time of this job; None: it has come.
+    in the last minute. PostgreSQL reads at most `most_admitted` jobs of a limit for these two counts. `cut`: the limit
+    has that many jobs or more, so the two counts mean "at least". `ahead`: waiting jobs of the same tenant that come
+    before this job in the order of admission, and whose start time has come. PostgreSQL reads at most `max_ahead`
+    waiting jobs. `starts_at`: the start time of this job; None: it has come.
     """
     return await connection.fetch(_WHY_HELD, job_id, tenant_id, max_ahead, most_admitted)

@@ -20,7 +20,7 @@ from leasehold.db.database import Connection
 #: `log_numbers` and `stream_numbers` return this number for a job that has ended: no line or chunk follows.
 ENDED = 2**62
 
-# A row of job_log holds `n` lines as a JSON array. The last of them has the number `last` in its job; `before` is the
+# A row of job_log holds `n` lines as a JSON array. `last`: the number of the row's last line in its job. `before`: the
 # number of the line before the row's first line. A page of N lines reads at most N rows.
 LOG_PAGE = """
 -- log_page

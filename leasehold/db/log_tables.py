@@ -1,8 +1,8 @@
 """Declares the tables of the log lines of attempts, and of the chunks of the streams that attempts emit. A change here
 needs a migration.
 
-Their foreign keys lead to `tail`, not to `job`. An insert locks the row to which its key leads, and with a key to `job`
-the insert would wait for each settlement (the end of an attempt) that has locked the row of the job.
+Their foreign keys lead to `tail`, not to `job`. The reason: an insert locks the row to which its foreign key leads.
+With a key to `job`, it would wait for each settlement (the end of an attempt) that has locked the job's row.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ LEFT JOIN run r ON r.job_id = counted.id
 
 async def unfinished_counts(connection: Connection, tenant_id: str, long_wait: timedelta) -> Row:
     """Counts of the tenant's oldest MAX_UNFINISHED unfinished jobs: `unfinished` (all of them), `started`, and `held`
-    (they wait at a concurrency limit). Also `late`: the ids of those that should have started more than `long_wait` ago
-    and have not, at most MAX_LATE ids, the longest wait first.
+    (they wait at a concurrency limit). Also `late`: the ids of jobs that should have started more than `long_wait`
+    ago and have not, at most MAX_LATE ids, the longest wait first.
     """
     row = await connection.fetchrow(_UNFINISHED_COUNTS, tenant_id, long_wait, MAX_LATE)
     assert row is not None
@@ -150,8 +150,8 @@ FROM (SELECT * FROM gate WHERE declared AND ($1::text IS NULL OR (tenant_id, key
 
 
 async def limits(connection: Connection, after: tuple[str, str] | None = None) -> Sequence[Row]:
-    """For operators: the next MAX_LIMITS + 1 limits of all tenants that an operator declared. `inside`: the jobs that
-    the limit has admitted, and `waiting`: those that wait at it, each counted up to MAX_AT_LIMIT. `after`: tenant and
+    """For operators: the next MAX_LIMITS + 1 limits that operators declared, of all tenants. `inside`: the jobs that
+    the limit has admitted. `waiting`: the jobs that wait at it. Each is counted up to MAX_AT_LIMIT. `after`: tenant and
     key of the last limit of the page before.
     """
     return await connection.fetch(_LIMITS, *(after or (None, None)))
@@ -173,9 +173,8 @@ async def limits_of_queues(connection: Connection, queues: Sequence[str]) -> Seq
 
 def _jobs_at_limit_sql(name: str, null_or_not: str) -> str:
     """SQL: the jobs at a limit. `name`: the statement's. `null_or_not`: NULL for waiting jobs, NOT NULL for admitted
-    ones; a part of the text, not a parameter of the statement, because PostgreSQL uses a partial index only if the text
-    has the condition of the index. The column `owner` has the job's tenant; `tenant_id` has the limit's, which may
-    be `*`.
+    ones. It stands in the statement's text, because PostgreSQL uses a partial index only if the text has the condition
+    of the index. The column `owner` has the job's tenant. The column `tenant_id` has the limit's tenant, or `*`.
     """
     return f"""
 -- {name}

@@ -24,9 +24,9 @@ _NO_STATEMENTS_KEPT = (
 )
 #: PostgreSQL's errors when a pooler runs a client's prepared statement on a session that has not prepared it.
 _STATEMENTS_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-#: Asks whether a pooler keeps prepared statements: PgBouncer (1.21 or later) then gives them names of its own.
+#: SQL: whether a pooler keeps prepared statements. PgBouncer (1.21 or later) then gives the statements its own names.
 _KEEPS_STATEMENTS_SQL = "SELECT coalesce(bool_or(starts_with(name, 'PGBOUNCER_')), false) FROM pg_prepared_statements"
-#: Asks for the settings that the process sent when it connected, but that the session does not have.
+#: SQL: the settings that the process sent when it connected, but that the session does not have.
 _DROPPED_SETTINGS_SQL = """
 SELECT expected.name, expected.value FROM unnest($1::text[], $2::text[]) AS expected(name, value)
 WHERE current_setting(expected.name) <> expected.value
@@ -36,8 +36,8 @@ _TRIES = 3
 
 
 async def check_pooler(settings: Settings) -> None:
-    """Raises BadSetting if there is a pooler that needs another setting. Raises an error of TRY_AGAIN if PostgreSQL
-    does not answer.
+    """Raises BadSetting if a pooler stands before PostgreSQL and the process cannot use it with these settings. Raises
+    an error of TRY_AGAIN if PostgreSQL does not answer.
     """
     try:
         keeps_statements = await _keeps_statements_if_pooled(settings)
@@ -76,7 +76,7 @@ async def refuse_shared_sessions(settings: Settings) -> None:
 
 async def _keeps_statements_if_pooled(settings: Settings) -> bool:
     """Whether a pooler stands before PostgreSQL and keeps prepared statements: such a pooler is in transaction mode.
-    Raises BadSetting for a pooler that keeps none, or that drops the settings of the session.
+    Raises BadSetting for a pooler in transaction mode that keeps none, or for one that drops the session's settings.
     """
     async with connected(settings, "pooler check") as connection:
         if await is_direct(connection):
@@ -122,7 +122,7 @@ async def _shares_sessions(connection: Connection, other_connection: Connection)
 
 async def _lacks_marker(connection: Connection, marker: str) -> bool:
     """Whether the session that the pooler lends now lacks the marker. The statement answers by an error and not by a
-    row: to return rows, asyncpg would prepare the statement.
+    row, because asyncpg prepares each statement that returns rows.
     """
     try:
         await connection.execute(

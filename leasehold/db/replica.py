@@ -3,8 +3,8 @@
 A standby replays the log (WAL) of the primary. Every second the process makes a note: the length of the primary's WAL,
 and the time. When the standby has replayed that length, its reads have everything that was committed before the note.
 The length includes records that the primary has not written to its disk yet. It usually writes them within a second.
-So a read is at most as old as the newest note that the standby has reached. The process needs no other clock than its
-own for this bound. The bound also holds while the primary is idle, and while replication stands still.
+So a read is at most as old as the newest note that the standby has reached. For this bound, the process needs only its
+own clock. The bound also holds while the primary is idle, and while replication stands still.
 
 Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
 that is not a standby.
@@ -50,10 +50,10 @@ REQUESTS, EXPORTER = "requests", "exporter"
 # this server is a standby. The system identifier is the same on a primary and on its standbys.
 #
 # The position is where the next record goes, not the end of what the primary has written: a commit with
-# synchronous_commit = off is visible before its record is written. Exception: the next record goes right behind the
-# head of a page (24 bytes; 40 at the begin of a segment). The last record then ended before that head. A standby that
-# has replayed the last record is at the begin of the page, and gets no further before the next record. So the position
-# is then the begin of the page.
+# synchronous_commit = off is visible before its record is written. Exception: if the next record is the first of a
+# page, it goes behind the page's header (24 bytes; 40 at the start of a segment). A standby that has replayed every
+# record is then at the start of the page, before the header, and moves on only with the next record. So the position is
+# then the start of the page.
 _PRIMARY_POSITION = """
 -- replica_primary_place
 WITH wal AS MATERIALIZED (
@@ -69,8 +69,8 @@ FROM wal CROSS JOIN pg_control_system()
 """
 
 # How much of the WAL the standby has replayed (`position`, in bytes; NULL: this server is not a standby), and the
-# newest timeline that it is known to have reached. pg_stat_wal_receiver has the timeline, but shows it only to some
-# roles. The control file has the timeline of the last restart point.
+# newest timeline that the standby is known to have reached. pg_stat_wal_receiver has the current timeline, but shows it
+# only to some roles. The control file has only the timeline of the last restart point.
 _STANDBY_POSITION = """
 -- replica_standby_place
 SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::bigint END AS position, system_identifier,
@@ -147,7 +147,7 @@ class Replica:
                 standby = await self._position_of(self._pool, _STANDBY_POSITION)
         except TRY_AGAIN as error:
             problem = f"it does not answer: {type(error).__name__}"
-        # Taken before the question to the primary, so the answer covers every commit until this instant.
+        # Read the time before the primary's position: the position then covers every commit until this instant.
         noted_at = monotonic()
         primary = await self._position_of(self._primary, _PRIMARY_POSITION)
         if primary.position is not None:
@@ -161,8 +161,8 @@ class Replica:
         self._record(problem)
 
     async def check(self, connection: Connection) -> float:
-        """The instant, by monotonic(), up to which the connection to the standby reads every commit. Raises an error of
-        STANDBY_FAILED.
+        """The instant, by monotonic(), up to which reads on this connection to the standby see every commit. Raises an
+        error of STANDBY_FAILED.
         """
         return self._instant_of(await _ask(connection, _STANDBY_POSITION))
 

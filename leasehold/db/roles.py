@@ -1,7 +1,7 @@
-"""Grants rights to the role that the API and the workers connect as: it may read and write rows, but not change the
-schema. `leasehold migrate` calls `grant`.
+"""Grants rights to the role with which the API and the workers connect. This role may read and write rows, but not
+change the schema. `leasehold migrate` calls `grant`.
 
-Another role migrates and owns the schema. So a stolen password of the API cannot change the schema.
+Another role migrates and owns the schema. So somebody who steals the API's password cannot change the schema.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _APPEND_ONLY: dict[str, tuple[str, ...]] = {
 
 async def grant(connection: Connection, role: str) -> None:
     """Let `role` read and write the rows of every table that the connection's role owns. A repetition changes nothing.
-    The schema may be at an older revision: tables and functions that it does not have yet are left out.
+    The schema may be at an older revision: missing tables and functions are left out.
 
     Exceptions: `role` may only read views and Alembic's table, and may only read and add rows of the audit.
 

@@ -25,9 +25,10 @@ SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_a
 FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 """
 
-# $3: the last step of the page before, or NULL. The page has the next MAX_STEPS steps. Those that a workflow
-# has started (`contained`) come last. `all_steps` is NULL if the page has all steps of the run. Otherwise it has their
-# number (`n`), their mean progress (`percent`), and the first that has neither succeeded nor been skipped (`phase`).
+# $3: the last step of the page before, or NULL. The page has the next MAX_STEPS steps. Steps that a workflow has
+# started (`contained`) come last. `all_steps` is NULL for a first page with fewer than MAX_STEPS steps, which has all
+# steps of the run. Otherwise `all_steps` has their number (`n`), their mean progress (`percent`), and the first step
+# that has neither succeeded nor been skipped (`phase`).
 FIND = f"""
 -- run_find
 SELECT listed.*, j.params AS payload,
@@ -74,7 +75,8 @@ async def find_listed_run(connection: Connection, tenant_id: str, run_id: UUID) 
 
 async def find_run(connection: Connection, tenant_id: str, run_id: UUID, after_step: UUID | None = None) -> Row | None:
     """The run with its steps, at most MAX_STEPS, and its outputs, at most MAX_OUTPUTS. `after_step`: the task of the
-    last step of the page before; None: the page begins with the run's first step. None: the tenant has no such run.
+    last step of the page before; None: the page begins with the run's first step. Returns None if the tenant has no
+    such run.
     """
     return await connection.fetchrow(FIND, run_id, tenant_id, after_step)
 
@@ -132,12 +134,12 @@ async def list_runs(
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
-# $1 the most due tasks that are counted in a queue, $2 in all queues together, $3 seconds without a heartbeat after
-# which a worker is silent: in most cases it has died, and its row is left. $4 the last queue of the page before, or
-# NULL; $5 the most queues of the page. `queue_with_tasks`: the queues that have waiting tasks; the recursion jumps
-# through an index from queue to queue. `served_queue`: the queues of workers. `queue_starts`: the attempts that workers
-# report for the last minute. `share`: at most `max_tasks` are counted in each queue. A queue of external workers is
-# stored as `ext:<tenant>:<queue>`. There may be very many of them, so they come last.
+# $1 the most due tasks that are counted in a queue, $2 in all queues of the page together. $3 seconds without a
+# heartbeat after which a worker is silent: in most cases it has died, and its row is left. $4 the last queue of the
+# page before, or NULL; $5 the most queues of the page. `queue_with_tasks`: the queues that have waiting tasks; the
+# recursion jumps through an index from queue to queue. `served_queue`: the queues of workers. `queue_starts`: the
+# attempts that workers report for the last minute. `share`: at most `max_tasks` are counted in each queue. A queue of
+# external workers is stored as `ext:<tenant>:<queue>`. There may be very many of them, so they come last.
 _QUEUES = """
 -- queues
 WITH RECURSIVE queue_with_tasks(queue) AS (
@@ -194,8 +196,8 @@ async def queues(
     after: str | None = None,
     limit: int = MAX_LISTED,
 ) -> Sequence[Row]:
-    """Queues of all tenants that have tasks or workers, or are paused, by name. Those of external workers come last.
-    `after`: the last queue of the page before; None: this is the first page. `limit`: of the page.
+    """Queues of all tenants that have waiting tasks or workers, or are paused, by name. The queues of external workers
+    come last. `after`: the last queue of the page before; None: this is the first page. `limit`: of the page.
 
     `workers`: those that take work, and have had a heartbeat within `silent_seconds`. `runnable`: due tasks, counted up
     to `at_most` in each queue and up to about `in_all` in all queues of the page together. `has_more`: the queue may

@@ -11,7 +11,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import Row
 from leasehold.domain.ids import new_id
 
-#: A list shows at most this many views, because it has no pages. The settings do not allow a tenant more views.
+#: A list shows at most this many views, because it has no pages. The settings allow a tenant no more views than this.
 MAX_VIEWS = 500
 
 _COLUMNS = "id, name, filter, saved_by, saved_at"

@@ -13,7 +13,8 @@ from leasehold.db.job_reads import Row
 
 #: At most this many due tasks of each queue are counted, and at most this many leases are read in all queues together.
 MAX_COUNTED = 10_000
-#: A `line` is the tasks of one tenant with one priority in a queue. At most this many lines of a queue are read.
+#: A `line` is the waiting tasks of one tenant with one priority in a queue. At most this many lines of a queue are
+#: read.
 MAX_LINES = 2000
 
 # The due tasks of each queue. The recursion jumps through the index task_runnable from line to line, and reads only the

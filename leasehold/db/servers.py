@@ -40,7 +40,7 @@ _late_calls: dict[tuple[DatabaseUrl, bool], int] = {}
 _MOST_DOUBLINGS = 10
 #: After one of these errors at a host, `_choose` tries the next host.
 _HOST_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-#: SQL: the timeline of a server that takes writes, or null. The name of each file of the WAL begins with it.
+#: SQL: the timeline of a server that takes writes, or null. The name of each WAL file begins with the timeline.
 _TIMELINE = """
 SELECT CASE WHEN NOT pg_is_in_recovery()
     THEN ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint END
@@ -64,8 +64,8 @@ async def open_connection(
     primary is slow. If every process always gave up after the same short time, perhaps none would ever connect. With
     `replica`, a call that connected to any host counts as a success, so nothing is doubled.
 
-    Except for a replica, the connection ends when another server was promoted and this one does not answer
-    (leasehold/db/failover.py). So a `connection_class` among the options must extend WatchedConnection.
+    If another server is promoted while this one does not answer, FailoverWatch ends the connection (failover.py). So a
+    `connection_class` among the options must extend WatchedConnection. Exception: FailoverWatch ignores replicas.
 
     If no host answers, raises the TimeoutError of the first host that was late, or the error of the last host.
     """

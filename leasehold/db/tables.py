@@ -1,13 +1,13 @@
-"""Declares the tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the metadata. A
-job that executes a template is a run: it also has a row in the table `run` of run_tables.py.
+"""Declares the tables of jobs, tasks and the platform itself. The other files `*_tables.py` add their tables to the
+same metadata. A job that executes a template is a run: it also has a row in the table `run` of run_tables.py.
 
-Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
-has fillfactor 50, and is vacuumed early. **None of its indexes contains a column that a heartbeat changes**
-(`lease_until`), because lease renewals must stay heap-only updates.
+A change here needs a migration. `task` is the table with the most updates: it is narrow, has fillfactor 50, and is
+vacuumed early. **None of its indexes contains a column that a heartbeat changes** (`lease_until`), because lease
+renewals must stay heap-only updates.
 
-The first columns of `job` and `task` are those that a claim and a completion do not change. For an updated row, the WAL
-gets only the bytes from the first changed one to the last. So `params`, which stands before the changed columns, is
-logged only by the insert. An older installation has another order, because no migration moves columns.
+The first columns of `job` and `task` are those that a claim and a completion do not change. For an updated row,
+PostgreSQL writes to the WAL only the bytes from the first changed byte to the last. So only the insert writes `params`,
+which stands before the changed columns. An older installation has another order, because no migration moves columns.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ job = Table(
     Column("held", Boolean, nullable=False, server_default="false"),
     # The job has concurrency limits: its end may admit other jobs.
     Column("gated", Boolean, nullable=False, server_default="false"),
-    # When the job ends, the platform has to tell the tenant's webhooks, or to start the run that follows the job.
+    # When the job ends, the platform must notify the tenant's webhooks, or start the run that follows the job.
     Column("notify", Boolean, nullable=False, server_default="false"),
     # At most one unfinished job of a tenant and pipeline has this key. The kind of work makes the key, for example from
     # the scope of a run.
@@ -233,15 +233,14 @@ task = Table(
     Column("handler", Text),  # `pipeline.step` of the code that does the step; NULL: code of the job's own pipeline
     Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the limit in the code holds
     Column("cancelable", Boolean, nullable=False, server_default="true"),  # a cancel may interrupt the step
-    # Used by the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. The wait
-    # of the workflow ends when `news` reaches `wake_at`, which is therefore a count, not a time. NULL: no count ends
-    # it.
+    # Only for the task of a workflow. `news` counts the finished steps of the workflow and the signals to it. `wake_at`
+    # is a count, not a time: the workflow's wait ends when `news` reaches it. NULL: no count ends the wait.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
     # A workflow started the step. If the step fails for good, the job goes on: the workflow decides what follows.
     Column("contained", Boolean, nullable=False, server_default="false"),
-    # The workflow's code has made a call (of a step, for example), which stands in the journal. A cancel of the job
-    # then does not end the task at once: the code first sees the cancel, and can undo its work.
+    # The workflow's code has made a call (of a step, for example), which is in the journal. Then a cancel of the job
+    # does not end the task immediately: the code first gets the cancel, and can undo its work.
     Column("journaled", Boolean, nullable=False, server_default="false"),
     # Set only for a task that is the `single_task` of its job. The view `history` computes two of the task's events
     # from these columns.
@@ -396,7 +395,8 @@ outbox = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("headers", JSONB),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # Until this instant, the process that committed the row publishes it. After it, the relay (a worker's loop) does.
+    # Until this instant, the process that committed the row may publish the hint. After it, the relay (a worker's loop)
+    # does.
     Column("relay_at", _INSTANT, nullable=False),
     Index("outbox_relay_at", "relay_at"),
     postgresql_with={

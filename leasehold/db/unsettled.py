@@ -1,6 +1,6 @@
 """Reads what only a person can settle, for /v1/unsettled: orders of unknown outcome, workflows that wait for a signal,
-silent external steps, disabled webhooks and paused schedules. An order is what a step asked of another system, for
-example of a provider.
+silent external steps, disabled webhooks and paused schedules. An order is what a step requested from another system,
+for example from a provider.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SILENT = """starts_with(t.queue, 'ext:')
 # Silent external steps: due steps that no external worker has claimed for $3 seconds, and steps whose lease ended $3
 # seconds ago without a heartbeat. $1: the tenant. $4: the most rows. $5: the most jobs that are searched. $2: the last
 # task of the page before or, if that page's search ended early, the last job that it searched. (If the task $2 was
-# deleted meanwhile, its id counts as that of a job: both sort by time.) `page_start`: the first job of this page.
+# deleted meanwhile, its id is taken as a job's id: ids of both sort by time.) `page_start`: the first job of this page.
 # `search_end`: the job at which the search ended early. The queue of external workers is stored as `ext:TENANT:QUEUE`.
 SILENT_STEPS = f"""
 -- unsettled_external

@@ -46,8 +46,7 @@ download = Table(
     # after this the download counts as over, because a process that died cannot set `finished_at`
     Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),
     Column("finished_at", TIMESTAMP(timezone=True)),
-    # The first index serves the limits, which count the downloads of a key in the last day. The second serves
-    # housekeeping.
+    # The limits use the first index: they count the downloads of a key in the last day. Housekeeping uses the second.
     Index("download_of_key", "key_prefix", "started_at"),
     Index("download_started", "started_at"),
 )

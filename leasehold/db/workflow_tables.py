@@ -1,4 +1,5 @@
-"""Declares the tables of workflows: the journal (their calls, by which a worker resumes them), and the signals to them.
+"""Declares the tables of workflows: the journal, and the signals that clients send. The journal has the calls of each
+workflow, and a worker resumes the workflow from them.
 tables.py declares the tables of jobs and tasks.
 
 A change here needs a migration.

@@ -198,7 +198,7 @@ def _drop_index(schema: SchemaTables, match: re.Match[str], _text: str) -> Effec
 
 
 def _alter_table(schema: SchemaTables, match: re.Match[str], _text: str) -> Effect:
-    """A statement may have several actions: their locks and their work add up."""
+    """A statement may have several actions. It takes the locks and does the work of all of them."""
     table, actions = match.groups()
     effects = [_effect_of_action(schema, table, action) for action in _NEXT_ACTION.split(actions)]
     replaced_constraints = set(_DROPPED_CONSTRAINT.findall(actions)) & set(_ADDED_CONSTRAINT.findall(actions))
@@ -324,7 +324,7 @@ _RULES: Sequence[tuple[re.Pattern[str], _Rule]] = [
             rf"CREATE (UNIQUE )?INDEX (CONCURRENTLY )?(?:IF NOT EXISTS )?{_NAME} ON {_NAME}",
             _create_index,
         ),
-        # A drop of several objects, or of what depends on the object: no rule finds the tables of all of them.
+        # A DROP of several objects, or with CASCADE: no rule finds all the tables that it locks.
         (r"(?:DROP|ALTER TABLE) .* CASCADE\b|DROP [^(]*,", _unknown),
         (rf"DROP INDEX (CONCURRENTLY )?(?:IF EXISTS )?{_NAME}", _drop_index),
         (rf"ALTER TABLE (?:IF EXISTS )?{_NAME} (.+)", _alter_table),

@@ -1,8 +1,8 @@
 """Runs revisions (migrations) beside a running installation, and tries again when a table lock is not free.
 
-A statement that waits for a strong lock makes every later statement on the same table wait behind it. So a statement of
-a revision waits for one second only (`Patience.lock_seconds`). Then it gives up, lets the others through, and is tried
-again.
+While a statement waits for a strong lock, every later statement on the same table waits behind it. So a statement of a
+revision waits for one second only (`Patience.lock_seconds`). Then PostgreSQL refuses the lock, the
+later statements go on, and the revision is tried again after a pause.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SERVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Interna
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0
 #: How many times `_watch_blockers` looks for the holders of locks while one statement waits.
 _SAMPLES = 5
-#: Who holds the locks that a session waits for, as sentences. The sentences leave out the texts of queries, which may
-#: contain data of clients.
+#: SQL: one sentence about each session that holds a lock for which the session $1 waits. The sentences leave out the
+#: texts of queries, which may contain data of clients.
 _BLOCKERS = """
 SELECT format('%s (process %s, %s, for %s s)', coalesce(nullif(application_name, ''), usename), pid, state,
     round(extract(epoch FROM clock_timestamp() - coalesce(xact_start, query_start, backend_start))))
