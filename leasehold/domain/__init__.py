@@ -1,5 +1,5 @@
 """The terms of Leasehold: states, errors, leases, pipelines, templates.
 
-Modules here do no input or output, except that `registry` imports the modules with pipelines. They import no other
-room.
+Modules here do no input or output, and import no other package of Leasehold. Exception: `registry` imports the modules
+with pipelines.
 """

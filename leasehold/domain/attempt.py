@@ -31,8 +31,8 @@ class AttemptIdentity(Protocol):
 
     @property
     def number(self) -> int:
-        """1 for the first attempt. An attempt that snoozed, fanned out or was released does not count: the next has the
-        same number.
+        """1 for the first attempt. An attempt that snoozed, fanned out or was released does not count: the next attempt
+        has the same number.
         """
 
     @property

@@ -60,9 +60,9 @@ class BrokenRow:
 
 @dataclass(slots=True)
 class Chain:
-    """Checks the rows of one chain in order. `seq` and `hash` are those of the last checked row. A new Chain has those
-    of the row before the first row to check. `from_head` takes those of the last row that retention deleted (0 and ""
-    if it deleted none).
+    """Checks the rows of one chain in order. `seq` and `hash`: the number and the hash of the last checked row. In a
+    new Chain they are those of the row before the first row to check. `from_head` takes the number and the hash of the
+    last row that retention deleted (0 and "" if it deleted none).
     """
 
     tenant_id: str
@@ -100,8 +100,8 @@ class Chain:
 
 
 def hash_of(row: Mapping[str, Any]) -> str:
-    """The hash that a row must have: SHA-256, in hexadecimal, over its fields. Each field is written with its length,
-    because otherwise text could move from one field to the next without a change of the hash.
+    """The hash that a row must have: SHA-256, in hexadecimal, over its fields. Each field is hashed with its length.
+    Without the lengths, text could move from one field to the next and the hash would stay the same.
     """
     at: datetime = row["at"]
     fields = [

@@ -1,6 +1,6 @@
-"""The delay before a failed attempt is tried again: a ladder of delays, with jitter.
+"""Computes the delay between a failed attempt and the next: from a ladder of delays, with jitter.
 
-Jitter spreads retries: tasks that failed together do not come back together.
+Because of the jitter, tasks that failed at the same time do not all run again at the same time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_LADDER = (
     timedelta(minutes=30),
     timedelta(hours=2),
 )
-#: The longest delay. A longer one could lead beyond the last timestamp that PostgreSQL can store.
+#: The longest delay. After a longer delay, the next attempt could be due beyond the last timestamp of PostgreSQL.
 LONGEST = timedelta(days=36_500)
 
 
@@ -37,8 +37,8 @@ def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random |
 
 
 def delay_after_answer(retry_after: float | None, failures: int, ladder: Sequence[timedelta]) -> timedelta:
-    """The delay after a failure to which another server has answered. `retry_after`: the seconds that its header
-    Retry-After names, or None. The delay is at least that of `delay_after`: a Retry-After of 0 must not use up all
-    attempts immediately.
+    """The delay after a failure that another server answered. `retry_after`: the seconds in the answer's header
+    Retry-After, or None. The delay is at least that of `delay_after`: a Retry-After of 0 must not use up all attempts
+    immediately.
     """
     return max(timedelta(seconds=retry_after or 0.0), delay_after(failures, ladder))

@@ -31,7 +31,7 @@ def broken_code(source: str, error: BaseException) -> CodeBroken | None:
 
 
 def _keep_users_frames(report: TracebackException) -> None:
-    """Leave only the user's frames in the traceback, and in the tracebacks of the errors that led to it."""
+    """Leave only the user's frames in the traceback, and in the tracebacks of the errors that led to this error."""
     report.stack[:] = [frame for frame in report.stack if not frame.filename.startswith(_NOT_OF_THE_USER)]
     for earlier in (report.__cause__, report.__context__):
         if earlier is not None:

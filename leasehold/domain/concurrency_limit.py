@@ -11,9 +11,9 @@ from dataclasses import dataclass
 #: The tenant of limits that count the jobs of all tenants together.
 EVERYBODY = "*"
 #: Tenants share the slots of a worker, and the places of a limit. A tenant that already has places may take another
-#: only while `its places < GREED * free places`. So by this rule a tenant alone takes seven eighths of the places,
-#: rounded up: all of seven or fewer, 7 of 8, 14 of 15, 35 of 40. Limits and workers may keep further places that only
-#: tenants without a place can take.
+#: only while `its places < GREED * free places`. So a tenant that is alone takes seven eighths of the places, rounded
+#: up: all of seven or fewer, 7 of 8, 14 of 15, 35 of 40. Limits and workers may reserve further places for tenants that
+#: have none.
 GREED = 7
 
 
@@ -24,8 +24,8 @@ class ConcurrencyLimit:
 
     `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
     `key`: what the limit counts, for example `queue:media`.
-    `declared_as`: None, or the (tenant, key) of a declared limit. Its bounds then count instead of `at_most` and
-    `per_minute`; the submission reads them when it writes the job.
+    `declared_as`: None, or the (tenant, key) of a declared limit. The submission then reads the bounds of the declared
+    limit when it writes the job, and ignores `at_most` and `per_minute`.
     """
 
     tenant_id: str

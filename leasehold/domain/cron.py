@@ -1,9 +1,12 @@
 """The instants at which a schedule fires: five-field cron expressions in an IANA time zone.
 
 The library cronsim finds the local times that an expression names. This module finds the instants at which the clock
-shows these times. A time that the clock skips fires once, right after the gap. A time that the clock repeats fires
-once, the first time. Exception, as in Debian's cron: if the minutes or the hours begin with `*`, a time that the clock
-repeats fires each time, and a time that it skips fires only if nothing else fires within the length of the gap.
+shows these times. If the clock skips a time, the schedule fires once, right after the gap. If the clock repeats a time,
+the schedule fires once, at the first.
+
+Exception, as in Debian's cron, if the field of the minutes or of the hours begins with `*`. For a repeated time, the
+schedule then fires each time. For a skipped time, it fires only if the expression names no time in the period after the
+gap that is as long as the gap.
 
 Time zones come from the package `tzdata`, never from the host, because every worker must know each zone that the API
 accepted.
@@ -89,8 +92,8 @@ def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
 
 def _start(after: datetime) -> datetime:
     """The local time after which to search. Usually it is the local time of `after`. If the clock will show this local
-    time a second time, the search begins earlier, by the length of the repetition: for the local times before `after`,
-    the second instants are still to come.
+    time a second time, the search begins earlier, by the length of the repetition. The reason: the clock will also show
+    the local times just before `after` a second time, and those instants are later than `after`.
     """
     clock_time = after.replace(tzinfo=None, fold=0)
     return clock_time if after.fold else clock_time + min(_shift_at(after), _NO_SHIFT)
@@ -108,7 +111,7 @@ def _shift_at(local_time: datetime) -> timedelta:
 
 def _instants(expression: str, local_times: Iterator[datetime], local_zone: ZoneInfo) -> Iterator[datetime]:
     """The instants at which the schedule fires for these local times, in order, by the rules in the module's head. If a
-    repeated time fires twice, its second instant waits in `repeated` until all earlier instants are out.
+    repeated time fires twice, its second instant stays in `repeated` until all earlier instants were yielded.
     """
     has_star = any(field.startswith("*") for field in expression.split()[:2])
     repeated: deque[datetime] = deque()  # instants at which the clock shows one of these times again

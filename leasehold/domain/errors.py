@@ -320,8 +320,8 @@ class Retryable(StepError):
 
 
 class Unforeseen(Retryable):
-    """An isolated handler (one in a child process) raised an error that is not a StepError. One more attempt shows
-    whether the machine or the code is at fault, because the same code on the same input raises the error again.
+    """An isolated handler (one in a child process) raised an error that is not a StepError. One more attempt
+    follows. If the code is at fault, the attempt raises the error again. If the machine was at fault, it may succeed.
     """
 
     def __init__(self, message: str) -> None:
@@ -358,7 +358,7 @@ class ObjectExists(StoreError):
     pass
 
 
-#: The errors that show that another attempt may have the task by now. Code that catches the errors of a handler must
+#: After one of these errors, another attempt may have the task by now. Code that catches the errors of a handler must
 #: raise these again: an attempt that meets such an error must settle nothing.
 OVERTAKEN = (LeaseLost, ObjectExists)
 

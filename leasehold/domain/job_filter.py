@@ -25,7 +25,7 @@ _ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 #: A length of time: `90s`, `2h`.
 _LENGTH = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-#: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. Anything else that has a colon is text.
+#: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. A word whose colon follows no such key is text.
 _KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
 _QUOTED, _ESCAPE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
 #: A value that needs no quotes.
@@ -82,7 +82,7 @@ class JobFilter:
     positions: dict[str, int] = field(default_factory=dict)
 
     def refused(self, key: str, sentence: str, code: str = "invalid_filter") -> InvalidFilter:
-        """The error about the term with this key. An unknown key: about the filter as a whole."""
+        """The error about the term with this key. If the filter has no such term, the error points to its beginning."""
         return InvalidFilter(self.positions.get(key, 1), sentence, code)
 
 
@@ -111,7 +111,7 @@ def parse(text: str, now: datetime) -> JobFilter:
 
 
 def quoted(value: str) -> str:
-    """The value as a term has it: in quotes, if it needs them. An empty value makes no term."""
+    """The value in the form of a filter: in quotes if it needs them. It must not be empty: `parse` refuses that."""
     if _PLAIN.fullmatch(value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -228,7 +228,7 @@ class _FilterBuilder:
         """
         sign, operand = _comparison(term)
         age = _LENGTH.fullmatch(operand)
-        if age is not None:  # a greater age means created earlier, so the sign turns round
+        if age is not None:  # a greater age means created earlier: the sign is reversed
             name = "created_before" if sign == ">" else "created_after"
             self._set(term, name, _instant_before(self._now, _length_of(age)))
         else:

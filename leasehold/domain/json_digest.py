@@ -1,4 +1,4 @@
-"""The digest of a JSON value, as a part of keys: of the limit that counts a value of the payload, and of a scope."""
+"""Computes the digest of a JSON value. It is a part of keys: of a limit for each value of a payload, and of a scope."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LEAST, _BEYOND = -(2**63), 2**64
 
 
 def json_digest(value: Any) -> str:
-    """The digest. Equal values have the same digest, in whatever order an object's keys come and however a number is
-    spelled.
+    """The digest. Equal values have the same digest. The order of an object's keys and the spelling of a number make no
+    difference.
     """
     encoded = orjson.dumps(_with_plain_numbers(value), option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(encoded).hexdigest()[:LENGTH]

@@ -1,4 +1,4 @@
-"""A lease: a worker's right to settle one attempt of one task. Every verb that settles an attempt takes its lease."""
+"""A lease: a worker's right to settle one attempt of one task. A function that settles an attempt takes its lease."""
 
 from __future__ import annotations
 

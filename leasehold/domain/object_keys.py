@@ -16,7 +16,7 @@ def media_prefix(media_id: UUID) -> str:
 
 
 def original_key(media_id: UUID, extension: str) -> str:
-    """The key that a client uploads its picture to. The API chooses it, never the client."""
+    """The key to which a client uploads its picture. The API chooses the key, never the client."""
     return output_key(media_prefix(media_id), f"original.{extension}")
 
 

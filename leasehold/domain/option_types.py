@@ -1,5 +1,5 @@
-"""The types of the options that a program gives. Nothing else checks them: a program without a type checker may give
-anything.
+"""Checks the types of the options that the user's program sets. Without a type checker, nothing else checks them before
+they are used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def time_sentence(name: str, value: object) -> str:
-    """The sentence that refuses a value in place of a timedelta. `name`: of the option; a class may stand before it,
-    as in `Retry.delay`.
+    """The error's sentence about a value that is not a timedelta. `name`: the option's name, perhaps with its class, as
+    in `Retry.delay`.
     """
     seconds = value if is_whole(value) or isinstance(value, float) else 60
     option = name.rpartition(".")[2].rpartition(" ")[2]

@@ -17,7 +17,8 @@ Model = TypeVar("Model", bound=BaseModel)
 def params_of_json(model: type[Model], params: Mapping[str, Any]) -> Model:
     """The parameters as an instance of the model. `params`: JSON, as Python's dicts and lists.
 
-    Pydantic must know that they come from JSON. Else a strict model refuses the text of a time, of an id or of an enum.
+    The parameters go through JSON text, so that pydantic validates them as JSON. Otherwise a strict model would refuse
+    the text of a time, of an id or of an enum.
 
     Raises pydantic's ValidationError.
     """
@@ -25,11 +26,11 @@ def params_of_json(model: type[Model], params: Mapping[str, Any]) -> Model:
 
 
 def json_of_params(model: type[BaseModel], params: BaseModel) -> dict[str, Any]:
-    """The parameters as JSON that a worker can read: `params_of_json(model, ...)` takes it. This is checked here,
-    because a model may write JSON that it does not read, and pydantic does not check fields that are assigned later.
+    """The parameters as JSON that a worker can read by `params_of_json(model, ...)`. This function checks that, because
+    a model may write JSON that it does not read, and pydantic does not check fields that are assigned later.
 
-    Raises ValidationError if the model does not take its JSON back, and NotStorable if JSON or PostgreSQL lacks a
-    value. Raises PydanticSerializationError and ValueError if there is no JSON.
+    Raises ValidationError if the model refuses its own JSON, and NotStorable if JSON or PostgreSQL cannot hold a value.
+    Raises PydanticSerializationError and ValueError if the parameters have no JSON form.
     """
     encoded: Any = params.model_dump(mode="json", by_alias=True, warnings=False)
     model.model_validate_json(encode_storable(encoded))

@@ -68,8 +68,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SkipIf:
-    """A condition: the job skips the step when its parameters hold `equals` at the JSON pointer (RFC 6901). A step that
-    needs the skipped step then waits for the steps that the skipped step needs.
+    """A condition: a job skips the step if the job's parameters have the value `equals` at the JSON pointer (RFC 6901).
+    A step that needs the skipped step then waits for the steps that the skipped step needs.
     """
 
     pointer: str
@@ -134,7 +134,7 @@ class Step:
 
     def __post_init__(self) -> None:
         for text in (self.name, self.queue):
-            given: object = text  # type checkers know a str, but nothing checks what a program gives
+            given: object = text  # for type checkers it is a str, but a program may pass anything
             if not isinstance(given, str):
                 raise DeclarationError(f"step {self.name!r}: its name and its queue are str, not {given!r}")
         if not NAME.fullmatch(self.name):
@@ -167,8 +167,8 @@ class RunTerms:
     they were submitted with equal `scope`, `scope_id` and parameters named in `dedupe_keys`.
     `timeout`: the longest time that a run may take, once its scope and its concurrency limits have let it start.
     `start_within`: the longest time that a run may wait for its scope and its limits. None: no bound.
-    `grace`: how long a running step may take to stop after a cancel, and a workflow to undo its work. In whole seconds,
-    at most MAX_GRACE.
+    `grace`: after a cancel, a running step has this time to stop, and a workflow has this time to undo its work. Stored
+    in whole seconds, at most MAX_GRACE.
     """
 
     title: str = ""
@@ -225,10 +225,11 @@ class Pipeline:
         """`slots`: the name of a setting with the number of worker slots that only this pipeline's inline steps use.
 
         Use `slots` for steps that wait for servers of strangers, because a slow server must not hold the slots of other
-        pipelines. The queues of these steps must serve this pipeline alone.
+        pipelines. The queues of these steps must have no steps of other pipelines.
 
-        `preload`: modules that isolated handlers import when they run, because they take long to load. The worker loads
-        them after it has begun to serve, because no run must wait until they are loaded.
+        `preload`: modules that load slowly, and that isolated handlers import only when they run. The pipeline's zygote
+        loads them once, after the worker has begun to serve. So the worker's start does not wait for them, and only the
+        first run does.
         """
         if not PIPELINE_NAME.fullmatch(name):
             raise DeclarationError(f"pipeline name {name!r} must match {PIPELINE_NAME.pattern}")
@@ -248,9 +249,9 @@ class Pipeline:
         self.on_failure: Pipeline | None = None
         #: Concurrency limits of this pipeline's runs, beside those that an operator declares.
         self.limits: tuple[PipelineLimit, ...] = ()
-        #: Entered around each inline attempt. It sees an error of the handler, but must not swallow the error.
+        #: The worker enters it around each inline attempt. It gets an error of the handler, but must not swallow it.
         self.around: Around | None = None
-        #: Entered before `around`. Without room the attempt snoozes: the step runs again later.
+        #: The worker enters it before `around`. Without room, the attempt snoozes: the step runs again later.
         self.room: Room | None = None
         self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}
