@@ -115,8 +115,8 @@ class Task:
     async def read(self, name: str, step: str | None = None) -> bytes:
         """Read a file that a needed step has stored. `step`: needed only if files of several steps have this name.
 
-        Raises KeyError for an unknown file, Retryable `file_unreadable` if the store refuses or does not answer, and
-        Retryable `file_corrupt` if the bytes are not those that were stored.
+        Raises KeyError for an unknown file. Raises Retryable `file_unreadable` if the store refuses or does not answer,
+        and Retryable `file_corrupt` if the store sends other bytes than were stored.
         """
         for file in self.files:
             if file["name"] == name and step in (None, file["step"]):
@@ -138,8 +138,8 @@ class Task:
         (ticket,) = (await self.post("files", files=[file]))["files"]
         try:
             answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
-            # The file exists already if this attempt has written it before, for example when the store's answer was
-            # lost and the handler tried again. The API verifies the bytes when the task is completed.
+            # The file exists already if this attempt has written it before. For example, the store's answer was lost,
+            # and the handler tried again. The API verifies the bytes when the task is completed.
             if answer.status_code != _EXISTS_ALREADY:
                 check_answer(answer)
         except httpx2.HTTPError as error:
@@ -189,7 +189,7 @@ class Task:
         Raises httpx2.HTTPError while the API does not answer: a later call sends the same items again. Raises
         LeaseLost, and Refused if the API refuses the key.
         """
-        for output in (self._chunks, self._lines):  # the lines last: one may say that a chunk was refused
+        for output in (self._chunks, self._lines):  # the lines last: one may report that a chunk was refused
             while not await self._has_flushed(output):
                 pass
 
@@ -347,8 +347,8 @@ class ExternalWorker:
                 await task.post("release")
 
     async def _settle(self, task: Task, verb: str, **body: Any) -> None:
-        """Send the task's log lines and chunks, and then settle it. While the API does not answer, try again: the
-        heartbeats keep the lease, and the API answers a repeated settlement as it answered the first.
+        """Send the task's log lines and chunks, and then settle the task. While the API does not answer, try again.
+        Meanwhile the heartbeats keep the lease. The API answers a repeated settlement as it answered the first.
 
         Raises LeaseLost, Refused.
         """

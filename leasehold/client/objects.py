@@ -14,8 +14,8 @@ class OtherBytes(LeaseholdError):
 
 
 def check_answer(answer: httpx2.Response) -> None:
-    """Raises httpx2.HTTPStatusError for an answer that is no success. The error's message leaves out the URL, which the
-    message of `raise_for_status` contains: the URL is signed, so whoever reads it could use it.
+    """Raises httpx2.HTTPStatusError for an answer that is no success. The error's message leaves out the URL, because
+    whoever reads a signed URL could use it. (`raise_for_status` would name the URL.)
     """
     if not answer.is_success:
         sentence = f"the store answered {answer.status_code}"

@@ -1,4 +1,4 @@
-"""Decides when a client sends a request again, and when it gives up.
+"""Decides when a client sends a request again, and when it stops and raises an error.
 
 It does no input or output, so `Client` and `AsyncClient` both use it.
 """
@@ -18,7 +18,7 @@ from leasehold.client.errors import ApiError, Unavailable
 _AWAY_STATUSES = frozenset({502, 503, 504})
 _TOO_MANY = 429
 _CONFLICT = 409
-#: Another cell (an installation beside this one) serves the tenant of the key.
+#: Another cell (one of several installations that share the tenants) serves the tenant of the key.
 _WRONG_CELL = 421
 #: The error code of the answer while the API still works on an earlier try of the same request.
 _IN_FLIGHT = "idempotency_key_in_flight"
@@ -33,7 +33,7 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 class Tries:
     """The tries of one call, all within `seconds`. `url`: the server, for error messages. `unexplained`: the message of
-    a refusal that does not say why.
+    a refusal without a reason.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ async def record(connection: Connection, actor: Actor, action: str, target: Targ
     """Add the row of an act, in the transaction of the act. `details`: never a secret, a payload or a file name. A
     detail that is None is left out.
 
-    All acts of one transaction must be of one tenant. The reason: a row locks the chain of its tenant, and two
-    transactions that write to the same two chains in opposite order could deadlock.
+    All acts of one transaction must be of one tenant. The reason: a row locks the chain of its tenant. Two
+    transactions that write to the same two chains, in opposite order, could deadlock.
     """
     details_with_values = {name: value for name, value in details.items() if value is not None}
     await connection.execute(
@@ -189,7 +189,7 @@ async def _new_beginning(connection: Connection, chain: Chain) -> Chain | None:
     """If retention has deleted the next row to check, return a Chain that goes on at the oldest row that is left. None:
     retention has not deleted the row, so the row is missing.
 
-    The table `audit_chain` says where each chain begins. Only `forget_audit` and the owner of the schema can change
+    The table `audit_chain` has the beginning of each chain. Only `forget_audit` and the owner of the schema can change
     this, and `forget_audit` deletes no row of the last 30 days.
     """
     for head in await heads(connection, chain.tenant_id):

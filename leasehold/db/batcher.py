@@ -42,12 +42,12 @@ class Batcher(Generic[_Item, _Answer]):
 
     `statement` takes the connection, the items, and the flag `repeated`. It returns one answer for each item, in order.
     `repeated`: an earlier try of these items may have committed something. Either the answer of that try was lost, or
-    the try ran a larger batch, and committed a part of the batch before its error. So `statement` must be safe to
+    the try ran a larger batch and failed after it had committed a part of the batch. So `statement` must be safe to
     repeat. `name`: the batcher's name in the log. `at_most`: the most items of one statement. `pause`: seconds between
     two tries. `patience`: seconds without an answer after which callers get the error.
 
     `sets_aside`: if a statement takes too long, try each of its items alone. If an item alone takes too long, set it
-    aside and try it again later: so a row that somebody has locked for minutes delays no other item. Items that are set
+    aside and try it again later. So a row that somebody has locked for minutes delays no other item. Items that are set
     aside lose their place in the order. With `sets_aside`, `patience` does not bound a statement that takes too long.
     """
 
@@ -195,7 +195,7 @@ class Batcher(Generic[_Item, _Answer]):
                 return answers
 
     async def _new_connection(self) -> Connection:
-        """Open a connection. Any error is raised as one of TRY_AGAIN, because no item is at fault: for example,
+        """Open a connection. Any error is raised as one of TRY_AGAIN, because no item is at fault. For example,
         PostgreSQL refuses the password while somebody changes it.
         """
         try:

@@ -41,7 +41,7 @@ class ConnectionSource(Protocol):
 
 class OneConnection:
     """Lends the same connection each time, so that a request reads what it has written. After a failover, two
-    connections of a pool may lead to two servers: to the new primary, and to the old one, which lacks the newest rows.
+    connections of a pool may lead to two servers: the new primary, and the old one. The old one lacks the newest rows.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -135,8 +135,8 @@ async def end_timed_out(connection: Connection) -> None:
     Waits for at most _CANCEL_SECONDS.
 
     asyncpg raises the TimeoutError before it has requested the cancel of the statement from PostgreSQL. `terminate`
-    would drop that request. The session would then stay as long as its statement waits for a lock, and each repetition
-    of the statement would add a session, up to `max_connections`.
+    would drop that request. The session would then stay as long as its statement waits for a lock. Each repetition of
+    the statement would add a session, up to `max_connections`.
     """
     with suppress(Exception):
         async with asyncio.timeout(_CANCEL_SECONDS):

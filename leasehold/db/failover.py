@@ -205,8 +205,8 @@ class WatchedConnection(_Connection):
         try:
             return await statement
         except AttributeError as error:
-            # asyncpg sends a statement in several steps, and raises AttributeError if the connection is terminated
-            # between two of them: by the watch, or at the deadline of a request.
+            # asyncpg sends a statement in several steps. If the watch, or the deadline of a request, terminates the
+            # connection between two of them, asyncpg raises AttributeError.
             if self.is_closed():
                 raise asyncpg.InterfaceError("the connection was terminated during a statement") from error
             raise

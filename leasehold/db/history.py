@@ -6,8 +6,8 @@ has the rows of both tables. One statement moves an event, so an event is always
 
 The view also derives events from rows of `job` and `task` (migration 0044): these events last as long as the job. If an
 update of the task's row removes the values of a derived event, a trigger writes the event, with the time at which it
-happened. The trigger writes an event that is older than a day into `kept_event` (migration 0047). In the table `event`,
-such an event might arrive after its day was searched for events to move, and would be dropped with the day.
+happened. The trigger writes an event that is older than a day into `kept_event` (migration 0047), because the day of
+such an event may already have been searched for events to move. In `event`, it would then be dropped with the day.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ SELECT job_id FROM candidate ORDER BY job_id DESC LIMIT 1
 
 async def keep_event_days(connection: Connection, *, days_ahead: int, days_kept: int) -> bool:
     """Make the partitions of today and of `days_ahead` more days. If the oldest partition's day is older than
-    `days_kept` days, or than _MOST_DAYS + 1 days, move the events of jobs that still exist to `kept_event`, and drop
-    the partition. While another session reads the table `event`, no day is made or dropped: a later call does both.
-    Returns whether there is another day to drop.
+    `days_kept` days, or than _MOST_DAYS + 1 days, drop the partition. Before the drop, move the events of jobs that
+    still exist to `kept_event`. While another session reads the table `event`, no day is made or dropped: a later call
+    does both. Returns whether there is another day to drop.
 
     A day without a partition is no error: PostgreSQL puts its events into the default partition. SQL functions make and
     drop the partitions with the rights of the role that migrates, because this process's role may not own the schema.
@@ -143,8 +143,8 @@ async def _lock_and_change(connection: Connection, function: str, day: date) -> 
     """Call an SQL function that locks the table `event`. Raises LockNotAvailableError after _LOCK_TIMEOUT.
 
     One statement sets the limit, calls the function and commits. (OFFSET 0 and the condition make PostgreSQL set the
-    limit before it calls the function.) In a transaction of several statements, a process that stands still between two
-    statements would keep the lock, and nobody could submit a job meanwhile.
+    limit before it calls the function.) In a transaction of several statements, a process that stops between two
+    statements would keep the lock. Nobody could then submit a job.
     """
     await connection.execute(
         f"SELECT {function}($1) FROM (SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true) AS value OFFSET 0)"
@@ -162,7 +162,7 @@ def _start_of_day(day: date) -> datetime:
 
 
 async def _add_day(connection: Connection, day: date) -> None:
-    """Make the day's partition. If the default partition already has events of that day, do nothing: to make the
+    """Make the day's partition. If the default partition already has events of that day, do nothing. To make the
     partition, PostgreSQL would read those events under a lock, and every new event would wait for the lock.
 
     (The default partition gets events of a day if no worker made the day's partition in time.)

@@ -189,7 +189,7 @@ class Listing:
 
     def page(self, limit: int) -> Statement:
         """At most `limit` + 1 jobs. `walked`: the number of the job in the walk. If the walk ended before the page was
-        full, the last row has `walked` = max_walked + 1: it is the job at which the walk ended, and was not checked.
+        full, the last row has `walked` = max_walked + 1. This is the job at which the walk ended; it was not checked.
         """
         return self._select("job_list", COLUMNS, limit)
 
@@ -357,7 +357,7 @@ class Listing:
         return self._ids("job", "id", f"x.pipeline = {self._parameters.add(name, 'text')}")
 
     def _ids(self, table: str, column: str, condition: str) -> str:
-        """SQL: the job ids in the `column` of those rows `x` of the table that meet the condition, the newest first."""
+        """SQL: the job ids in the `column` of the table's rows `x` that meet the condition, the newest first."""
         return (
             f"SELECT x.{column} AS id FROM {table} x WHERE {condition}{self._in_tenant('x')}"
             f"{self._between_ends(f'x.{column}')} ORDER BY x.{column} DESC"
@@ -374,8 +374,8 @@ class Listing:
         return "" if self._tenant is None else f" AND {alias}.tenant_id = {self._tenant}"
 
     def _conditions_of_filter(self) -> str:
-        # SQL: the conditions that a job `j` with its run `r` must meet: those of the scope (what the caller may see),
-        # then the terms of the filter, then the bound of a bulk operation.
+        # SQL: the conditions that a job `j` with its run `r` must meet. First the conditions of the scope (what the
+        # caller may see), then the terms of the filter, then the bound of a bulk operation.
         job_filter, add = self._filter, self._parameters.add
         conditions = [LIVES]  # the job is neither deleted nor past its retention
         if self._tenant is not None:
@@ -489,8 +489,9 @@ FROM names WHERE name IS NOT NULL LIMIT {_MAX_PIPELINES + 1}
 
 
 async def narrowed_to_text(connection: Connection, listing: Listing) -> Listing:
-    """The listing. If its filter has a text, and the names of only few pipelines contain the text, the listing is
-    narrowed to the jobs that can contain it. A UUID that is no job's id is searched as a text.
+    """The listing, narrowed to the jobs that can contain the text of its filter. Exception: the listing is not narrowed
+    if its filter has no text to search, or if the tenant has too many pipelines (_MAX_PIPELINES,
+    _MAX_PIPELINES_WITH_TEXT). A UUID that is no job's id is searched as a text.
     """
     if listing.job_id is not None and not await connection.fetchval(_IS_JOB, listing.job_id, listing.tenant_id):
         listing = listing.with_ids_as_texts()

@@ -29,8 +29,8 @@ MAX_COUNTED = 10_000
 
 #: `dead_letter_groups` groups at most this many dead letters, the latest.
 MAX_GROUPED = 10_000
-#: A page of dead letters searches at most MAX_SEARCHED failed steps, and `dead_letter_groups` _MAX_SEARCHED_BY_GROUPS,
-#: however few of them match the filter.
+#: A page of dead letters searches at most MAX_SEARCHED failed steps, even if few of them match the filter. In the same
+#: way, `dead_letter_groups` searches at most _MAX_SEARCHED_BY_GROUPS.
 MAX_SEARCHED, _MAX_SEARCHED_BY_GROUPS = 10_000, 100_000
 
 #: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
@@ -130,7 +130,7 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 class DeadLetterFilter:
     """Which dead letters to read. `pipelines`: read the dead letters of these pipelines. `runs`: also read the dead
     letters of runs, and of pipelines that belong to no kind of work. `owned`: all pipelines that belong to a kind.
-    `beyond_tenant`: also read those of bulk operations that act on jobs of other tenants.
+    `beyond_tenant`: also read the dead letters of bulk operations that act on jobs of other tenants.
     """
 
     runs: bool
@@ -144,7 +144,7 @@ class DeadLetterFilter:
 # $1 tenant, $2 and $3 time and id of the last dead letter of the page before, $4 template, $5 code, $6 to $8 the fields
 # `runs`, `pipelines` and `owned` of the filter, $9 the time after which the steps failed, $10 the most failed steps to
 # search, $11 the field `beyond_tenant`. `walked`: the number of the step in this search. If the search ended early, the
-# last row has `walked` = $10 + 1: it is the step at which the search ended, and was not checked. `fingerprint`: the
+# last row has `walked` = $10 + 1. This is the step at which the search ended; it was not checked. `fingerprint`: the
 # same for dead letters of one template, step and code whose messages differ only in numbers and ids. `contained`: a
 # workflow started the task and decides what follows its failure, so the failed task is no dead letter.
 DEAD_LETTERS = f"""

@@ -64,8 +64,8 @@ async def existing(connection: Connection, tenant_id: str | None, operation_ids:
 async def newest(
     connection: Connection, tenant_id: str, before: UUID | None, limit: int, *, beyond_tenant: bool
 ) -> Sequence[Row]:
-    """At most `limit` operations that the tenant submitted, newest first. `beyond_tenant`: also those that act on the
-    jobs of other tenants.
+    """At most `limit` operations that the tenant submitted, newest first. `beyond_tenant`: also operations that
+    act on the jobs of other tenants.
     """
     return await connection.fetch(LIST, tenant_id, before, limit, beyond_tenant)
 

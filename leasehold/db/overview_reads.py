@@ -194,7 +194,7 @@ _WAITING = _jobs_at_limit_sql("overview_jobs_waiting", "NULL")
 async def jobs_at_limit(
     connection: Connection, tenant_id: str, key: str, count: int, *, admitted: bool
 ) -> Sequence[Row]:
-    """For operators: at most `count` of the jobs that the limit has admitted, or of those that wait at it, in the order
-    in which each tenant's jobs get their turn.
+    """For operators: at most `count` jobs at the limit. `admitted`: the jobs that the limit has admitted; otherwise the
+    jobs that wait at it. They are sorted by tenant, and then in the order in which the limit admits a tenant's jobs.
     """
     return await connection.fetch(_INSIDE if admitted else _WAITING, tenant_id, key, count)

@@ -49,11 +49,12 @@ REQUESTS, EXPORTER = "requests", "exporter"
 # The end of the primary's WAL (`position`, in bytes), and its timeline, which each promotion raises. Both are NULL if
 # this server is a standby. The system identifier is the same on a primary and on its standbys.
 #
-# The position is where the next record goes, not the end of what the primary has written: a commit with
-# synchronous_commit = off is visible before its record is written. Exception: if the next record is the first of a
-# page, it goes behind the page's header (24 bytes; 40 at the start of a segment). A standby that has replayed every
-# record is then at the start of the page, before the header, and moves on only with the next record. So the position is
-# then the start of the page.
+# The position is where the next record goes. It is not the end of what the primary has written, because a commit with
+# synchronous_commit = off is visible before its record is written.
+#
+# Exception: the first record of a page goes behind the page's header (24 bytes; 40 at the start of a segment). Until
+# this record is written, a standby that has replayed every record is at the start of the page, in front of the header.
+# So the position is then the start of the page.
 _PRIMARY_POSITION = """
 -- replica_primary_place
 WITH wal AS MATERIALIZED (

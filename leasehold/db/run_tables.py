@@ -57,7 +57,7 @@ item = Table(
     Index("item_parent", "parent_id", "number"),
 )
 
-#: Templates (each says of which steps a kind of run consists), one row for each version. `type`: the template's name.
+#: Templates (a template has the steps of a kind of run), one row for each version. `type`: the template's name.
 template = Table(
     "template",
     metadata,

@@ -59,10 +59,10 @@ async def open_connection(
     `replica`: prefer a host that only reads. `timeout`: seconds for all hosts together. `host_timeout`: seconds for
     each host, if the URL names several. `options`: asyncpg's options.
 
-    If a host does not accept in its time, and no other takes writes, the next call has twice the `host_timeout`, up to
-    `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once, and the new
-    primary is slow. If every process always gave up after the same short time, perhaps none would ever connect. With
-    `replica`, a call that connected to any host counts as a success, so nothing is doubled.
+    If a host does not accept in its time, and no other takes writes, the next call doubles `host_timeout`. The upper
+    bound is `timeout` divided by the number of hosts. The reason: after a failover all processes connect at once, and
+    the new primary is slow. If every process always gave up after the same short time, perhaps none would ever connect.
+    With `replica`, a call that connected to any host counts as a success, so nothing is doubled.
 
     If another server is promoted while this one does not answer, FailoverWatch ends the connection (failover.py). So a
     `connection_class` among the options must extend WatchedConnection. Exception: FailoverWatch ignores replicas.
@@ -249,7 +249,7 @@ def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) ->
 
 def check_takes_writes(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) -> None:
     """Raises asyncpg.ReadOnlySQLTransactionError, one of TRY_AGAIN, if `only_reads`. A standby answers reads, but it
-    may lack the newest rows: code that acts on the rows that it reads must not read there.
+    may lack the newest rows. So code that acts on the rows that it reads must not read from a standby.
     """
     if only_reads(connection):
         raise asyncpg.ReadOnlySQLTransactionError("no host takes writes")
@@ -261,9 +261,9 @@ def _is_primary(connection: PoolConnectionProxy[asyncpg.Record]) -> bool:
 
 
 class WrongServerGuard:
-    """Makes a pool replace its connections when they lead to the wrong server: for a pool to the primary, a server that
-    only reads; for the pool of a replica, a primary. The pool calls it with each connection before it lends the
-    connection.
+    """Makes a pool replace its connections when they lead to the wrong server. For a pool to the primary, this is a
+    server that only reads. For the pool of a replica, it is a primary. The pool calls the guard with each connection
+    before it lends the connection.
     """
 
     def __init__(self, *, replica: bool = False) -> None:
@@ -277,4 +277,4 @@ class WrongServerGuard:
         now = asyncio.get_running_loop().time()
         if now >= self._next_replacement:
             self._next_replacement = now + _REPLACE_SECONDS
-            await pool.expire_connections()  # this connection serves once more; the next one will be new
+            await pool.expire_connections()  # the pool still lends this connection now; the next one will be new

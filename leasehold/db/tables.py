@@ -104,10 +104,10 @@ job = Table(
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the cancel request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
-    Column("cancel_by", _INSTANT),  # when the worker that leads forces a requested cancel
-    # The job's only task, if the job was submitted with a single task that was due at once. Three events of such a job
-    # are not stored, because the view `history` computes them from the rows of job and task: the submission, the first
-    # claim, and the completion by that claim.
+    Column("cancel_by", _INSTANT),  # when the leading worker forces a requested cancel
+    # The job's only task, if the job was submitted with a single task that was due immediately. Three events of such a
+    # job are not stored: the submission, the first claim, and the completion by that claim. The view `history` computes
+    # them from the rows of job and task.
     Column("single_task", Uuid),
     CheckConstraint(_in("status", JobState), name="status_known"),
     CheckConstraint(
@@ -154,8 +154,8 @@ job = Table(
     postgresql_with={"fillfactor": "50"},
 )
 
-#: The tags that a client gave a job. They have a table of their own, because then a job without tags costs nothing, and
-#: a list by tag reads one range of an index, newest first.
+#: The tags that a client gave a job. With this separate table, a job without tags costs nothing, and a list by tag
+#: reads one range of an index, newest first.
 job_tag = Table(
     "job_tag",
     metadata,
@@ -271,8 +271,8 @@ task = Table(
     # For the sweeper, which looks for expired leases: running tasks only. The index has no lease_until (see the head).
     Index("task_running", "id", postgresql_where=text("status = 'running'")),
     Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
-    # Half of each page stays free, as in `job`: a claim's new version of a row mostly fits into the same page, and
-    # the WAL then has only what changed.
+    # Half of each page stays free, as in `job`. A claim's new version of a row then mostly fits into the same page, and
+    # PostgreSQL writes to the WAL only what changed.
     postgresql_with={
         "fillfactor": "50",
         "autovacuum_vacuum_scale_factor": "0.01",
@@ -345,7 +345,7 @@ failure = Table(
 # Append-only, with a partition for each day. An old partition is dropped, after the events of jobs that still exist
 # have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables, and the derived events
 # of jobs with a single task. `job_status` and `task_status` are the states of the job and of the task after the event.
-# So once a job has ended, its last event has the status of its row in `job`, and the last event of each task has the
+# So after a job has ended, its last event has the status of its row in `job`. The last event of each task has the
 # status of the task's row in `task`.
 event = Table(
     "event",
@@ -384,7 +384,7 @@ kept_event = Table(
 #: A view: `event`, `kept_event`, and the events that it derives from the rows of jobs and tasks (migration 0044).
 history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
-#: Hints (messages that tell workers of due tasks) that the broker has not confirmed yet (broker/outbox.py).
+#: Hints (messages about tasks that may be due) that the broker has not confirmed yet (broker/outbox.py).
 outbox = Table(
     "outbox",
     metadata,
@@ -497,7 +497,7 @@ api_key = Table(
 )
 
 #: A person's decision about a failed step whose outcome the platform could not know: one row for each failure. An
-#: order is what the step asked of another system, for example of a provider.
+#: order is what the step requested from another system, for example from a provider.
 settlement = Table(
     "settlement",
     metadata,
@@ -505,7 +505,7 @@ settlement = Table(
     Column("epoch", Integer, nullable=False),
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, nullable=False),
-    # adopt: the order at the provider is this step's; again: order once more; give_up: the job stays failed
+    # adopt: the order at the provider is this step's; again: order again; give_up: the job stays failed
     Column("action", Text, nullable=False),
     Column("system", Text),  # the system that has the adopted order, for example a provider
     Column("ref", Text),  # the adopted order's id there

@@ -12,8 +12,8 @@ def lines_of_all_queues(most: str) -> str:
     The CTEs jump through the index task_runnable from queue to queue and from line to line, so they read only the first
     task of each. `most`: the statement's parameter with the most lines, for example `$1`.
 
-    If there are more lines than `most`, `line` has first one line of each queue, then a second line of each, and so on:
-    so a queue with many tenants hides no other queue. The queues of external workers (`ext:`) come after all others.
+    If there are more lines than `most`, `line` has first one line of each queue, then a second line of each, and so on.
+    So a queue with many tenants hides no other queue. The queues of external workers (`ext:`) come after all others.
     """
     return f"""
 queue_name(queue, nth) AS (

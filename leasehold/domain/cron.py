@@ -5,8 +5,8 @@ shows these times. If the clock skips a time, the schedule fires once, right aft
 the schedule fires once, at the first.
 
 Exception, as in Debian's cron, if the field of the minutes or of the hours begins with `*`. For a repeated time, the
-schedule then fires each time. For a skipped time, it fires only if the expression names no time in the period after the
-gap that is as long as the gap.
+schedule then fires each time. For a skipped time, it fires only if the expression names no time shortly after the gap
+(within a period as long as the gap).
 
 Time zones come from the package `tzdata`, never from the host, because every worker must know each zone that the API
 accepted.

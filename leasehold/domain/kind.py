@@ -33,8 +33,9 @@ class Objects:
     with the database by these fields.
 
     `prefix`: the keys of the objects are `{prefix}ID/...`. ID is the UUIDv7 of a row: the time in it gives the object's
-    age. `owners`: an SQL query that returns those `id`s of the array `$1` that have a row. `keys`: an SQL query that
-    returns `id, key` of objects that must exist: at most `$2` rows, ordered by `id`, from the first id above `$1`.
+    age. `owners`: an SQL query that returns the `id`s of the array `$1` that have a row. `keys`: an SQL query that
+    returns `id, key` of objects that must exist. It returns at most `$2` rows, ordered by `id`, from the first id above
+    `$1`.
     """
 
     prefix: str
@@ -44,12 +45,12 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """As Objects, for objects whose whole key stands in a row. Their age counts from the last change in the store.
+    """As Objects, for objects whose whole key is in a row. Their age counts from the last change in the store.
 
     `pattern`: a regular expression of the keys that the kind makes below `prefix`; other keys belong to other programs.
-    `owners`: an SQL query that returns as `id` those keys of the text array `$1` that a row names. `keys`: an SQL query
-    for the keys of objects that must exist. Each row has the key twice, as `id` and as `key`: at most `$2` rows, in the
-    order of the keys, from the first key above `$1`.
+    `owners`: an SQL query that returns as `id` the keys of the text array `$1` that a row has. `keys`: an SQL query
+    for the keys of objects that must exist. It returns at most `$2` rows, in the order of the keys, from the first key
+    above `$1`. Each row has the key twice, as `id` and as `key`.
     """
 
     prefix: str

@@ -283,10 +283,11 @@ class Pipeline:
                 raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
 
     def _check_reads(self, step: Step, by_name: dict[str, Step]) -> None:
-        # Refuse a read that is neither an input of the job nor the output of an ancestor: a step that this step needs,
-        # directly or by way of other steps. Then refuse two reads that give files of the same name.
+        # Refuse a read that is neither an input of the job nor the output of an ancestor. (The ancestors are the steps
+        # that this step needs, directly or by way of other steps.) Then refuse two reads that give files of the same
+        # name.
         #
-        # A part may read every step that is not a part, also the step that fans out into it: the part reads the outputs
+        # A part may read every step that is not a part, also the step that fans out into it. The part reads the outputs
         # that are committed when it runs.
         ancestors = {other.name for other in by_name.values() if not other.part} if step.part else set()
         unvisited = list(step.needs)

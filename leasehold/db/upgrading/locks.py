@@ -87,8 +87,8 @@ class ForeignKey:
 
 @dataclass
 class SchemaTables:
-    """What is known of the tables of the database. Call `apply` with each statement of the revisions, in their order:
-    it returns the effect of the statement, and updates this object.
+    """The tables of the database, as far as the rules need them. Call `apply` with each statement of the revisions, in
+    their order: it returns the effect of the statement, and updates this object.
 
     `index_tables`: the table of each index. `partitions`: the partitions of each partitioned table. `foreign_keys`:
     those that the database had before the revisions. `new_tables`: the tables that this revision has made, which nobody
