@@ -291,7 +291,7 @@ def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = No
 
 
 def delete(job_id: Id) -> Call[models.JobAfterAction | None]:
-    """Delete a job with its objects. Returns None; the job if its running steps must stop first."""
+    """Delete a job with its objects. Returns the job if its running steps must stop first, else None."""
     path = f"/v1/jobs/{path_part(job_id)}"
     return Call("DELETE", path, _job_after_action_or_none, idempotent=True, done_code="job_deleted")
 

@@ -45,8 +45,8 @@ class KeyAuth(httpx2.Auth):
         answer = yield request
         if answer.status_code != _WRONG_CELL or not self._switch_to(answer.headers.get(WrongCell.HEADER, "")):
             return
-        # A form with files cannot be read twice, so it is not repeated here. The client opens the files again, and
-        # sends the form as its next try (retrying.Tries).
+        # KeyAuth does not repeat a form with files, because it cannot read the files twice. The client opens the files
+        # again, and sends the form as its next try (retrying.Tries).
         if isinstance(request.stream, httpx2.ByteStream):
             self._set_address(request, path)
             yield request

@@ -2,9 +2,9 @@
 
 A standby replays the log (WAL) of the primary. Every second the process makes a note: the length of the primary's WAL,
 and the time. When the standby has replayed that length, its reads have everything that was committed before the note.
-The length includes records that the primary has not written to its disk yet. It usually writes them within a second.
-So a read is at most as old as the newest note that the standby has reached. For this bound, the process needs only its
-own clock. The bound also holds while the primary is idle, and while replication stands still.
+The length includes records that the primary has not written to its disk yet. The primary usually writes them within a
+second. So a read is at most as old as the newest note that the standby has reached. For this bound, the process needs
+only its own clock. The bound also holds while the primary is idle, and while replication stands still.
 
 Nobody can write through these connections: PostgreSQL refuses writes on a standby, and this module refuses a server
 that is not a standby.
@@ -174,8 +174,8 @@ class Replica:
     @asynccontextmanager
     async def caught_up(self, primary: Connection) -> AsyncIterator[Connection]:
         """Wait until the standby has replayed what `primary` has now, and lend a connection to the standby. The
-        exporter uses this instead of notes, because it reads seldom. Raises an error of STANDBY_FAILED, at the latest
-        after twice `database_host_timeout`: once to connect to the standby, and once to wait for it.
+        exporter uses this instead of notes, because the exporter rarely reads. Raises an error of STANDBY_FAILED, at
+        the latest after twice `database_host_timeout`: once to connect to the standby, and once to wait for it.
         """
         target = await _ask(primary, _PRIMARY_POSITION)
         async with self._pool.acquire(timeout=self._host_timeout) as connection:

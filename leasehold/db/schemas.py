@@ -1,9 +1,10 @@
 """Reads the Alembic revision of a database, and whether the database is behind this release, for `/readyz` and the
 self-check.
 
-A database holds the platform's schema, and one schema for each kind of work with tables of its own. Each schema has its
-own revisions, and its own table that stores the current revision. The revisions are parsed from their files, because
-importing alembic would cost every API process ten megabytes.
+Here a schema is a set of tables with its own revisions, not a namespace of PostgreSQL. A database has the platform's
+schema, and a schema for each kind of work that has its own tables. For each schema, a table of its own stores the
+current revision. The revisions are parsed from their files, because importing alembic would cost every API process ten
+megabytes.
 """
 
 from __future__ import annotations

@@ -433,7 +433,7 @@ worker = Table(
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
     # whether the worker held the advisory lock `presence_key` when it last reported
     Column("present", Boolean, nullable=False),
-    # the PostgreSQL server's last start, or its last recovery from a crash, when the worker last reported
+    # when the PostgreSQL server last started, or last recovered from a crash: as it was when the worker last reported
     Column("incarnation", _INSTANT),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
@@ -527,7 +527,7 @@ idempotency = Table(
     Column("request_hash", LargeBinary, nullable=False),
     Column("status_code", SmallInteger),  # NULL while the first request is in flight
     Column("body", LargeBinary),
-    Column("locked_until", _INSTANT, nullable=False),  # a first request without an answer counts as dead after this
+    Column("locked_until", _INSTANT, nullable=False),  # after this, a first request without an answer counts as dead
     Column("expires_at", _INSTANT, nullable=False),
     PrimaryKeyConstraint("tenant_id", "key"),
     Index("idempotency_expires", "expires_at"),

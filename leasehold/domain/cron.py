@@ -2,7 +2,7 @@
 
 The library cronsim finds the local times that an expression names. This module finds the instants at which the clock
 shows these times. If the clock skips a time, the schedule fires once, right after the gap. If the clock repeats a time,
-the schedule fires once, at the first.
+the schedule fires once, the first time.
 
 Exception, as in Debian's cron, if the field of the minutes or of the hours begins with `*`. For a repeated time, the
 schedule then fires each time. For a skipped time, it fires only if the expression names no time shortly after the gap

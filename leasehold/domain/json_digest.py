@@ -1,4 +1,6 @@
-"""Computes the digest of a JSON value. It is a part of keys: of a limit for each value of a payload, and of a scope."""
+"""Computes the digest of a JSON value. Two kinds of keys contain it: those of scopes, and those of limits that count
+the runs with one value in the payload.
+"""
 
 from __future__ import annotations
 

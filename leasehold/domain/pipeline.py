@@ -1,4 +1,4 @@
-"""The declaration of a kind of work: a Pipeline, its steps, the files they read, and their limits.
+"""Declares a pipeline: its steps, the files that the steps read, and their limits.
 
 A declaration is light, because the API imports it to validate parameters and to write rows. The handlers are in
 `Pipeline.module`. Only workers import that module. For isolated steps (in a sandbox) only a child process imports it.
@@ -161,7 +161,7 @@ MAX_DELAY = timedelta(days=3660)
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """The terms of a pipeline's runs: which may run at once, how long each may take, and who may start them.
+    """The terms of a pipeline's runs: which may run at the same time, how long each may take, and who may start them.
 
     `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope. Two runs have the same scope when
     they were submitted with equal `scope`, `scope_id` and parameters named in `dedupe_keys`.
