@@ -29,7 +29,8 @@ ENTRY_POINTS = "leasehold.pipelines"
 _SHIPPED_PREFIX = "leasehold.pipelines."
 
 
-#: What a tick of a schedule does while the run before it is unfinished, and which missed ticks start runs later.
+#: `Overlap`: what a tick of a schedule does while the run of an earlier tick is unfinished. `CatchUp`: which missed
+#: ticks start runs later.
 Overlap: TypeAlias = Literal["skip", "buffer_one", "cancel_other", "allow_all"]
 CatchUp: TypeAlias = Literal["skip", "one", "all"]
 
@@ -37,8 +38,8 @@ CatchUp: TypeAlias = Literal["skip", "one", "all"]
 @dataclass(frozen=True, slots=True)
 class DeclaredSchedule:
     """A schedule that an app's code declares; the fields are those of `POST /v1/schedules`. Raises DeclarationError for
-    a wrong `overlap`, `catch_up` or `catch_up_seconds`. Otherwise PostgreSQL would refuse the row, the app's schedules
-    would not be written, and only a worker's log would say so.
+    a wrong `overlap`, `catch_up` or `catch_up_seconds`. Without this check PostgreSQL would refuse the row. The worker
+    would then write none of the app's schedules, and only its log would report this.
     """
 
     template: str
@@ -112,7 +113,7 @@ class Pipelines:
 
     def loaded_handlers(self, with_children: Collection[str]) -> list[str]:
         """The `pipeline.step` of each step that this process can run, by the handlers that are loaded now.
-        `with_children`: the pipelines for which it has child processes.
+        `with_children`: the pipelines for which this process has child processes.
         """
         return [f"{pipeline.name}.{step.name}" for pipeline in self for step in pipeline.steps
                 if pipeline.has_code_of(step, with_children)]  # fmt: skip
@@ -194,17 +195,17 @@ def object_at(source: str) -> Any:
 
 
 def _import(module: str, source: str) -> ModuleType:
-    """The module. Raises as `object_at`: `source` is for the sentence of the error."""
+    """The module. Raises as `object_at`. The message of an error contains `source`."""
     try:
         return importlib.import_module(module)
     except LeaseholdError:  # its sentence already says what is wrong
         raise
     except (Exception, SystemExit) as error:
-        # Python did not find the module itself, or a package that contains it.
+        # Whether Python did not find the module itself, or a package that contains it.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         if not is_missing and (code_broken := broken_code(source, error)) is not None:
             raise code_broken from error  # the module's own code raised the error
-        if not isinstance(error, ImportError):  # the error comes from elsewhere, and needs its own traceback
+        if not isinstance(error, ImportError):  # the user's code did not raise it: keep its traceback
             raise
         hint = f"; {Path.cwd()} is searched, too" if is_missing else ""
         raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error

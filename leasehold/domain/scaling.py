@@ -40,7 +40,7 @@ def served_queues(queues: frozenset[str], labels: tuple[str, ...]) -> frozenset[
 
 def slots_needed(load: QueueLoad, target_wait: float) -> float:
     """How many slots the queue needs so that every due task starts within about `target_wait` seconds: the busy slots,
-    and further slots for the due tasks, at most one for each. If no attempt runs, nobody knows how long one takes:
+    and further slots for the due tasks, at most one for each. If no attempt runs, the time of an attempt is unknown:
     then each due task needs a slot.
     """
     if load.attempt_seconds is None:
@@ -61,5 +61,5 @@ def wanted_workers(loads: Mapping[str, QueueLoad], *, target_wait: float, presen
         least = max(least, present, 1)
     busy_workers = sum(slots_needed(load, target_wait) / load.slots for load in loads.values() if load.slots)
     grows_to, shrinks_to = ceil(busy_workers), ceil(busy_workers / BUSY_SHARE)
-    size = min(max(present, grows_to), shrinks_to)  # of the sizes between the two, the nearest to the present one
+    size = min(max(present, grows_to), shrinks_to)  # the size between the two that is nearest to `present`
     return min(max(size, least), most)

@@ -24,5 +24,5 @@ def with_article(name: str) -> str:
 
 
 def to_the_second(at: datetime) -> str:
-    """The instant, as sentences show it. The fields of an answer have the whole instant."""
+    """The instant as sentences show it: without fractions of a second. The fields of an HTTP answer have them."""
     return at.isoformat(timespec="seconds")

@@ -72,7 +72,7 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     # The concurrency limits let the job begin.
     "admit": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.PENDING, TaskState.WAITING})),
     "expire_lease": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING, TaskState.FAILED})),
-    # A client asks to try the failed job again. SKIPPED and CANCELLED: its failure skipped or stopped these tasks.
+    # A client asks to try the failed job again. SKIPPED and CANCELLED: the failure skipped or stopped these tasks.
     "replay": (
         frozenset({TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED}),
         frozenset({TaskState.PENDING, TaskState.BLOCKED}),
@@ -91,7 +91,8 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.RUNNING, JobState.WAITING_WORKER}),
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER}),
     ),
-    # A workflow that has made a call is claimed once more, because its code must see the cancel of the job.
+    # After the request for a cancel, a worker claims a workflow that has made a call, because the workflow's code must
+    # see the cancel.
     "claim_to_see_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED})),
     "complete": (
         frozenset({JobState.RUNNING, JobState.WAITING_WORKER, JobState.CANCEL_REQUESTED}),
@@ -117,7 +118,7 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
         frozenset({JobState.CANCEL_REQUESTED}),
         frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
     ),
-    # The leading worker ends what no worker acknowledges: a cancel after its grace, and attempts whose worker was lost.
+    # The leading worker ends a cancel that no worker acknowledges: after the grace, or because the worker is lost.
     "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
     "admit": (
         frozenset({JobState.PENDING}),

@@ -32,7 +32,7 @@ def encode_storable(value: Any) -> bytes:
         encoded = orjson.dumps(value)
     except TypeError as error:
         raise _first_problem(value) or NotStorable("", str(error)) from None
-    # The search in the bytes is fast, but finds too much (a text may contain the word null, for example).
+    # The search in the bytes is fast, but also finds harmless values, such as a text with the word null.
     if b"\\u0000" in encoded or (b"null" in encoded and not _is_finite(value)):
         problem = _first_problem(value)
         if problem is not None:

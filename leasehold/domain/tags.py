@@ -1,4 +1,4 @@
-"""Tags: a client's own words about a job, by which it is found (`tag.customer:7`)."""
+"""Tags: a client's own words about a job, by which clients find the job (`tag.customer:7`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NAME = re.compile(NAME_PATTERN, re.ASCII)
 
 
 def check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the tags as they are. Raises Invalid `invalid_tags`."""
-    given: Any = tags  # type checkers know texts, but nothing checks what a program gives
+    """Returns the tags unchanged. Raises Invalid `invalid_tags` if they break a rule."""
+    given: Any = tags  # a program may pass other types at run time
     if not isinstance(given, Mapping):
         raise Invalid("invalid_tags", f'Tags are names with values, such as {{"customer": "7"}}, not {given!r}.')
     if len(tags) > MAX_TAGS:
