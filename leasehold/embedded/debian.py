@@ -15,7 +15,7 @@ from pathlib import Path
 from leasehold.embedded.process import EmbeddedError, kill_if_running
 
 DOWNLOAD_SECONDS = 300.0
-MESSAGE_LINES = 5  # of a failed program's output, in the error
+MESSAGE_LINES = 5  # the error shows this many last lines of a failed program's output
 #: Matches each line of a simulated installation that names a package to install. The group is the package.
 _PACKAGE_LINE = re.compile(r"^Inst (\S+)", re.MULTILINE)
 

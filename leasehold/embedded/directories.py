@@ -101,7 +101,7 @@ def remove_abandoned(root: Path) -> list[Path]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory of a run. The lock file goes last: if this process dies meanwhile, a later run removes the
+    """Remove the directory of a run, and its lock file last. If this process dies meanwhile, a later run removes the
     rest only if the lock file is still there.
     """
     with contextlib.suppress(OSError):  # another process may remove the directory at this moment

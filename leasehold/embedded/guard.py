@@ -48,8 +48,8 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat_file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process ended meanwhile
-            # After the program's name, which may contain spaces and half a letter (the kernel cuts it after 15 bytes),
-            # come the state and the id of the parent process.
+            # The program's name may contain spaces, and may end within a character: the kernel cuts it after 15 bytes.
+            # The state and the id of the parent process follow the name.
             fields_after_name = stat_file.read_bytes().rpartition(b")")[2].split()
             children.setdefault(int(fields_after_name[1]), []).append(int(stat_file.parent.name))
     below_root: list[int] = []

@@ -184,7 +184,7 @@ class Postgres:
                 raise server.failure("did not start")
             try:
                 connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._client_context())
-            # Also if another server has taken the port, and refuses the connection: then our server ends soon.
+            # Or another server has taken the port, and refuses the connection. Then our server ends soon.
             except (OSError, asyncpg.PostgresError):
                 await asyncio.sleep(0.02)
                 continue
@@ -210,8 +210,8 @@ def _forget_dead_server(data: Path) -> None:
 
     A killed server leaves its process id in postmaster.pid. After a restart of the machine or of a container, another
     process may soon have this id. PostgreSQL takes that process for a server, and refuses to start. So this function
-    replaces the id. The file's other lines stay: by these PostgreSQL finds out whether a part of the dead server still
-    runs. PostgreSQL also refuses an empty file, which a full disk leaves. So this function deletes an empty file.
+    replaces the id. The file's other lines stay: PostgreSQL needs them to find out whether a part of the dead server
+    still runs. PostgreSQL also refuses an empty file, which a full disk leaves. So this function deletes an empty file.
     """
     pid_file = data / "postmaster.pid"
     try:
@@ -223,7 +223,7 @@ def _forget_dead_server(data: Path) -> None:
         return
     try:
         is_server = Path(f"/proc/{int(first_line)}/cwd").samefile(data)  # a server's current folder is its data
-    except (OSError, ValueError):  # no process has the id, or nobody knows what it does: PostgreSQL decides
+    except (OSError, ValueError):  # no process has the id, or its current folder cannot be read: PostgreSQL decides
         return
     if not is_server:
         pid_file.write_text("\n".join([str(_NOBODYS_ID), *other_lines, ""]))

@@ -15,14 +15,14 @@ from leasehold.embedded.rabbitmq_install import RabbitServer
 from leasehold.embedded.tls import Tls
 
 USER = "leasehold"
-START_SECONDS = 90.0  # it takes 8 s on a quiet machine
+START_SECONDS = 90.0  # a start takes 8 s on a quiet machine
 STOP_SECONDS = 30.0
 FLUSH_BYTES = 16 * 1024  # the write cache of the node's definitions (see flush_definitions)
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"  # the first bytes of a client
 METHOD_FRAME = b"\x01"  # the first byte of the node's answer
 DISK_LIMIT, MEMORY_LIMIT = "50MB", "512MB"  # the node raises an alarm with less free disk, or more memory in use
 
-# Two schedulers, and none of them spins while it waits: on a small machine spinning takes a whole core.
+# The Erlang VM has two schedulers. None spins while it waits: on a small machine spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
 # With this file the node's name resolves without /etc/hosts, for example in a bare chroot.

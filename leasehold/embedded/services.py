@@ -56,7 +56,7 @@ async def serve(options: argparse.Namespace) -> int:
         if options.command:
             return await run_command(options.command, stack.environment, stop_event)
         for name, value in stack.environment.items():
-            print(f"export {name}={shlex.quote(value)}", flush=True)  # noqa: T201 - this is its output
+            print(f"export {name}={shlex.quote(value)}", flush=True)  # noqa: T201 - the program's output
         print("Ready. Ctrl-C stops them.", file=sys.stderr)  # noqa: T201
         await stop_event.wait()
     return 0
