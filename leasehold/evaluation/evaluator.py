@@ -84,7 +84,7 @@ class Evaluator:
 
     async def check_schema(self, tenant_id: str, schema: dict[str, Any]) -> None:
         """Check a schema that a client wrote. Raises Invalid `invalid_request` when it is not a JSON Schema 2020-12,
-        and Invalid `schema_too_complex`. Raises TooMany and Unavailable as `_ask`.
+        and Invalid `schema_too_complex` when it is too expensive to evaluate. Raises TooMany and Unavailable as `_ask`.
         """
         encoded = orjson.dumps(schema)
         question = _Question(_digest_of(encoded), encoded, [], self._limits.schema_max_size)
@@ -130,9 +130,11 @@ class Evaluator:
             raise too_complex
 
     async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
-        """Wait for the tenant's turn, and let a task ask the children. Returns a child's answer. Raises `too_complex`
-        when the question takes too much CPU time, TooMany when too many questions of the tenant wait or the turn does
-        not come in time, and Unavailable when the machine was too busy to give the child its CPU time.
+        """Wait for the tenant's turn, and let an asyncio task ask the children. Returns a child's answer.
+
+        Raises `too_complex` when the question takes too much CPU time or memory. Raises TooMany when too many questions
+        of the tenant wait, or the turn does not come in time. Raises Unavailable when the child has not answered in
+        time, because the machine is too busy.
         """
         refusal_key = (tenant_id, question.digest())
         if self._refused_until.get(refusal_key, 0.0) > monotonic():
@@ -145,8 +147,8 @@ class Evaluator:
             async with asyncio.timeout(self._limits.wall_seconds) as timeout:
                 await tenant.turn.acquire()
                 timeout.reschedule(None)  # only the wait for the turn has this limit
-                # An asyncio task of its own asks the children: a client that disconnects cancels this function, and
-                # that must not kill a child. The task may outlive this function, so the task releases the turn.
+                # A separate asyncio task asks the children: a client that disconnects cancels this function, but must
+                # not kill a child. The task may outlive this function, so the task releases the turn.
                 task = asyncio.create_task(self._ask_children(tenant_id, tenant, question))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -245,8 +247,8 @@ class _Child:
 
     async def ask(self, question: _Question) -> dict[str, Any]:
         """The child's answer. Raises Died and Late. A child may die because earlier questions have filled its memory.
-        So if the child had answered questions before, and has not died of too much CPU time, a new child gets this
-        question once more.
+        So if the child had answered questions before, and has not died of too much CPU time, a new child gets the
+        question again.
         """
         async with self._turn:
             process = await self._start_if_dead()

@@ -1,10 +1,10 @@
-"""Compiles the JSON Schemas of pydantic models. Code declares such models for templates in code and for signals.
+"""Compiles the JSON Schemas of pydantic models. Code declares such models for its templates and for signals.
 
-The model itself checks each value that fits its schema. So the schema must not refuse a value that the model reads.
-Pydantic reads more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without
+The model itself checks each value that fits its schema. So the schema must not refuse a value that the model accepts.
+Pydantic accepts more than the formats of JSON Schema allow: a time without a zone, a duration of 1.5 s, a UUID without
 hyphens, an address with letters beyond ASCII. Pydantic also writes some of these forms, so `_FORMATS` allows them. The
-engine of patterns, which takes linear time, lacks some of Python's expressions. `_with_known_patterns` leaves out
-patterns that it cannot compile.
+engine for patterns takes linear time, but lacks some of Python's expressions. `_with_known_patterns` leaves out the
+patterns that the engine cannot compile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def compile_model_schema(schema: Any) -> Draft202012Validator:
 
 
 def _reads(kind: Any) -> Callable[[str], bool]:
-    # The function that is made says whether pydantic reads a text as a value of the type `kind`.
+    # Returns a function: whether pydantic accepts a text as a value of the type `kind`.
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def fits(text: str) -> bool:
@@ -78,7 +78,7 @@ def _with_known_patterns(schema: Any) -> Any:
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword == "patternProperties" and isinstance(value, dict) and not all(map(_is_known, value)):
-            # The keys of a dict: pydantic writes one pattern for all of them. So the subschema holds for all values.
+            # A pattern for the keys of a dict. Pydantic writes one for all keys, so the subschema holds for all values.
             kept["additionalProperties"] = {"anyOf": [_with_known_patterns(subschema) for subschema in value.values()]}
         elif keyword in _NAMED and isinstance(value, dict):
             kept[keyword] = {name: _with_known_patterns(subschema) for name, subschema in value.items()}

@@ -46,11 +46,11 @@ class TemplateVersion:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        return compile_model_schema(self.template.payload_schema)  # cached: it costs as much as a run's commit
+        return compile_model_schema(self.template.payload_schema)  # cached: to compile costs as much as a run's commit
 
     @property
     def independent(self) -> bool:
-        """Whether runs of this template neither exclude nor replace each other."""
+        """Whether runs of this template may run at the same time, and none replaces another."""
         return self.pipeline.terms.concurrency == "allow"
 
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,8 +223,8 @@ class Templates:
         """Write a template that `check` accepted. Call it in a transaction, after `limits.bounds.check_room`.
 
         Raises Conflict `template_exists`. Raises Conflict `template_version_used` for a version that was deleted, or
-        that is older than a deleted version. The reason: runs name their version, and a run that is repeated must not
-        find another content there.
+        that is older than a deleted version. The reason: runs name their version, and a repeated run must not find
+        other content under it.
         """
         deleted_version = await connection.fetchval(
             "SELECT version FROM template_deletion WHERE tenant_id = $1 AND type = $2", tenant_id, template.type
