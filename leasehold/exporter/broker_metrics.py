@@ -1,5 +1,5 @@
 """Metrics of a process's own connections to the broker: whether they are up, and how many messages were not valid hints
-(messages that tell workers of due tasks).
+(messages about due tasks).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Exports metrics that only the database knows: queues, leases, the outbox, the database's own health. The outbox has
-the hints (messages that tell workers of due tasks) that the broker has not got yet.
+"""Exports metrics that a process must query from the database: queues, leases, the outbox, the database's own health.
+The outbox has the hints (messages about due tasks) that the broker has not confirmed yet.
 
 One elected process, the leader, exports them: the process that has the row `exporter` of the table `leadership`. Every
 worker and every API process tries to lead. The leader queries the database every few seconds and adds the answers to
@@ -48,7 +48,7 @@ EVERY_SECONDS = 10.0
 #: rounds may take at most _MAX_SHARE of the time. But no pause exceeds _MAX_PAUSE_SECONDS.
 _MAX_SHARE = 1 / 50
 _MAX_PAUSE_SECONDS = 60.0
-#: The most queues that a round exports, and the most queues with running tasks that it exports besides them.
+#: The most queues that a round exports, and the most queues with running tasks that it exports in addition.
 MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _STATEMENT_SECONDS = 3.0
@@ -185,10 +185,10 @@ class Exporter(Collector):
         with QUERY_SECONDS.time():
             self._latest = await self._query_round(connection)
         pause = self._pauses.done(began_at)
-        self._fresh_until = monotonic() + 3 * pause  # the answers are too old when two rounds have not come
+        self._fresh_until = monotonic() + 3 * pause  # after three pauses without a new round, they are too old
 
     async def _query_round(self, primary: Connection) -> Rows:
-        """The rows of one round. The questions that count work go to the standby, if there is one and it keeps up."""
+        """The rows of one round. The questions that count work go to the standby, if it exists and keeps up."""
         if self._replica is None:
             return await query_all(primary, self._silent_seconds, self._kind_questions)
         rows_of_server = await query_all(primary, self._silent_seconds, includes=lambda name: name in SERVER_QUESTIONS)
@@ -300,8 +300,8 @@ def _database_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 def _queues_metrics(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     by_queue = {row["queue"]: row for row in queues}
     leases_by_queue = {row["queue"]: row for row in leases}
-    # Tenants name queues, so there may be many. First come the queues that workers serve, then those whose oldest
-    # task has waited longest.
+    # Tenants name queues, so there may be many. The queues that workers serve come first. In both groups, the queue
+    # whose oldest task has waited longest comes first.
     first_rows = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
     # A queue that is only in `leases_by_queue` has running tasks, but no others and no workers.
     names = sorted({*(row["queue"] for row in first_rows), *sorted(leases_by_queue)[:MAX_QUEUES]})

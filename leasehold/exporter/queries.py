@@ -1,9 +1,9 @@
 """The exporter's statements. Each reads small partial indexes or statistics, never a whole table.
 
-A count stops at a cap. So a million waiting tasks cost no more than ten thousand, and both mean the same to an
-operator. The ORDER BY in most counts makes PostgreSQL read the index in order and stop at the cap: a bitmap scan would
-first read all entries. The statements use `now()` and not `clock_timestamp()`: PostgreSQL can search an index only for
-a value that is constant during a statement.
+A count stops at a cap. So to count a million waiting tasks costs no more than ten thousand, and both mean the same to
+an operator. The ORDER BY in most counts makes PostgreSQL read the index in order and stop at the cap: a bitmap scan
+would first read all entries. The statements use `now()` and not `clock_timestamp()`: PostgreSQL can search an index
+only for a value that is constant during a statement.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
 # job that waits at several limits counts at each. `limit`: the first word of the limit's key, because the rest names a
 # tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. A line is the waiting jobs
 # of one limit, tenant (`owner`) and priority. `tenant` and `found` find the lines by a loose index scan. The lines
-# share the cap, and it also bounds their number: the statement takes the first line of each tenant_id, then the second
-# line of each, and so on. $1 the cap.
+# share the cap. The cap also bounds the number of lines: the statement takes the first line of each tenant_id, then the
+# second line of each, and so on. $1 the cap.
 HELD = """
 -- exporter_held
 WITH RECURSIVE tenant(tenant_id, nth) AS (
@@ -143,9 +143,9 @@ FROM line CROSS JOIN share CROSS JOIN LATERAL (
 GROUP BY 1
 """
 
-# The tasks that wait for a worker with their code, by queue. Workers without the code have put them off, so they are
-# not due, and QUEUES counts them as `later`. A row of `unknown_task` is void after the task's next claim, which raises
-# the epoch. A queue that workers serve has a row in the answer even without such tasks. $1 the cap.
+# The tasks that wait for a worker with their code, by queue. Workers without the code have snoozed these tasks, so they
+# are not due, and QUEUES counts them as `later`. A row of `unknown_task` is void after the task's next claim, which
+# raises the epoch. A queue that workers serve has a row in the answer even without such tasks. $1 the cap.
 WITHOUT_CODE = """
 -- exporter_without_code
 SELECT queue, count(waiting.id)::int AS n
@@ -172,7 +172,8 @@ QUARANTINE = """
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
 """
 
-# PostgreSQL's own estimates. Events have a table for each day. Sizes come from the file system.
+# The numbers of rows are PostgreSQL's estimates; the sizes come from the file system. Events have a table for each day:
+# the answer has one row for all of them.
 TABLES = r"""
 -- exporter_tables
 SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::float8 AS live,
