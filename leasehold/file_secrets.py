@@ -1,7 +1,7 @@
 """Secrets in files: LEASEHOLD_NAME_FILE names a file with the value of the secret setting LEASEHOLD_NAME.
 
 A changed file is read again. So the next connection, signature or encryption uses the new value, without a restart. A
-file with a mapping of secrets is JSON. A process knows only the names that the file had when the process started.
+file with a mapping of secrets is JSON. A process uses only the names that the file had when the process started.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class FileSecret(SecretStr):
         return self._secret_value
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of the value. If it raises OSError or ValueError, the file counts as
-        unreadable: the log gets a line.
+        """Call `callback` after each change of the value. If the callback raises OSError or ValueError, the file counts
+        as unreadable: the log gets a line.
         """
         self._callbacks.append(callback)
 
