@@ -18,8 +18,8 @@ from leasehold.storage.store import ObjectStore
 
 _Unit = TypeVar("_Unit")
 #: A hook that is called with the ids of jobs before they are deleted, in the same transaction. The transaction deletes
-#: only those of the jobs that are past `expires_at`. So the hook must restrict each of its statements to them, with
-#: `leasehold.transitions.sweeps.EXPIRED`.
+#: only those of the jobs that are past `expires_at`. So the hook must restrict each of its statements to the jobs past
+#: `expires_at`, with `leasehold.transitions.sweeps.EXPIRED`.
 BeforeJobsGo: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
 #: A hook that is called with the ids of expired jobs, in the transaction that ends them. The jobs may be of any kind.
 AfterExpiry: TypeAlias = Callable[[Connection, Sequence[UUID]], Awaitable[None]]
@@ -48,8 +48,8 @@ class Tidying:
 
 @dataclass(frozen=True, slots=True)
 class Forgetting(Generic[_Unit]):
-    """A duty that deletes objects before their rows: `find` returns units (each some objects with their rows), `delete`
-    deletes the objects of one unit, and `forget` deletes the rows of units.
+    """A duty that deletes objects before their rows: `find` returns units (a unit is some objects with their rows),
+    `delete` deletes the objects of one unit, and `forget` deletes the rows of units.
 
     If a unit fails by itself, for example because the store refuses to delete its objects, the unit is quarantined (set
     aside and tried again later), and the duty goes on with the other units. So `find` must leave out quarantined units,
@@ -77,10 +77,10 @@ class KindHousekeeping:
     """The housekeeping of one kind. `duties`: each runs in a loop of its own, and has a name that no other duty has.
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
-    enough. `after_expiry`: writes what must follow when the platform ends jobs whose deadline has passed: perhaps no
-    worker could work on them. `upload_too_large`: called for each upload whose object is too large, in a transaction,
-    before the object is deleted. `prefixes`: the prefixes in the store under which this kind writes. Under these
-    prefixes the platform ends multipart uploads whose writer has died.
+    enough. `after_expiry`: writes what must follow when the platform ends jobs whose deadline has passed. No step can
+    write it, because perhaps no worker claimed the job. `upload_too_large`: called for each upload whose object is too
+    large, in a transaction, before the object is deleted. `prefixes`: the prefixes in the store under which this kind
+    writes. Under these prefixes the platform ends multipart uploads whose writer has died.
     """
 
     duties: Sequence[Tidying | Forgetting[Any] | Turn] = ()

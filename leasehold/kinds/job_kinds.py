@@ -1,7 +1,7 @@
 """The kinds of jobs for `/v1/jobs`, with the scopes that may read and change their jobs.
 
-Also the hook `Kind.operations`. By this hook a kind of work adds its own part to cancels and retries, and lets people
-settle jobs whose outcome at another system is unknown.
+The module also has the hook `Kind.operations`. With this hook a kind of work adds its own part to cancels and retries,
+and lets people settle jobs whose outcome at another system is unknown.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class RetryTerms:
     limits: Sequence[ConcurrencyLimit] = ()
 
 
-#: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages that
-#: tell workers of due tasks) to publish after the commit.
+#: Called with (connection, settings, job id, tenant) in the transaction of a cancel. Returns the hints (messages about
+#: due tasks) to publish after the commit.
 AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
 #: Called with (settings, the object that `Kind.opens` has opened, the job) before a retry. It must do no input or
 #: output, because it runs inside the transaction of the retry.
@@ -77,8 +77,8 @@ class UnknownOrders:
     A person who finds the order in the other system lets the job adopt the order by its id.
 
     `step`: the step that sends the order. It should need no other step: a retry from an earlier step would delete the
-    note of `step` (what its attempts store for later attempts), and so could order twice. `codes`: the error codes of
-    such jobs. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with
+    note of `step` (what its attempts store for later attempts), and `step` could order twice. `codes`: the error codes
+    of such jobs. `sent(parameters, note, job_id)` returns the order. `adopted(order_id, note)` returns the value with
     which `step` succeeds; another step must need `step`, and goes on with the value. `adoptable(opened, parameters)`
     returns whether the other system can find an order by its id; `opened` is the object that `Kind.opens` has opened.
     `is_of_installation(parameters)` returns whether the job ordered with the installation's own account. Jobs of other
@@ -105,7 +105,7 @@ class KindOperations:
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A kind of job as /v1/jobs knows it. `pipelines`: by their names. `scopes`: as in `Kind`; None: /v1/jobs does not
+    """A kind of job as /v1/jobs uses it. `pipelines`: by their names. `scopes`: as in `Kind`; None: /v1/jobs does not
     show the jobs of this kind. `operations`: the loaded hook. The other fields are as in `Kind`.
     """
 

@@ -1,4 +1,4 @@
-"""The hook `Kind.opens`: an object that a process opens once for a kind of work, and closes when it stops."""
+"""The hook `Kind.opens`: an object that a process opens once for a kind of work, and closes when the process stops."""
 
 from __future__ import annotations
 

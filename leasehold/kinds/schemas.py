@@ -1,5 +1,5 @@
-"""Lists the database schemas of an installation: the platform's, and those of kinds of work with tables and migrations
-of their own. `leasehold migrate`, `/readyz` and the self-check use this list.
+"""Lists the database schemas of an installation: the platform's, and those of kinds of work that have their own tables
+and migrations. `leasehold migrate`, `/readyz` and the self-check use this list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hook `Kind.settings`: a kind of work reads its settings from variables with a prefix of its own."""
+"""The hook `Kind.settings`: a kind of work reads its settings from variables with the kind's own prefix."""
 
 from __future__ import annotations
 
