@@ -1,3 +1,3 @@
-"""The limits of a tenant: rates, counts and bytes. Each is charged in the transaction that uses it.
-May import `transitions` and the packages below that.
+"""The limits of a tenant: rates, counts and bytes. A caller charges a limit in the transaction that uses the limit.
+This package may import `transitions` and lower packages.
 """

@@ -1,4 +1,4 @@
-"""Admission: the checks that every submission of a tenant passes. The API, schedules and replays call it.
+"""Admission: the checks that every submission of a tenant passes. The API, schedules and replays call this module.
 
     async with connection.transaction():
         async with admission.submitting(connection, payer, queues_of(tenant, pipeline)) as paid:
@@ -62,8 +62,8 @@ class Paid:
 def queues_of(
     tenant_id: str, pipeline: Pipeline, pin: str | None = None, params: Mapping[str, Any] = _NO_PARAMS
 ) -> Counter[str]:
-    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission. `pin`: the label of
-    the workers that alone run the job. `params`: the job's parameters, which may skip steps (`skip_if`). Raises Invalid
+    """Queue -> the number of tasks that a new job of the pipeline puts into it at its submission. `pin`: only workers
+    with this label run the job. `params`: the job's parameters, which may skip steps (`skip_if`). Raises Invalid
     `nothing_to_do` if they skip all steps.
     """
     return Counter(jobs.queue_of(step, tenant_id, pin) for step in jobs.first_steps(pipeline, params))
@@ -120,8 +120,8 @@ class Admission:
         await self._check_depth_after_write(connection, paid.queues)
 
     async def add_queues_of(self, connection: Connection, paid: Paid, *job_ids: UUID) -> None:
-        """Add to `paid` the queues in which the jobs' runnable tasks wait. For jobs that are not new, as in a retry:
-        they may begin at any step. (`queues_of` knows the queues of a new job.)
+        """Add to `paid` the queues in which the jobs' runnable tasks wait. Call this for jobs that are not new, as in a
+        retry: they may begin at any step. (For a new job, `queues_of` returns the queues.)
         """
         if self._settings.queue_depth_limit is None:
             return

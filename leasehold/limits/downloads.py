@@ -34,8 +34,8 @@ LEFT JOIN download d ON d.key_prefix = $2 AND d.tenant_id = $1
      AND d.started_at > clock_timestamp() - make_interval(secs => time_window.seconds)
 GROUP BY time_window.seconds
 """
-# The downloads under way. If the API process of a download died, its row counts until `lapses_at`. The condition on
-# `started_at` only narrows the range of the index that PostgreSQL reads.
+# Counts the downloads under way. If the API process of a download died, its row counts until `lapses_at`. The condition
+# on `started_at` only narrows the range of the index that PostgreSQL reads.
 _AT_ONCE = """
 -- downloads_at_once
 SELECT count(*) FROM download

@@ -2,8 +2,8 @@
 worker completes the attempt, the API verifies the files (`Files.check`) and makes them the step's outputs (`complete`).
 
 The key of a file contains the attempt's epoch, so a worker that has lost its lease can write only to keys that nobody
-reads. The row of a file in the table `upload` has the task and the epoch. By these, housekeeping finds the files that
-an attempt has uploaded, but has not named at its completion, and deletes them.
+reads. The row of a file in the table `upload` has the task and the epoch. With these, housekeeping finds and deletes
+the files that an attempt has uploaded, but has not named at its completion.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SELECT t.step, j.output_prefix FROM task t JOIN job j ON j.id = t.job_id
 WHERE t.id = $1 AND t.tenant_id = $2 AND t.lease_owner = $3 AND t.epoch = $4
   AND {unindexed("t.status = 'running'")}
 """
-# `most` is the announced size. `bytes` is not: after the URL has expired, it becomes the stored size.
+# Reads the announced size from `most`, and not from `bytes`: after the URL has expired, `bytes` is the stored size.
 _ANNOUNCED = """
 -- external_files_open
 SELECT key, most FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open
@@ -114,7 +114,7 @@ async def announce(
         return None
     sizes = await _announced_sizes(connection, tenant_id, lease)
     by_key = {output_key(prefix, file.name): file for file in files}
-    for file in files:  # even if several have the same name: each gets a URL that admits its size
+    for file in files:  # not `by_key`: files with the same name must have the same size
         if sizes.setdefault(output_key(prefix, file.name), file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
     _check_bounds(settings, sizes)

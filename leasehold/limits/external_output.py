@@ -44,9 +44,9 @@ class StoredItems:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """How much the attempt has stored. `attempt`: its number. `is_known`: a stored row has the same first number as
-    this request, so the request was stored before. `known_items`: how many items that row has, without the mark of a
-    cut (see `_usage_sql`).
+    """How much the attempt has stored. `attempt`: its number. `is_known`: a stored row has the same `first` (the number
+    of its first item) as this request, so the request was stored before. `known_items`: how many items that row has,
+    without the mark of a cut (see `_usage_sql`).
     """
 
     attempt: int

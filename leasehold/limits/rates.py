@@ -96,8 +96,8 @@ async def forget_rates(connection: Connection, limit: int = 1000) -> bool:
     """Delete at most `limit` rows without debt. A key without a row has no debt, too, so nothing is lost. Returns
     whether more rows may be due.
 
-    The lock leaves out a row that is being charged: otherwise PostgreSQL would wait for the charge, and then delete the
-    row.
+    SKIP LOCKED leaves out a row that is being charged: otherwise PostgreSQL would wait for the charge, and then delete
+    the row.
     """
     status = await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"

@@ -45,7 +45,7 @@ _JOBS_PREFIX = "jobs/"
 
 # $1 key, $2 tenant, $3 the bytes that count, $4 the size of the largest object that may stay, $5 seconds for which the
 # client may begin to send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts
-# only $3 bytes, $9 and $10 task and epoch of an external worker's attempt, with which the upload ends (NULL: none).
+# exactly $3 bytes, $9 and $10 task and epoch of an external worker's attempt, with which the upload ends (NULL: none).
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
@@ -73,12 +73,12 @@ SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < cl
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")}
   AND {tenant_stays("upload.tenant_id")} ORDER BY look_at LIMIT $2
 """
-# $1 key, $2 whether no client could begin to send any more when the object was read, $3 the size of the stored object,
-# $4 seconds until the next inspection, $5 `most` when the object was read, $6 the grace after the end of the URL. While
-# the client may still send, an upload counts with its declared or its stored bytes, whichever are more. After that it
-# counts with its stored bytes, and the next inspection is the last. The upload may have changed since the object was
-# read. If another size may stay now (`most`), this statement changes nothing, and the upload stays due. If the client
-# has got a new URL, `writable_until` shows this.
+# $1 key, $2 whether the URL had expired when the object was read, $3 the size of the stored object, $4 seconds until
+# the next inspection, $5 `most` when the object was read, $6 the grace after the end of the URL. While the client may
+# still send, an upload counts with its declared or its stored bytes, whichever are more. After that it counts with its
+# stored bytes, and the next inspection is the last. The upload may have changed since the object was read. If `most`
+# has changed, this statement changes nothing, and the upload stays due. If the client has got a new URL,
+# `writable_until` is later: the client may send again.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
