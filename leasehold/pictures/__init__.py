@@ -1,1 +1,1 @@
-"""What several kinds of work do with pictures, by Pillow. Only the child processes of workers import it."""
+"""Functions for pictures, with Pillow, for several kinds of work. Only child processes of workers import them."""

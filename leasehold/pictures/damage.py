@@ -1,5 +1,5 @@
-"""Tells a damaged picture from a lack of memory and from errors of the system, while Pillow decodes it. The media steps
-use this module, and so do the reference images of conversions.
+"""Distinguishes a damaged picture from a lack of memory and from errors of the system, while Pillow decodes it. The
+media steps use this module. Conversions use it for their reference images.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ def damage_is_permanent(damaged: Callable[[], Permanent], too_many_pixels: Calla
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        if "out of memory" in str(error).lower():  # Pillow's decoders raise an OSError for it
+        if "out of memory" in str(error).lower():  # Pillow's decoders raise an OSError for a lack of memory
             raise MemoryError(str(error)) from error
         raise damaged() from error

@@ -1,4 +1,4 @@
-"""Converts grey pictures of 16 bits. The media steps use this module, and so do the reference images of conversions."""
+"""Converts grey pictures of 16 bits. The media steps use this module. Conversions use it for their reference images."""
 
 from __future__ import annotations
 
