@@ -1,5 +1,5 @@
-"""The duties of the leading worker for conversions. It undoes the copies of promotions whose API process died, and it
-remembers for a while that a deleted conversion existed.
+"""The duties of the leading worker for conversions. The worker undoes the copies of promotions whose API process died,
+and remembers for a while that a deleted conversion existed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The API and the workers import this module, so it imports no heavy library. The inputs are `model` (an .onnx file) and
 `references` (a tar archive of the reference images; if there are none, an empty file). Each step has the name of the
 model that it writes: `onnx` (optimised), `bie` (int8) and `nef` (packaged). The last two names are the chip vendor's.
-Every step writes a report beside its model.
+Every step also writes a report.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ConversionParams(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_new_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `accuracy_guard` if it is not wanted. Workers of earlier releases refuse a parameter that they do
-        not know; and a request that is repeated after an upgrade must have the fingerprint that it had before.
+        """Leave out `accuracy_guard` if it is false. Workers of earlier releases refuse an unknown parameter. And a
+        request that is repeated after an upgrade must have the fingerprint that it had before.
         """
         values: dict[str, Any] = handler(self)
         if not self.accuracy_guard:

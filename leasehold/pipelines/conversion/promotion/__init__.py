@@ -1,1 +1,1 @@
-"""Copies finished models to the promotion target (where an installation serves its models from), all files or none."""
+"""Copies finished models to the promotion target (a bucket or an HTTP file service), all files or none."""

@@ -51,8 +51,8 @@ class PromoteCall:
     """One call of the promote endpoint, which has claimed a job for LEASE_SECONDS. Or a dead call: the leading worker
     has claimed its job in order to undo the call.
 
-    `claimed_until`: the end of the claim, as in the row's `promoting_until`. It identifies the claim, because a later
-    claim has another end. None: the job needs no claim (see _CLAIM_DEAD).
+    `claimed_until`: the end of the claim, as in the row's `promoting_until`. This time identifies the claim, because a
+    later claim has another end. None: the job needs no claim (see _CLAIM_DEAD).
     """
 
     id: UUID

@@ -232,7 +232,7 @@ class _FileService:
             raise target_exists(key)
         if not _is_success(answer):
             raise _promotion_refused(key, answer)
-        # Only 201 says "created". With another success, such as 204, a service that ignores `If-None-Match` may have
+        # Only 201 means "created". With another success, such as 204, a service that ignores `If-None-Match` may have
         # replaced an object.
         return answer.status == HTTPStatus.CREATED
 

@@ -82,15 +82,15 @@ class _OutputComparison:
 
 
 def _same_top1(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    """Whether the largest score is at the same place, for each item of the batch."""
+    """Whether, in every item of the batch, the largest score is at the same place."""
     if first.shape != second.shape:
         return False
     return not first.size or np.array_equal(np.argmax(_rows(first), axis=1), np.argmax(_rows(second), axis=1))
 
 
 def _snr_db(signal: float, noise: float) -> float:
-    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0.0 if the reference is all zeros and the answer is
-    not: there is no signal to compare with.
+    """The signal-to-noise ratio in dB, from -_MAX_DB to _MAX_DB. -0.0 if only the reference is all zeros: there is
+    no signal to compare with.
     """
     if not noise:
         return _MAX_DB

@@ -1,7 +1,7 @@
 """Finds the layers that lose most accuracy in int8, for the report and the accuracy guard of the quantise step (of the
 open toolchain, which uses onnxruntime instead of a vendor's tools).
 
-It runs the float and the int8 model on the same inputs, and compares the outputs of each layer.
+This module runs the float and the int8 model on the same inputs, and compares the outputs of each layer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MAX_BYTES = 256 * 1024 * 1024
 #: Operators that move numbers and change none. Their outputs are not measured.
 _MOVING_OPERATORS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
 #: Operators without weights: they cannot add quantisation noise. But they can make the signal smaller, and then the
-#: noise is a larger share of the signal. So their outputs are measured, but the report names the layer before them, and
-#: only if its own output was not measured.
+#: noise is a larger share of the signal. So their outputs are measured. The report then names the layer before them,
+#: but only if that layer's own output was not measured.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
@@ -140,7 +140,7 @@ def _layers_of(graph: onnx.GraphProto, noise: dict[str, float]) -> list[NoisyLay
     noise of the noisiest input of its node.
 
     The int8 graph has no Relu after a convolution: the quantised output cuts off what is negative. So the convolution's
-    own output cannot be compared, but that of the Relu can. Its noise is the convolution's.
+    own output cannot be compared, but the output of the Relu can. The Relu's noise counts as the convolution's.
     """
     noise_of: dict[str, float] = {}
     unmeasured: dict[str, onnx.NodeProto] = {}  # by the name of an output: the layer that has added its noise

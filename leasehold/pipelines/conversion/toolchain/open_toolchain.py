@@ -189,7 +189,7 @@ class _BothModels:
     milliseconds: dict[str, float] = field(default_factory=dict)
 
     def agreement(self) -> float:
-        """The share of the samples to which both models give the same top-1 answer; of the worst output."""
+        """The share of the samples to which both models give the same top-1 answer, for the output with the least."""
         return min(output["top1_agreement"] for output in self.comparison.figures().values())
 
     def add(self, float_answer: Tensors, int8_answer: Tensors, params: ConversionParams) -> None:
@@ -204,8 +204,8 @@ class _BothModels:
 class _Quantisation:
     """Makes the int8 model at `target`, and compares it with the float model at `source` on `inputs`.
 
-    `both_models`: the figures of the last model that was made. `layers`: the layers of the first one, which is int8 as
-    a whole, the noisiest first; None until `find_layers`.
+    `both_models`: the figures of the last model that was made. `layers`: the layers of the first model, which is int8
+    as a whole, the noisiest layer first; None before the first `find_layers`.
     """
 
     def __init__(self, work: Work, source: Path, target: Path, inputs: Samples) -> None:

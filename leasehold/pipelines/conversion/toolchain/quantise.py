@@ -44,7 +44,7 @@ def quantise_static(
     sample runs.
 
     `ranges`: a file for the range of each tensor. The first call for a model runs the samples and writes the file; a
-    later call reads the file and runs no sample. Without `ranges` each call runs them. `float_layers`: the names
+    later call reads the file and runs no sample. Without `ranges` each call runs the samples. `float_layers`: the names
     (`name_of`) of the nodes that stay float.
 
     Raises Permanent("not_quantisable").
@@ -53,7 +53,7 @@ def quantise_static(
     logging.getLogger().setLevel(logging.ERROR)
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     private_copy = target.with_name("float.onnx")
-    # onnxruntime writes beside its input, and the directory of `source` is read-only.
+    # onnxruntime writes into the directory of its input, and the directory of `source` is read-only.
     if float_layers:
         _copy_with_names(source, private_copy)
     else:
