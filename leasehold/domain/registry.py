@@ -143,9 +143,9 @@ class Pipelines:
 
     @classmethod
     def from_source(cls, source: str) -> Pipelines:
-        """The registry that `source` ("module:name") names. The name is that of an App (which has a registry of its
-        tasks), of a registry, or of a callable that returns a registry. Without `:name`, the name is `app`. The module
-        may be in the current folder.
+        """The registry that `source` ("module:name") names. `name`: an App (which has a registry of its tasks), a
+        registry, or a callable that returns a registry. Without `:name`, the name is `app`. The module may be in the
+        current folder.
 
         Raises DeclarationError when there is no registry, CodeBroken when the module raises an error, and any error
         that the callable raises.

@@ -11,8 +11,9 @@ from math import ceil
 from leasehold.domain.pipeline import pinned_queue
 
 #: A pool grows to the size at which all its slots (a slot is room for one attempt in a worker) are busy. It shrinks to
-#: the size at which this share of them is busy. Under a load that keeps 7 workers busy, it grows if it has fewer than
-#: 7, shrinks if it has more than 10, and else stays as it is: small swings of the load must not start and stop workers.
+#: the size at which this share of them is busy. An example is a load that keeps 7 workers busy: the pool grows if it
+#: has fewer than 7, and shrinks if it has more than 10. From 7 to 10 it stays, because small changes of the load must
+#: not start and stop workers.
 BUSY_SHARE = 0.7
 
 
