@@ -44,7 +44,7 @@ class RunDirectory:
         else:
             self.path = self._keep.absolute()
             self.path.mkdir(mode=0o711, parents=True, exist_ok=True)  # others need not see its files
-        if unprivileged().is_other_user:  # the servers' user may enter, but sees only its own files
+        if unprivileged().is_other_user:  # the servers' user may enter, but can read only its own files
             self.path.chmod(stat.S_IMODE(self.path.stat().st_mode) | 0o111)
         try:
             self._lock = _take_lock(self.path)

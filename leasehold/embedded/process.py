@@ -162,7 +162,7 @@ class Server:
             pipe.close()
 
     def failure(self, event: str) -> EmbeddedError:
-        """An error that says the `event`, such as "did not start", and shows the end of the server's log."""
+        """An error that names the `event`, such as "did not start", and shows the end of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
         return EmbeddedError("\n  ".join([f"{self.name} {event}; the end of its log:", *lines]))
 
