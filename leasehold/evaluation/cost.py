@@ -173,8 +173,8 @@ def _pattern_cost(pattern: str) -> int:
 
 
 def _recursions(root: _Node) -> dict[int, list[_Node]]:
-    """Number the groups of all nodes. Returns group -> its recursive parts. A recursive part is a node that another
-    node of the same group, or the node itself, applies to a part of the value, such as the schema of a tree's children.
+    """Number the groups of all nodes. Returns group -> its recursive parts. A recursive part is a node that a node of
+    the same group (also the node itself) applies to a part of the value. An example is the schema of a tree's children.
     """
     nodes = _number_groups(root)
     recursions: dict[int, list[_Node]] = {}

@@ -227,7 +227,7 @@ class _Question:
         return digest.digest()
 
     def encode(self, *, with_schema: bool) -> bytes:
-        """The question as the child reads it. `with_schema`: False leaves the schema out, if the child may know it."""
+        """The question as the child reads it. `with_schema`: False leaves the schema out, if the child may have it."""
         body: dict[str, Any] = {"name": self.name, "payloads": [orjson.Fragment(text) for text in self.payloads]}
         if with_schema or self.at_most is not None:
             body["schema"] = orjson.Fragment(self.schema)
@@ -261,7 +261,7 @@ class _Child:
             return await self._exchange(await self._start_if_dead(), question)
 
     async def _exchange(self, process: Process, question: _Question) -> dict[str, Any]:
-        """Ask by the schema's name first, and again with the schema if the child does not know the name."""
+        """Ask by the schema's name first, and again with the schema if the child has no schema of this name."""
         for with_schema in (False, True):
             body = question.encode(with_schema=with_schema)
             answer = await process.ask(body, self._cpu_seconds, self._limits.wall_seconds)

@@ -1,7 +1,7 @@
 """Finds templates by type (a template's name) and version, and checks payloads against their schemas.
 
-Code declares templates for all tenants. A tenant writes its own templates over HTTP. The schema of such a template may
-be hostile, so the evaluator checks payloads against it, in a child process if the schema is not trivial.
+Code declares templates for all tenants. A tenant writes its own templates over HTTP. The schema of a tenant's template
+may be hostile. So the evaluator checks payloads against it, and uses a child process if the schema is not trivial.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Templates:
     ) -> None:
         self.pipelines = pipelines
         self._reserved = reserved
-        # The queues of a pipeline with slots of its own serve this pipeline alone.
+        # If a pipeline has its own slots, its queues serve this pipeline alone.
         self._reserved_queues = reserved_queues | {
             step.queue for pipeline in pipelines if pipeline.slots is not None for step in pipeline.steps
         }
@@ -207,8 +207,9 @@ class Templates:
         return all_params
 
     async def check(self, tenant_id: str, template: Template) -> None:
-        """Check that the template may be written. Raises Conflict if its name is reserved or a pipeline in code has it,
-        Invalid for an unknown handler or a reserved queue, and what Evaluator.check_schema raises.
+        """Check that the template may be written. Raises Conflict if its name is reserved, or is the name of a pipeline
+        in code. Raises Invalid for an unknown handler or a reserved queue. Also raises what Evaluator.check_schema
+        raises.
         """
         if template.type in self.pipelines or template.type in self._reserved:
             raise Conflict("template_reserved", "A pipeline or a kind of work of this platform has this name.")
@@ -249,9 +250,9 @@ class Templates:
             ) from None
 
     def _check_handler(self, handler: str) -> None:
-        """Raises Invalid for a handler that templates may not name: an unknown handler, and one of a pipeline that is
-        not offered, of an isolated step, of a part (it needs an item of the step that fans out) or of an external step
-        (no worker has its code).
+        """Raises Invalid for a handler that templates may not name. This is an unknown handler, or the handler of a
+        pipeline that is not offered, of an isolated step, of a part (a part needs an item of the step that fans out),
+        or of an external step (no worker has its code).
         """
         pipeline, _, name = handler.rpartition(".")
         is_offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
