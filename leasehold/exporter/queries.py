@@ -61,7 +61,7 @@ FROM waiting_tasks FULL JOIN serving_workers USING (queue)
 """
 
 # Reads the partial index of running tasks, the oldest tasks first. The index does not contain `lease_until`, so expired
-# leases may stand anywhere in it. $1 the cap, $2 the most leases that are read.
+# leases may be anywhere in it. $1 the cap, $2 the most leases that are read.
 LEASES = """
 -- exporter_leases
 SELECT lease.queue, least(count(*), $1)::int AS running,
@@ -73,8 +73,8 @@ FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' O
 GROUP BY lease.queue
 """
 
-# SQL: false if the schedule `s` waits because its last tick was refused, such as by a limit of its tenant or by a
-# broken template: then only its tenant can help. True after another error, which may be the platform's fault.
+# SQL: false if the schedule `s` waits because its last tick was refused. The cause is, for example, a limit of its
+# tenant or a broken template, so only the tenant can help. True after another error, which may be the platform's fault.
 _IS_NOT_REFUSED = f"""NOT EXISTS (
                      SELECT FROM quarantine q
                      WHERE q.duty = '{SCHEDULES}' AND q.unit = s.id::text AND q.retry_at > now()
@@ -99,10 +99,10 @@ SELECT least((SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT
            AS schedule_oldest
 """
 
-# The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not see them. A
-# job that waits at several limits counts at each. `limit`: the first word of the limit's key, because the rest names a
-# tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. A line is the waiting jobs
-# of one limit, tenant (`owner`) and priority. `tenant` and `found` find the lines by a loose index scan. The lines
+# The jobs that wait at concurrency limits (rows of `gate_job`). Their tasks are blocked, so QUEUES does not count them.
+# A job that waits at several limits counts at each. `limit`: the first word of the limit's key, because the rest names
+# a tenant's things. `ready_at`: until then the job waits for its time, and not for the limit. A line is the waiting
+# jobs of one limit, tenant (`owner`) and priority. `tenant` and `found` find the lines by a loose index scan. The lines
 # share the cap. The cap also bounds the number of lines: the statement takes the first line of each tenant_id, then the
 # second line of each, and so on. $1 the cap.
 HELD = """
