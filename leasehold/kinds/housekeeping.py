@@ -51,10 +51,10 @@ class Forgetting(Generic[_Unit]):
     """A duty that deletes objects before their rows: `find` returns units (a unit is some objects with their rows),
     `delete` deletes the objects of one unit, and `forget` deletes the rows of units.
 
-    If a unit fails by itself, for example because the store refuses to delete its objects, the unit is quarantined (set
-    aside and tried again later), and the duty goes on with the other units. So `find` must leave out quarantined units,
-    with `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the quarantine. The duty holds
-    no connection during `delete`.
+    If a unit fails by itself, for example because the store refuses to delete its objects, the duty quarantines the
+    unit (sets it aside and tries it again later), and goes on with the other units. So `find` must leave out
+    quarantined units, with `leasehold.transitions.quarantine.not_in(duty, ...)`. `key`: the unit's name in the
+    quarantine. The duty holds no connection during `delete`.
     """
 
     duty: str
@@ -74,7 +74,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class KindHousekeeping:
-    """The housekeeping of one kind. `duties`: each runs in a loop of its own, and has a name that no other duty has.
+    """The housekeeping of one kind. `duties`: each runs in a separate loop, and has a name that no other duty has.
 
     `before_jobs_go`: deletes or writes rows in the transaction that deletes their jobs, if `ON DELETE CASCADE` is not
     enough. `after_expiry`: writes what must follow when the platform ends jobs whose deadline has passed. No step can
