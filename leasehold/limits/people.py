@@ -101,8 +101,8 @@ _END_SESSIONS = """
 UPDATE person SET generation = generation + 1, sessions_ended_at = clock_timestamp() WHERE id = $1
 """
 
-# Rows that an admin has changed stay. If such a row were deleted, the next sign-in would write an enabled row with the
-# scopes of the groups, and the admin's change would be lost.
+# Rows that an admin has changed stay. Without such a row, the next sign-in would write an enabled row with the scopes
+# of the groups, and the admin's change would be lost.
 _FORGET = """
 -- person_forget
 DELETE FROM person WHERE id IN (

@@ -45,7 +45,8 @@ _JOBS_PREFIX = "jobs/"
 
 # $1 key, $2 tenant, $3 the bytes that count, $4 the size of the largest object that may stay, $5 seconds for which the
 # client may begin to send, $6 seconds until the first inspection, $7 the slowest transfer, $8 whether the store accepts
-# exactly $3 bytes, $9 and $10 task and epoch of an external worker's attempt, with which the upload ends (NULL: none).
+# exactly $3 bytes, $9 and $10 task and epoch of an external worker's attempt (NULL: none). The upload ends with the
+# attempt.
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)

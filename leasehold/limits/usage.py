@@ -1,9 +1,9 @@
 """The bounds on a tenant's unfinished jobs and stored bytes. Admission checks both bounds for each submission.
 
 A full count costs more than a submission. So a process remembers the counts of each tenant, and adds the jobs and bytes
-that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. To each count the
-process adds the jobs that it has admitted recently, because the count does not see jobs whose transaction is not
-committed yet.
+that it admits itself. It counts again after a pause. The longer a count took, the longer the pause. The process adds to
+each count the jobs that it has admitted recently, because their transactions may not be committed yet, and then the
+count lacks them.
 
 Near the bound on jobs, a remembered count is not enough. There the process counts the tenant's unfinished jobs at each
 submission, and again after the write, under a lock.
@@ -29,7 +29,7 @@ from leasehold.settings import Settings
 _COUNTING_SHARE = 0.05
 #: The shortest and the longest pause between two counts of a tenant, in seconds.
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.05, 60.0
-#: Jobs that were admitted this many seconds ago are committed by now, and a count sees them.
+#: Jobs that were admitted this many seconds ago are committed by now, and a count contains them.
 _COMMIT_SECONDS = 2.0
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
