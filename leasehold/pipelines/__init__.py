@@ -32,7 +32,7 @@ RESERVED_NAMES = frozenset(
 
 #: The queues of the shipped kinds. No step of a tenant's template may run in one of these queues: the step would take
 #: the slots that deliveries, bulk operations or conversions of all tenants need. The steps that external workers do
-#: have queues of their own.
+#: have separate queues.
 RESERVED_QUEUES = frozenset(
     step.queue for kind in (*SHIPPED, WEBHOOK, OPERATION) for pipeline in kind.pipelines for step in pipeline.steps
 )

@@ -1,5 +1,5 @@
-"""Copies a job's artifacts to the promotion target (a bucket or an HTTP file service), all or none, and undoes the
-copies of a call that failed or died.
+"""Copies a job's artifacts to the promotion target (a bucket or an HTTP file service), all or none. If a call fails or
+its process dies, undoes the call's copies.
 
 A call is one request to the promote endpoint. The endpoint claims the job (`ownership.begin` returns the call) and
 passes the call to `Promoter`. The leading worker undoes the copies of dead calls (`undo_dead`). Neither `Promoter` nor
@@ -67,7 +67,7 @@ class Promoter:
         self._connections = connections
         self._store = store
         self._target = target
-        self._foreign_keys: set[str] = set()  # keys that hold an object of somebody else: an undo must not touch them
+        self._foreign_keys: set[str] = set()  # keys with an object of somebody else: an undo must not touch them
 
     async def promote(
         self,
@@ -176,7 +176,7 @@ class Promoter:
             log.warning("a failed promotion will be undone later", error=type(error).__name__)
 
     async def _release_foreign(self, call: PromoteCall) -> None:
-        """Delete the rows which say that this call may have written to the foreign keys."""
+        """Delete this call's records of intent for the foreign keys."""
         async with self._connections() as connection:
             for key in self._foreign_keys:
                 await promotions.record_undone(connection, KeyChange(call.id, key, None, None))
@@ -212,7 +212,7 @@ class Promoter:
     async def _delete_backups(self, backups: Sequence[str]) -> None:
         try:
             await self._store.delete(*backups)
-        except StoreError as error:  # the backups lie under the job's prefix, so they are deleted with the job
+        except StoreError as error:  # the backups are under the job's prefix, so they are deleted with the job
             log.warning("backups of a promotion could not be deleted", error=type(error).__name__)
 
 

@@ -90,7 +90,7 @@ WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
 RETURNING promoting_until
 """
 # The statement claims the rows in the order of their keys, so that two calls never deadlock. It claims an existing row
-# only if the tenant owns the key, no other call has claimed it, and its object may be replaced ($5: these keys).
+# only if the tenant owns the key, no call has claimed the key, and its object may be replaced ($5: such keys).
 _CLAIM = """
 -- promotion_claim
 INSERT INTO promoted_object AS p (key, tenant_id, turn, for_job, until)

@@ -247,7 +247,7 @@ class _FileService:
             path = Path(directory) / "backup"
             status = await self._download(key, path)
             if status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-                self._tokens.forget()  # the token may be revoked: ask once more with a new token
+                self._tokens.forget()  # the token may be revoked: ask again with a new token
                 status = await self._download(key, path)
             if status != HTTPStatus.OK:
                 log.warning("the file service does not return the object that is to be replaced", status=status)
@@ -300,7 +300,7 @@ class _FileService:
     ) -> Answer:
         answer = await self._ask_once(method, key, request_headers, content)
         if answer.status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-            self._tokens.forget()  # the token may be revoked: send the request once more with a new token
+            self._tokens.forget()  # the token may be revoked: send the request again with a new token
             answer = await self._ask_once(method, key, request_headers, content)
         return answer
 

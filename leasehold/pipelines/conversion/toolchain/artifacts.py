@@ -1,5 +1,5 @@
-"""The names of the files that both toolchains write (our own, made of open-source libraries, and the vendor Kneron's),
-and helpers for the toolchains' reports and progress.
+"""The names of the files that both toolchains write, and helpers for their reports and progress. One toolchain is our
+own, made of open-source libraries; the other is the vendor Kneron's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Finds the layers that lose most accuracy in int8, for the report and the accuracy guard of the quantise step (of the
-open toolchain, which uses onnxruntime instead of a vendor's tools).
+"""Finds the layers that lose most accuracy in int8. The quantise step of the open toolchain (onnxruntime, without the
+vendor's tools) needs them for its report and its accuracy guard.
 
 This module runs the float and the int8 model on the same inputs, and compares the outputs of each layer.
 """

@@ -1,5 +1,5 @@
-"""Reads an untrusted ONNX file for both toolchains (our own of open-source libraries, and that of the vendor Kneron),
-and refuses a model that breaks a limit.
+"""Reads an untrusted ONNX file, and refuses a model that breaks a limit. Both toolchains use this module: our own, made
+of open-source libraries, and the vendor Kneron's.
 
 Cheap limits are checked first. A model may not refer to another file, and may use only operators of the ONNX standard.
 """

@@ -80,7 +80,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def trial_answers(original: Path, seed: int) -> list[tuple[Tensors, Tensors]]:
-    """Random inputs with the original model's answers. onnxruntime runs the model without optimisations of its own."""
+    """Random inputs with the original model's answers. onnxruntime runs the model without further optimisations."""
     model, rng = Runnable(original, optimised=False), np.random.default_rng(seed)
     inputs = [model.random_input(rng) for _ in range(_TRIALS)]
     return [(trial, model.run(trial)) for trial in inputs]

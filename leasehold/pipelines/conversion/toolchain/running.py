@@ -1,5 +1,5 @@
-"""Runs models with onnxruntime, for both toolchains (our own of open-source libraries, and Kneron's): on one thread of
-the processor, so that the same input gives the same answer. No libraries of custom operators are loaded.
+"""Runs models with onnxruntime, on one thread of the processor, so that the same input gives the same answer. Both
+toolchains use this module. It loads no libraries of custom operators.
 """
 
 from __future__ import annotations
