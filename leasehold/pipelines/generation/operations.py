@@ -103,8 +103,8 @@ async def withdraw(connection: Connection, settings: Settings, job_id: UUID, ten
 
 async def withdraw_expired(settings: Settings, connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Write a withdrawal for each of these expired jobs whose order the provider may still work on. Usually a poll
-    ends a generation at its deadline, and cancels the order. An expired job had no worker that could poll it. The relay
-    publishes the hints of the withdrawals.
+    ends a generation at its deadline, and cancels the order. But no worker polled an expired job at its deadline. The
+    relay publishes the hints of the withdrawals.
     """
     for job_id, tenant_id in await orders_under_way(connection, job_ids):
         await withdraw(connection, settings, job_id, tenant_id)
@@ -136,8 +136,8 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
     )
     if withdrawal_id is None:
         return []
-    # SKIP LOCKED avoids a deadlock: the transaction that holds this lock may wait for the lock of the generation, which
-    # the present transaction holds.
+    # SKIP LOCKED avoids a deadlock: another transaction may hold the lock of the withdrawal and wait for the lock of
+    # the generation, which the present transaction holds.
     is_locked = await connection.fetchval("SELECT true FROM job WHERE id = $1 FOR UPDATE SKIP LOCKED", withdrawal_id)
     if is_locked and from_step != _ORDERING_STEP:
         cancellation = await jobs.request_cancel(

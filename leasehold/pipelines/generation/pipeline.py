@@ -22,8 +22,8 @@ QUEUE = "generation"
 #: A poll after the deadline cancels the order at the provider, and fails the job. If no step runs, the platform expires
 #: the job this long after the deadline.
 BACKSTOP = timedelta(minutes=2)
-#: How long the job may last after the provider has made the files: four attempts of the step `store`, and some time for
-#: workers that are away.
+#: How long the job may last after the provider has made the files: four attempts of the step `store`, and some time in
+#: which no worker runs.
 STORE_TIME = timedelta(hours=4)
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 
@@ -56,7 +56,7 @@ class GenerationParams(BaseModel):
     negative_prompt: str | None = None
     width: int | None = None
     height: int | None = None
-    sample_strength: float | None = None  # of the HTTP contract: only the provider knows its meaning
+    sample_strength: float | None = None  # a field of the HTTP contract, which each provider interprets in its own way
     images: tuple[Source, ...] = ()
     is_pro: bool = False  # as `sample_strength`
     duration: int | None = Field(default=None, description="Of a video, in milliseconds.")
@@ -152,7 +152,7 @@ GENERATION = Kind(
     questions="leasehold.pipelines.generation.questions:questions",
     scopes=Scopes(read="generation:read", write="generation:write"),
     redacted=frozenset({"credential", "order"}),  # `order` of a withdrawal has the credential, too
-    # A withdrawal belongs to another job. The JSON pointer says where the parameters have that job's id.
+    # A withdrawal belongs to another job. The JSON pointer leads to that job's id in the withdrawal's parameters.
     parents={"generation_withdrawal": "/job_id"},
     # What the actions on jobs (cancel, retry, delete) do for this kind.
     operations="leasehold.pipelines.generation.operations:operations",

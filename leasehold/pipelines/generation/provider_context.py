@@ -37,7 +37,7 @@ class ProviderContext:
             raise Permanent(error.code, error.message) from None
 
     def credential(self, params: GenerationParams) -> str:
-        """The client's credential; without one, the installation's own.
+        """The client's credential. If the client sent none: the installation's own.
 
         Raises Permanent `credential_unreadable` or `credential_missing`.
         """
@@ -67,8 +67,8 @@ async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderCon
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
-    """The order of a job. The idempotency token is the job's id, because every attempt must send the same token. Only
-    the provider knows the meaning of `sample_strength` and `is_pro`: the order passes them on.
+    """The order of a job. The idempotency token is the job's id, because every attempt must send the same token. Each
+    provider interprets `sample_strength` and `is_pro` in its own way: the order passes them on unchanged.
     """
     return Order(
         kind=params.kind,

@@ -1,5 +1,5 @@
-"""The metrics of unfinished generations (orders of images or videos): how many there are, by status and by server. The
-exporter asks with a question, an SQL statement whose rows become metrics.
+"""The metrics of unfinished generations (orders of images or videos): how many there are, by status and by server. A
+question is an SQL statement whose rows the exporter turns into metrics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from prometheus_client.metrics_core import Metric
 from leasehold.kinds.metrics import CAP, Question, labelled_gauge
 from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 
-#: The exporter reports at most this many servers, the busiest first. A server is a label of workers that clients name.
+#: The exporter reports at most this many servers, the busiest first. A server is a label of workers. A client may name
+#: it in an order.
 MAX_SERVERS = 100
 
 # Unfinished generations by kind, server and public status (the words of the endpoints). $1: the most generations to

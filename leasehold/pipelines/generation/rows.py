@@ -21,8 +21,8 @@ from leasehold.transitions.moves import tenant_stays
 from leasehold.transitions.quarantine import not_in
 
 Row: TypeAlias = asyncpg.Record
-#: The duty (a loop of a worker) that deletes expired source images. If it cannot delete an image, the quarantine (a
-#: list of what has failed by itself) has the image under this name.
+#: The name of the duty (a loop of a worker) that deletes expired source images. An image that the duty cannot delete is
+#: put into quarantine (set aside, and tried again later) under this name.
 SOURCES = "expired_sources"
 # SQL: `expires_at` of a condemned source image, whose object is being deleted.
 _CONDEMNED = "'-infinity'::timestamptz"
@@ -139,7 +139,7 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
 
 
 async def forget_consumption(connection: Connection, job_id: UUID) -> None:
-    """Let clients find the next result of a retried generation, even if one has consumed the failure before it."""
+    """Let clients find the next result of a retried generation, even if a client has consumed the earlier failure."""
     await connection.execute("UPDATE generation SET consumed_at = NULL WHERE job_id = $1", job_id)
 
 

@@ -47,8 +47,8 @@ generation.opens(open_provider_context)  # once for each worker; a handler finds
 
 @generation.handles("submit")
 async def submit(attempt: Attempt) -> Done | Snooze:
-    """Send the order once. The step records its intent (`asked_at`) before it orders. An attempt that finds this record
-    knows that an earlier attempt may have ordered.
+    """Send the order once. The step records its intent (`asked_at`) before it orders. If an attempt finds this record,
+    an earlier attempt may have ordered.
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
@@ -87,7 +87,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
 
     The first attempt asks nothing, because the provider has only just got the order. `misses` in the note: how many
     polls in a row have failed. The poll at the deadline still asks, because the order may have finished since the last
-    poll. It withdraws an order that has not finished.
+    poll. If the order has not finished, the poll at the deadline cancels it.
     """
     params, provider_context = _params_and_context(attempt)
     note = await _note_without_refusal(attempt)
@@ -186,13 +186,15 @@ def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderCon
 
 
 async def _give_time_to_store(attempt: Attempt) -> None:
-    """The order is made and paid: from now on the deadline of the order must not end the job."""
+    """Move the job's deadline, because the provider has made the files, and they are paid for. From now on the deadline
+    of the order must not end the job.
+    """
     async with attempt.connection() as connection:
         await extend_deadline(connection, attempt.job_id, STORE_TIME)
 
 
 async def _seconds_left(attempt: Attempt) -> float:
-    """The seconds until the deadline, by the database's clock: the API counted it by that clock."""
+    """The seconds until the deadline, by the database's clock, because the API set the deadline by that clock."""
     params: GenerationParams = attempt.params
     async with attempt.connection() as connection:
         return (params.deadline_at - await database_time(connection)).total_seconds()
@@ -208,8 +210,8 @@ def _order(attempt: Attempt, note: dict[str, Any], seconds_left: float) -> Order
 async def _cancelled_late_order(
     attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str
 ) -> Permanent:
-    """Ask the provider to stop, because the deadline has passed. If it does not answer now, a withdrawal asks again.
-    Returns the error to raise.
+    """Ask the provider to stop, because the deadline has passed. If the provider is busy or does not answer, this
+    function writes a withdrawal, a job that asks again. Returns the error to raise.
     """
     try:
         await provider.cancel(note["ref"], order_of(attempt.params, attempt.job_id, 1.0), credential)
@@ -229,16 +231,16 @@ def _too_late_message(note: dict[str, Any]) -> str:
 
 
 async def _recorded_rejection(attempt: Attempt, error: Rejected, note: dict[str, Any]) -> Permanent:
-    """Write the note for an attempt after a retry, with the provider's own code for the API's answer. Returns the error
-    to raise.
+    """Write the note with the provider's own code, which the API shows. After a retry of the job, an attempt reads the
+    rest of the note. Returns the error to raise.
     """
     await attempt.remember(note | {"fail_code": error.fail_code})
     return Permanent(error.code, error.message)
 
 
 async def _note_without_refusal(attempt: Attempt) -> dict[str, Any]:
-    """The note without `fail_code`, the provider's code of a refusal before a retry. The stored note loses the code,
-    too. Otherwise the API would show the old code with the error of this attempt.
+    """The note without `fail_code`, the provider's code of a refusal before a retry. This function also deletes the
+    code from the stored note. Otherwise the API would show the old code with the error of this attempt.
     """
     note = await attempt.note()
     if "fail_code" in note:

@@ -1,3 +1,3 @@
-"""The kind of work `media`: it resizes a picture, compresses it and writes it as WebP. It also has the rows of uploaded
-pictures.
+"""The kind of work `media`: it resizes a picture, compresses it and writes it as WebP. The package also reads and
+writes the rows of uploaded pictures.
 """

@@ -11,12 +11,12 @@ from PIL import Image
 #: The number of a frame -> the frame, and the milliseconds for which it is shown.
 Render = Callable[[int], tuple[Image.Image, int]]
 
-# The largest numbers that a WebP animation and its encoder allow. The original may be of a format that allows more.
+# The largest numbers that a WebP animation and its encoder allow. The original's format may allow larger numbers.
 _MAX_PLAYS = 2**16 - 1
 _LONGEST_FRAME_MS = 2**24 - 1
 _LONGEST_ANIMATION_MS = 2**31 - 1
-#: No frame is shown for less. Browsers show frames of 10 ms or less for 100 ms, because old encoders wrote 0 for
-#: "unchanged".
+#: No frame is shown for fewer milliseconds than this. Browsers show frames of 10 ms or less for 100 ms, because old
+#: encoders wrote 0 for "unchanged".
 SHORTEST_MS = 11
 
 

@@ -149,7 +149,7 @@ class Picture:
         with _decoding():
             if self.frames > 1 or self._skipped_frames:
                 self._image.seek(index + self._skipped_frames)
-                self._check_size()  # a decoder may learn the size of a frame only when it gets there
+                self._check_size()  # a decoder may read the size of a frame only when it seeks to the frame
             self._image.load()
             image = plain(self._image)
             if self.frames > 1 and image.size != self.size:  # a frame may reach beyond the canvas

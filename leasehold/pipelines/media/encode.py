@@ -8,7 +8,7 @@ The settings were chosen on a 2048 x 1536 photo and one core (time, size):
   AVIF q60     speed 9: 218 ms, 630 KB   speed 8: 871 ms, 589 KB   speed 6: 2.1 s, 557 KB
   PNG RGBA     level 1: 263 ms, 7.7 MB   level 6: 975 ms, 7.0 MB
   WebP RGBA, lossless   method 0: 97 ms, 6.3 MB   method 1: 478 ms, 5.1 MB
-An encoder gets one thread where more threads could change its bytes.
+An encoder gets only one thread if more threads could change its bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOSSLESS_PNG: Settings = {"format": "PNG", "compress_level": 1}
 LOSSLESS_ANIMATION: Settings = {"format": "WEBP", "lossless": True, "quality": 20, "method": 0}
 # The step `webp` writes the final file and the variants (further files that the client asked for), as WebP.
 WEBP: Settings = {"format": "WEBP", "quality": 80, "method": 4, "alpha_quality": 100}
-WEBP_ANIMATION: Settings = {**WEBP, "method": 2}  # hundreds of frames: time counts more
+WEBP_ANIMATION: Settings = {**WEBP, "method": 2}  # for hundreds of frames, time counts more than size
 # The other formats of variants.
 AVIF: Settings = {
     "format": "AVIF",

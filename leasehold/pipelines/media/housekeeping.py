@@ -21,8 +21,8 @@ from leasehold.transitions.sweeps import EXPIRED
 #: A day after a picture was registered, all its upload URLs have expired: LEASEHOLD_UPLOAD_UNFINISHED_SECONDS is at
 #: most a day.
 _LONGEST_UPLOAD = timedelta(days=1)
-#: The duty (a loop of the worker) that deletes pictures without a job, once their time is over. The value is the duty's
-#: old name, from when it deleted only abandoned uploads. It stays, because rows of the quarantine contain it.
+#: The name of the duty (a loop of the worker) that deletes expired pictures without a job. The value describes what the
+#: duty did at first: it deleted only abandoned uploads. Do not change the value: rows of the quarantine contain it.
 JOBLESS = "abandoned_uploads"
 
 
@@ -53,8 +53,8 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def jobless_pictures(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """The id and the key of each picture without a job whose time is over: its upload was not completed in time, or was
-    refused and kept for a while, or a client deleted it. The duty deletes the objects first, then calls
+    """The id and the key of each expired picture that has no job. Its upload was not completed in time, or was refused
+    and kept for a while, or a client deleted the picture. The duty deletes the objects first, then calls
     `forget_jobless_pictures`.
 
     Left out: pictures whose deletion failed lately, and those of tenants that move to another cell (another

@@ -2,8 +2,8 @@
 imports no heavy library.
 
 TIFF is a container for a dozen codecs: the common ones are accepted (headers/tiff.py), and only the first page counts.
-SVG is refused because it is a program. HEIC needs a patented codec: a worker has it with the extra `heic`, and a
-setting makes the API accept it.
+SVG is refused because it is a program. HEIC needs a patented codec: a worker needs the extra `heic`, and the API
+accepts HEIC only if a setting allows it.
 """
 
 from __future__ import annotations

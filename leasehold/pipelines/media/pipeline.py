@@ -41,7 +41,7 @@ class MediaParams(BaseModel):
         return tuple(name for name in VARIANTS if name in names)
 
 
-# An `isolated` step runs in a child process without network, within `limits`. A new `version` says that the step writes
+# An `isolated` step runs in a child process without network, within `limits`. Raise `version` when the step writes
 # other bytes than before.
 media = Pipeline(
     "media",

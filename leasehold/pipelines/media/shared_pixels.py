@@ -52,4 +52,4 @@ def pixels_of(image: Image.Image) -> ctypes.Array[ctypes.c_ubyte] | None:
     size = image.width * image.height * BYTES_PER_PIXEL
     if (pixel_array.offset, byte_array.offset, byte_array.length) != (0, 0, size):
         return None
-    return (ctypes.c_ubyte * size).from_address(byte_array.buffers[1])  # buffer 0 would tell which bytes are null
+    return (ctypes.c_ubyte * size).from_address(byte_array.buffers[1])  # buffer 0 would mark the bytes that are null

@@ -46,7 +46,7 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
 
 def _fix_sides(value: onnx.ValueInfoProto, shape: Shape) -> None:
     """Give each free dimension of `value` its size in `shape`. `value` lists an input of the graph a second time, and a
-    tool may read either entry. A size that contradicts the input's stays, and is refused later.
+    tool may read either entry. This function keeps a size that contradicts the input's size: a later check refuses it.
     """
     for dimension, size in zip(value.type.tensor_type.shape.dim, shape, strict=False):
         if dimension.dim_value <= 0:
@@ -93,7 +93,7 @@ def _bytes_of(value: onnx.ValueInfoProto) -> int:
 
 
 def specification(values: Any) -> list[dict[str, Any]]:
-    """Inputs or outputs, as reports and manifests show them. No name is cut short, because `samples` uses the names."""
+    """Inputs or outputs, as reports and manifests show them. Do not shorten a name: `references.samples` uses it."""
     return [
         {
             "name": value.name,

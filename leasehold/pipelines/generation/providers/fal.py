@@ -92,8 +92,8 @@ class Fal:
         *,
         buys: bool = False,
     ) -> ProviderAnswer:
-        """Send the request to `path` below fal's address. `buys`: the request is an order, which may cost money. After
-        a lost answer its outcome is unknown.
+        """Send the request to `path` below fal's address. `buys`: the request is an order, which may cost money. If the
+        answer to an order is lost, the outcome of the order is unknown.
         """
         return await self._sender.send(
             method,

@@ -1,9 +1,10 @@
 """The provider Jimeng, an outside service that makes images and videos, through Volcengine's visual API. Its tasks are
 asynchronous. An access key and a secret key sign each request.
 
-https://www.volcengine.com/docs/85621/1820192 and the pages beside it: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult.
+https://www.volcengine.com/docs/85621/1820192 and its neighbours: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult.
 Jimeng honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours
-(images) or one hour (videos). The code in the answer counts before the HTTP status: only 10000 is success.
+(images) or one hour (videos). The code in the body of an answer takes precedence over the HTTP status: only 10000 is
+success.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SUCCESS = 10000
 _BUSY = frozenset({50429, 50430})
 #: Jimeng's codes of its internal errors. After a submit, the outcome is then unknown; a poll is repeated.
 _INTERNAL = frozenset({50500, 50501})
-#: Jimeng's codes of final errors, and our code for each.
+#: A code of Jimeng for a final error -> the platform's error code.
 _FINAL = {
     50411: "content_refused", 50412: "content_refused", 50413: "content_refused", 50518: "content_refused",
     50511: "output_refused", 50512: "output_refused", 50519: "output_refused",
@@ -131,7 +132,7 @@ def _request_body(order: Order) -> dict[str, Any]:
 
 def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
     """The data of a successful answer. Raises ProviderError for any other answer. A known code in the body decides
-    which error; without a known code, the HTTP status decides.
+    which error is raised. Without a known code, the HTTP status decides.
     """
     if not isinstance(answer.body, dict):
         if answer.is_success:

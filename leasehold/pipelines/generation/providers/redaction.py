@@ -1,6 +1,5 @@
-"""Wraps a provider (a service that makes images or videos), so that its errors contain no secret, and only text that
-PostgreSQL can store. A provider's message may quote the request, with the credential and with URLs whose queries
-contain secrets.
+"""Wraps a provider (a service that makes images or videos), so that its errors contain no secret and PostgreSQL can
+store them. A provider's message may quote the request, with the credential and with URLs whose queries contain secrets.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _MAX_MESSAGE_CHARACTERS = 500
 #: An HTTP status -> the code of Rejected; for any other refusal it is `provider_refused`.
 _REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
-#: The statuses of answers to a cancel if the order has ended, is no longer known, or cannot be cancelled.
+#: A provider answers a cancel with one of these statuses if the order has ended, is no longer known, or cannot be
+#: cancelled.
 _CANNOT_STOP = frozenset({400, 404, 405, 409, 410, 422})
 
 

@@ -143,7 +143,7 @@ def _units(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Each unit: its kind, the byte that names its layers, and the first bytes of its content."""
     position = 0
     while position < len(data):
-        flags, layers = data[position], 0  # in `flags`: bit 2 says that a byte with layers follows, bit 1 a length
+        flags, layers = data[position], 0  # bit 2 of `flags`: a byte with layers follows; bit 1: a length follows
         position += 1
         if flags & 4:
             layers = data[position]

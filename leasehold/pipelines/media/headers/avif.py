@@ -1,9 +1,9 @@
 """Reads the header of an AVIF file: the size of its largest item or track, and the number of frames. An item is a still
 image. A track is an animation; the format calls its frames samples.
 
-The items and tracks of a file declare sizes. Their AV1 streams have sizes of their own, by which a decoder allocates
-memory. So a file is refused if a stream has a larger frame than its item or track declares. Exception: an item with
-several layers may declare the size of a small layer; then its largest frame counts.
+The items and tracks of a file declare sizes. But a decoder allocates memory by the sizes in their AV1 streams. So this
+module refuses a file if a stream has a larger frame than its item or track declares. Exception: an item with several
+layers may declare the size of a small layer. Then its largest frame counts.
 """
 
 from __future__ import annotations

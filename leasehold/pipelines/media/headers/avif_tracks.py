@@ -1,5 +1,5 @@
-"""Reads the tracks of an AVIF sequence: their declared sizes, and where their samples lie. AVIF is made of nested boxes
-(ISO 14496-12). A `Box` is (kind, start of its content, end).
+"""Reads the tracks of an AVIF sequence: their declared sizes, and the positions of their samples (frames). AVIF is made
+of nested boxes (ISO 14496-12). A `Box` is (kind, start of its content, end).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_tracks(data: bytes, movie: Box) -> list[Track]:
 def _read_track(data: bytes, box: Box, samples_left: int, bytes_left: int) -> Track | None:
     """The track in the box `trak`. None: a decoder skips the track, because it is no picture or has an unknown codec.
 
-    `samples_left`, `bytes_left`: how many samples and bytes this track may have, after the tracks before it.
+    `samples_left`, `bytes_left`: how many samples and bytes this track may have. All tracks share the limits.
     """
     table = _sample_table(data, box)
     if table is None:

@@ -7,7 +7,7 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
-_CORE = 12  # bytes of the oldest header; all other headers begin alike
+_CORE = 12  # bytes of the oldest header; all other headers begin with the same fields
 
 
 def read(data: bytes) -> Header:

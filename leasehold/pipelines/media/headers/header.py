@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`width` x `height`: the largest area that a decoder may allocate for one frame, before orientation."""
+    """`width` x `height`: the largest area that a decoder may allocate for one frame, before the EXIF orientation is
+    applied.
+    """
 
     width: int
     height: int

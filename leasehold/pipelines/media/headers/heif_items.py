@@ -147,7 +147,7 @@ def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int,
             reader.unsigned(index_size)  # extent_index
             piece_start = origin + base + reader.unsigned(offset_size)
             length = reader.unsigned(length_size)
-            piece_end = piece_start + length if length else limit  # 0: up to the end
+            piece_end = piece_start + length if length else limit  # length 0: the piece goes up to the end
             if not origin <= piece_start <= piece_end <= limit:
                 raise corrupt_image("the items name more bytes than the file has")
             pieces.append((piece_start, piece_end))

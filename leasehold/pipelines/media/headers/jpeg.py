@@ -1,5 +1,5 @@
-"""Reads the size from the header of a JPEG file. It refuses a file that has too many scans, or uses a coding process
-that the decoder does not know.
+"""Reads the size from the header of a JPEG file. Refuses a file that has too many scans, or uses a coding process that
+the decoder does not support.
 """
 
 from __future__ import annotations
