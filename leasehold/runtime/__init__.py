@@ -1,1 +1,1 @@
-"""Helpers that every process uses: loops, retries, failpoints, the garbage collector. They know nothing of jobs."""
+"""Helpers that every process uses: loops, retries, failpoints, the garbage collector. They do not depend on jobs."""

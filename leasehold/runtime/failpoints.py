@@ -1,7 +1,8 @@
 """Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
-`LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API operation or a
-connection: then the point lies after each commit of that operation or connection (leasehold/db/commit_points.py).
+The setting is `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API
+operation or a connection: then each commit of that operation or connection reaches the point
+(leasehold/db/commit_points.py).
 `act` is kill (SIGKILL to itself), stop (SIGSTOP: when the process continues, its leases are lost), sleep (blocks the
 thread for a minute) or raise. The act happens once, when the process reaches the point for the `n`-th time (1 without
 `n`). Without the setting a point costs one comparison.

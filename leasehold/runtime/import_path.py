@@ -11,11 +11,11 @@ def import_path() -> list[str]:
     """The entries of this process's `sys.path`, for the `sys.path` of a process that it starts. A program or pytest may
     have added folders that no variable of the environment names.
 
-    Folders and archives are absolute. An entry that is neither may be the name of an import hook, and stays as it is.
-    The entry for the current folder is left out: a process adds its own, after the installed packages.
+    Folders and archives are absolute. An entry that is no folder and no archive may be the name of an import hook, and
+    stays as it is. The entry for the current folder is left out: a process adds its own, after the installed packages.
 
-    Do not pass these entries as PYTHONPATH. It would also reach the programs that the new process starts, even programs
-    of another Python.
+    Do not pass these entries as PYTHONPATH. The programs that the new process starts would also inherit PYTHONPATH,
+    even programs of another Python.
     """
     entries: list[object] = [*sys.path]  # Python skips an entry that is no text, such as a Path
     texts = [entry for entry in entries if isinstance(entry, str) and entry]

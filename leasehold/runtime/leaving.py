@@ -12,7 +12,7 @@ from typing import NoReturn
 
 async def end_other_tasks(seconds: float) -> bool:
     """Cancel all other tasks of the event loop, and wait until they have ended, for at most `seconds`. Returns whether
-    they have. A task that catches its CancelledError may run on.
+    all have ended. A task that catches its CancelledError may run on.
     """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -24,6 +24,6 @@ def leave(status: int) -> NoReturn:
     """Flush the logs and the output of this process, and end it now, without a wait for anything that still runs."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # it is closed
+        with suppress(OSError, ValueError):  # the stream is closed
             stream.flush()
     os._exit(status)

@@ -22,7 +22,7 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: Errors that mean an outage: PostgreSQL, the store or the broker is away. They are not the fault of the duty.
+#: Errors that mean an outage: PostgreSQL, the store or the broker does not answer. The duty is not at fault.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
 #: The longest pause, in seconds, after failures that are not an outage.
 LONGEST_PAUSE = 60.0

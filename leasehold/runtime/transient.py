@@ -32,8 +32,8 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether a repetition may succeed. It may after each error of TRY_AGAIN, except an InterfaceError that is also a
-    ValueError: asyncpg raises it for a value that it cannot encode.
+    """Whether a repetition may succeed: yes, after each error of TRY_AGAIN. Exception: an InterfaceError that is also a
+    ValueError. asyncpg raises this error for a value that it cannot encode.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 

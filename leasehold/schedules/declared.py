@@ -84,7 +84,7 @@ async def reconcile(
     """Write the schedules that the app's code declares, and pause the app's other schedules. Returns the templates of
     the schedules that were paused.
 
-    If several workers start at once, they call this one after another, because of a lock. The outcome is the same.
+    If several workers start at once, a lock makes them do this one after another, with the same outcome.
     """
     async with connection.transaction():
         await lock_name(connection, f"schedules of {tenant_id} {app}")

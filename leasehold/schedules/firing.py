@@ -96,8 +96,8 @@ UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, pau
 WHERE id = $1
 """
 
-# $3: whether the refusal counts as a failure of the schedule. It does if only a change of the schedule or of its
-# template helps.
+# $3: whether the refusal counts as a failure of the schedule: true, if only a change of the schedule or of its template
+# can help.
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
@@ -320,7 +320,7 @@ async def _submit_by_overlap(
                 await runs.lock_limits(connection, _new_run(prepared, schedule, tick, keep_seconds))
             limit_names, ended = await _cancel(connection, schedule, to_cancel)
             created = await _submit_charged(connection, prepared, schedule, tick, keep_seconds, admission)
-    except (TooMany, Unavailable):  # RequestErrors, too, but the caller must see them: the tick stays due
+    except (TooMany, Unavailable):  # these are RequestErrors, too, but after them the tick must stay due
         raise
     except RequestError as error:
         await _record_refusal(connection, schedule["id"], tick, error)

@@ -1,9 +1,9 @@
 """Reads the map of cells, and refuses requests that belong to another cell.
 
 Cells are several installations that share the tenants among them. Each has its own PostgreSQL and RabbitMQ, and each
-reads the same map: which cells there are, and in which cell a tenant lives. A cell refuses a request that belongs to
-another cell before it reads or writes anything for the request. The answer has the address of the right cell. A gateway
-is not needed; with a gateway that reads the cell's name in the API key, a client needs no second request.
+reads the same map: which cells there are, and to which cell a tenant belongs. A cell refuses a request that belongs to
+another cell before it reads or writes anything for the request. The answer has the address of the right cell. No
+gateway is needed. But with a gateway that reads the cell's name in the API key, a client needs no second request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_MAP_BYTES = 64 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class CellMap:
     """A map of cells. `addresses`: cell -> URL of its API. `tenants`: tenant -> its cell; a tenant that is missing here
-    may live in any cell. `homes`: the cells in which `tenants` live.
+    may belong to any cell. `homes`: the cells to which `tenants` belong.
     """
 
     addresses: Mapping[str, str]
@@ -65,7 +65,7 @@ def _texts_in(document: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 class Cells:
-    """The map, as the cell `own` sees it. A changed file is read again. If the file cannot be read, or has no valid
+    """The map of cells, in the cell `own`. A changed file is read again. If the file cannot be read, or has no valid
     map, the last map stays in force.
     """
 
@@ -97,8 +97,8 @@ class Cells:
         return self._map
 
     def refuse_elsewhere(self, tenant_id: str | None, key_cell: str | None = None) -> None:
-        """Raises WrongCell if the tenant lives in another cell. The map decides; if the tenant is missing in it, the
-        cell that the key names decides.
+        """Raises WrongCell if the tenant belongs to another cell. The map decides. If the tenant is missing in the map,
+        the cell that the key names decides.
 
         `tenant_id` is None if the tenant is not known yet. `key_cell` is None if the key names no cell. If the map does
         not name the key's cell, the key counts as a key of this cell, because cells may be renamed.
@@ -113,7 +113,7 @@ class Cells:
         """As `refuse_elsewhere`, before the key's row is read, and only if the map places no tenant in this cell.
 
         If the map places tenants in this cell, a key that names another cell may belong to one of them: a tenant that
-        has moved here still uses the keys of its old cell. Only the key's row tells whose key it is.
+        has moved here still uses the keys of its old cell. Only the key's row shows to which tenant the key belongs.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)

@@ -171,7 +171,7 @@ RETURNING expires_at
 """
 
 # $1: the tenant, or NULL for all. $2: whether to list ended keys. $3: the page's size. $4: the id of the last key of
-# the page before. Its row still exists: no key is ever deleted.
+# the page before. The row of this last key still exists, because no key is ever deleted.
 LIST = """
 SELECT * FROM (
     SELECT id, prefix, tenant_id, client_id, scopes, created_at, expires_at, revoked_at, last_used_at,

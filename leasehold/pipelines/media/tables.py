@@ -32,8 +32,8 @@ media = Table(
     Column("error", JSONB),  # {code, message, retryable} of a refused object
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("expires_at", _INSTANT),  # a worker deletes a picture without a job after this time
-    Column("deleted_at", _INSTANT),  # a client deleted it: no request can read it any more, and a worker removes it
+    Column("expires_at", _INSTANT),  # after this time a worker deletes the picture, if it has no job
+    Column("deleted_at", _INSTANT),  # when a client deleted the picture: no request reads it, and a worker removes it
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),

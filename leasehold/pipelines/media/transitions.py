@@ -92,8 +92,8 @@ async def extend_upload(connection: Connection, tenant_id: str, key: str, second
 async def complete_upload(
     connection: Connection, media_id: UUID, tenant_id: str, size: int, job: NewJob
 ) -> Submitted | None:
-    """INIT -> UPLOADED, and submit the job, in the caller's transaction. Of several callers at once, exactly one does
-    so.
+    """INIT -> UPLOADED, and submit the job, in the caller's transaction. If several callers try this at once, exactly
+    one of them succeeds.
 
     None: the row is no longer INIT (read it to see why), is expired, or belongs to another tenant.
     """

@@ -256,7 +256,7 @@ class _Retries:
         """Retry one job. Raises NotFound, Conflict or Invalid."""
         template_version = await self._template_of(target)
         effects = await revive(self._context.actions, self._connection, target, template_version, cause=self._cause)
-        if effects is None:  # although the job is locked and had failed
+        if effects is None:  # not expected, because the job is locked and had failed
             raise Conflict("resource_invalid_state", "The job's state does not allow this.")
         await self._context.admission.add_queues_of(self._connection, self._charge, target.id)
         self._outcome.limits |= set(effects.limits)

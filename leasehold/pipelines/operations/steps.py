@@ -3,8 +3,8 @@ in small batches. The canary jobs go first: the operation goes on only if they s
 
 A batch and the step's note (its stored progress, progress.py) commit in one transaction, under the lease. So the
 operation acts on each target once, even if the worker dies. From time to time the step snoozes: it gives back its
-slot (room for one attempt in a worker), and continues later. Otherwise it would hold the slot for hours, and a worker
-that stops would have to wait for it.
+slot (room for one attempt in a worker), and continues later. Otherwise the operation would hold the slot for hours, and
+a worker that stops would have to wait for the operation.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _OperationAttempt:
         self._targets: list[tuple[UUID, str]] = []  # id and tenant of the targets that have been read ahead
         #: `before` and `walked` of the progress once the operation has acted on all `_targets`.
         self._walk_after_targets: tuple[UUID | None, bool] = (None, False)
-        #: This attempt acts on the left jobs of these pipelines: this process has their code, or no worker has it.
+        #: This attempt acts on the jobs in `left` of these pipelines: this process has their code, or no worker has it.
         self._pipelines_to_take: frozenset[str] = frozenset()
         self._size = BatchSize()
         self._rate = rate_of(self._operation.action, self._operation.rate, self._context.settings)
@@ -362,8 +362,8 @@ class _OperationAttempt:
         return True
 
     async def _was_stopped(self) -> bool:
-        """Whether the operation has failed because of its canary, so that this attempt runs because a person retried
-        it. False: the attempt that wrote `passed=False` into the note died before its failure was committed.
+        """Whether the operation has failed because of its canary. Then this attempt runs because a person retried the
+        operation. False: the attempt that wrote `passed=False` into the note died before its failure was committed.
         """
         async with self._attempt.connection() as connection:
             return await operations.has_failed(connection, self._attempt.task_id, _CANARY_CODES)

@@ -61,6 +61,6 @@ WEBHOOK = Kind(
     pipelines=(webhooks,),
     # Only a key that may change webhooks may read deliveries.
     scopes=Scopes(read="webhooks:write", write="webhooks:write"),
-    parents={"webhook": "/event/data/id"},  # where the parameters have the id of the job that the event is about
+    parents={"webhook": "/event/data/id"},  # the JSON pointer to the id of the job that the event is about
     redacted=frozenset({"url"}),  # /v1/jobs does not show the URL, because it may contain a secret of the client
 )

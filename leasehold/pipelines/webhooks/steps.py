@@ -78,7 +78,7 @@ async def _find_destination(
 
 
 async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _Destination) -> StepError:
-    """The error after a 410, which means that the address wants no further message. This function also disables the
+    """The error after a 410, which means that the address must get no further message. This function also disables the
     webhook. Exception: if the webhook's URL was changed during the request, the next attempt goes to the new URL.
     """
     if delivery.webhook_id is None:
@@ -94,7 +94,7 @@ async def _error_after_gone(attempt: Attempt, delivery: Delivery, destination: _
 
 
 async def _snooze(attempt: Attempt) -> Snooze:
-    """Give the delivery back until later, each time for longer, so that a long queue of deliveries costs few claims."""
+    """Snooze the delivery, each time for longer than before, so that a long queue of deliveries costs few claims."""
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
     return Snooze(delay_after(snoozes, _SNOOZE_LADDER), {"snoozes": snoozes})
 
