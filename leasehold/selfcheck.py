@@ -79,7 +79,7 @@ async def check_database(
 
 
 def _check_durability(values: Mapping[str, str]) -> Finding:
-    """`values`: the settings of PostgreSQL that must be on."""
+    """`values`: the settings of PostgreSQL that must not be off."""
     return Finding(
         "database",
         "off" not in values.values(),

@@ -3,7 +3,7 @@
 Egress resolves the host once. Every address of the host must be public, and the connection goes to one of these
 addresses. So an attacker gains nothing if the name resolves differently a moment later (DNS rebinding). Egress
 follows redirects only if the caller allows them, and checks the URL of each redirect like the first. It uses no proxy
-of the environment. The setting `egress_allow` names private networks that are allowed nevertheless.
+of the environment. Exception: Egress may connect to the private networks that the setting `egress_allow` names.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class _Request:
 
 
 def _keep_urls_out_of_logs() -> None:
-    """httpx2 logs each request with its whole URL, whose path and query may be a secret: of a webhook, a callback, or a
-    provider's file. These lines would be in the program's log and in the log of the attempt's job.
+    """Stop httpx2 from logging the whole URL of each request, in the program's log and in the log of the attempt's job.
+    The path and the query may contain a secret of a webhook, of a callback, or of a provider's file.
     """
     if (logger := logging.getLogger("httpx2")).level < logging.WARNING:
         logger.setLevel(logging.WARNING)
@@ -283,7 +283,7 @@ class Egress:
         """
         _check_headers(headers)
         has_arrived = False  # whether a server got the whole request: it answered, maybe with a redirect
-        was_begun = False  # whether a server may have got it
+        was_begun = False  # whether a server may have got the request
         request = _Request(method, url, headers, content)
         try:
             async with asyncio.timeout(timeout):

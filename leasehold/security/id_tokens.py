@@ -1,6 +1,6 @@
 """Checks the ID token of an OpenID sign-in with joserfc: signature, issuer, audience, nonce and times.
 
-`openid` calls it.
+The module `openid` calls `claims_of`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ job or a tenant. All cells are asked at once.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
 the address of that cell: redirects are not followed, and no proxy of the environment is used. This module checks the
-form of each answer, and trusts nothing else in it. Nothing here holds a connection to the database or a lock while it
-waits.
+form of each answer, and trusts nothing else in it. No function here holds a connection to the database or a lock while
+it waits.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class CellAnswer:
 @dataclass(frozen=True, slots=True)
 class Found:
     """A cell that has the job or the tenant, or in which the map places the tenant. `tenant`: that of the job, or the
-    tenant that was looked for. `console`: the path of the cell's console; None: it has none, or it is not known.
+    tenant that was looked for. `console`: the path of the cell's console; None: the cell has no console, or the path is
+    not known.
     """
 
     cell: str
@@ -169,8 +170,8 @@ async def open_http() -> AsyncIterator[httpx2.AsyncClient]:
 async def ask(
     http: httpx2.AsyncClient, cell: str, address: str, key: str | None, seconds: float = LIMIT_SECONDS
 ) -> CellAnswer:
-    """Ask a cell whether it is ready and, with a key, what its load is. If a cell is silent or answers nonsense, the
-    answer says so: nothing is raised.
+    """Ask a cell whether it is ready and, with a key, what its load is. If the cell does not answer, or sends something
+    else, `state` and `because` have the reason: nothing is raised.
     """
     began = monotonic()
     readiness, response = await asyncio.gather(
@@ -227,8 +228,8 @@ async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: flo
 
 
 class OtherCells:
-    """The other cells, as this API process asks them. Requests within `_SHARED_SECONDS` share one answer of a cell. A
-    cell that did not answer last time is asked again, but no request waits for it.
+    """Asks the other cells, for this process of the API. Requests within `_SHARED_SECONDS` share one answer of a cell.
+    A cell that did not answer last time is asked again, but no request waits for this cell.
     """
 
     def __init__(self, cells: Cells, keys: CellKeys, http: httpx2.AsyncClient) -> None:
