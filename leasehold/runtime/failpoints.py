@@ -3,9 +3,9 @@
 The setting is `LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and the name of an API
 operation or a connection: then each commit of that operation or connection reaches the point
 (leasehold/db/commit_points.py).
-`act` is kill (SIGKILL to itself), stop (SIGSTOP: when the process continues, its leases are lost), sleep (blocks the
-thread for a minute) or raise. The act happens once, when the process reaches the point for the `n`-th time (1 without
-`n`). Without the setting a point costs one comparison.
+`act` is kill (SIGKILL to itself), stop (SIGSTOP: the process loses its leases if it is stopped for long), sleep (blocks
+the thread for a minute) or raise. The act happens once, when the process reaches the point for the `n`-th time (1
+without `n`). Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ this window, each poll would read the index from its beginning, with all row ver
 An old snapshot can delay the vacuum for hours.
 
 A window misses two kinds of rows: rows of a slow transaction, which become visible late, and old rows of a queue that
-was paused. So now and then a poll reads all due rows: a whole poll.
+was paused. So from time to time a poll reads all due rows. This is a whole poll.
 """
 
 from __future__ import annotations

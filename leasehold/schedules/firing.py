@@ -96,8 +96,8 @@ UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, pau
 WHERE id = $1
 """
 
-# $3: whether the refusal counts as a failure of the schedule: true, if only a change of the schedule or of its template
-# can help.
+# $3: whether the refusal counts as a failure of the schedule: an error of the firing itself, or a run that is refused
+# as Invalid. Other refusals may end without a change of the schedule.
 _RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
@@ -122,8 +122,8 @@ async def fire_due(
     admission: Admission | None = None,
 ) -> tuple[list[CreatedRun], bool]:
     """Submit the runs of due schedules, each schedule in a transaction of its own. Returns the runs, and whether more
-    schedules may be due: then call this again soon, because a tick that waits for longer than ON_TIME is missed. After
-    this function returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
+    schedules may be due. If so, call this again soon: a tick that waits for longer than ON_TIME is missed. After this
+    function returns, publish the hints (messages that tell workers of new tasks) of each `CreatedRun`.
 
     `keep_seconds`: how long a run is kept after its end. `limit`: at most this many schedules with a due tick are
     fired, and at most this many with a buffered tick.
@@ -172,7 +172,8 @@ async def _record_failure(
 ) -> None:
     """Record why the schedule could not be fired. If the schedule itself is at fault, pause it after `pause_after`
     failures. `failures`: how many firings in a row have raised an error, including refusals by `admission`. The column
-    `failures` counts the errors for which the schedule is at fault, and refused runs. The smaller number decides.
+    `failures` counts the errors for which the schedule is at fault, and runs that were refused as Invalid. The smaller
+    number decides.
     """
     is_at_fault = not isinstance(error, (TooMany, Unavailable))
     own_failures = await connection.fetchval(_RECORD_REFUSAL, schedule_id, error_record(error), is_at_fault)
@@ -292,9 +293,9 @@ async def _submit_by_overlap(
     keep_seconds: int,
     admission: Admission | None,
 ) -> list[CreatedRun]:
-    """Submit the run of one tick, if the overlap policy allows it. While an older run of the schedule is unfinished,
-    the policy `skip` drops the tick, `buffer_one` keeps the first such tick for later, and `cancel_other` cancels the
-    older runs. If the new run is refused, no older run is cancelled.
+    """Submit the run of one tick, if the overlap policy allows it. The policy matters while an older run of the
+    schedule is unfinished. `skip` drops the tick. `buffer_one` keeps the first such tick for later. `cancel_other`
+    cancels the older runs. If the new run is refused, no older run is cancelled.
 
     Raises TooMany and Unavailable. The caller must then roll back.
     """

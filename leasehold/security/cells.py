@@ -112,8 +112,9 @@ class Cells:
     def refuse_before_key_is_read(self, key_cell: str | None) -> None:
         """As `refuse_elsewhere`, before the key's row is read, and only if the map places no tenant in this cell.
 
-        If the map places tenants in this cell, a key that names another cell may belong to one of them: a tenant that
-        has moved here still uses the keys of its old cell. Only the key's row shows to which tenant the key belongs.
+        If the map places tenants in this cell, a key that names another cell may belong to one of these tenants. The
+        reason: a tenant that has moved here still uses the keys of its old cell. Only the key's row shows to which
+        tenant the key belongs.
         """
         if self.own not in self.map.homes:
             self.refuse_elsewhere(None, key_cell)

@@ -1,5 +1,5 @@
-"""Asks the other cells (installations that share the tenants with this one) about their load, and which of them has a
-job or a tenant. All cells are asked at once.
+"""Asks the other cells (installations that share the tenants with this one) what their load is, or whether they have a
+certain job or tenant. All cells are asked at once.
 
 Addresses come only from the operator's map, and keys only from the setting `cells_keys`. The key of a cell goes only to
 the address of that cell: redirects are not followed, and no proxy of the environment is used. This module checks the
@@ -212,7 +212,7 @@ async def _no_response() -> _Response:
 
 
 async def _get(http: httpx2.AsyncClient, url: str, key: str | None, seconds: float) -> _Response:
-    """GET the URL. If the body of the answer is too long, it is returned empty."""
+    """GET the URL. If the body of the answer is too long, the returned body is empty."""
     check_nothing_held("another cell")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
@@ -265,10 +265,10 @@ class OtherCells:
         return self._requests[cell, address]
 
     async def find(self, *, job_id: UUID | None = None, tenant: str | None = None) -> tuple[list[Found], list[str]]:
-        """Ask the other cells for the job or the tenant. Returns the cells that have it, and the names of silent cells:
-        a silent cell gave no usable answer, or this cell has no key for it. The search ends at the first cell that has
-        the job or the tenant and from which the tenant has not moved away. Cells that have not answered by then are
-        left out.
+        """Ask the other cells for the job or the tenant. Returns the cells that have it, and the names of silent cells.
+        A silent cell gave no usable answer, or this cell has no key for the silent cell. The search ends at the first
+        cell that has the job or the tenant, unless the tenant has moved away from that cell. Cells that have not
+        answered by then are left out.
         """
         query = urlencode({"job": str(job_id)} if job_id is not None else {"tenant": tenant or ""})
         others = {cell: address for cell, address in self.map.addresses.items() if cell != self.own}

@@ -1,6 +1,6 @@
 """Cancels and retries of generations (orders of images or videos at an outside provider). They follow the common rules
-for jobs, and three more: a cancel also withdraws the order at the provider, a retry gets a new deadline, and a retry
-ends a withdrawal that has not reached the provider yet.
+for jobs. In addition, a cancel withdraws the order at the provider. A retry gets a new deadline, and ends a withdrawal
+that has not reached the provider yet.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_
     """Cancel the unfinished withdrawal of a generation that is retried, because the generation goes on with the order.
     Returns the withdrawal, if there was one.
 
-    Raises Conflict `order_being_withdrawn` if a worker may be cancelling the order at the provider just now. Also
-    raises it if the retry begins at `submit`: the new order would replace the id of the first order, which still has to
-    be withdrawn.
+    Raises Conflict `order_being_withdrawn` if a worker may be cancelling the order at the provider just now. Raises the
+    same error if the retry begins at `submit`: the id of the new order would replace the id of the first order. Then
+    nobody could withdraw the first order.
     """
     withdrawal_id = await connection.fetchval(
         "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",

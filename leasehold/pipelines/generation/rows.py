@@ -1,5 +1,5 @@
-"""Writes and reads the rows of generations (orders of images and videos that an outside provider makes) and of their
-source images, for the endpoints and the steps.
+"""Writes and reads the rows of generations and of their source images, for the endpoints and the steps. A generation is
+an order of images or a video at an outside provider.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The handler of the pipeline `generation_withdrawal`: it cancels the order of a generation at the provider.
 
 The API submits this job in the transaction that cancels the generation, so that the request to the provider cannot be
-lost. The poll at the deadline also submits this job, if it cannot cancel the order itself because the provider is busy
-or does not answer. Housekeeping submits this job for an expired generation.
+lost. The poll at the deadline cancels the order itself. If the provider is then busy or does not answer, the poll also
+submits this job. Housekeeping submits this job for an expired generation.
 """
 
 from __future__ import annotations

@@ -72,9 +72,9 @@ class Picture:
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
         """Open the file without decoding it.
 
-        `header`: the result of the header check. If the decoder finds a larger size or more frames than the header has,
-        the picture is refused, now or when a later frame is read. None: compare with no header. Raises Permanent:
-        corrupt_image or too_many_pixels.
+        `header`: the result of the header check. The picture is refused if the decoder finds a larger size or more
+        frames than the header has. This may happen only when a later frame is read. None: compare with no header.
+        Raises Permanent: corrupt_image or too_many_pixels.
         """
         with _decoding():
             if header is not None:

@@ -1,5 +1,5 @@
-"""What the leading worker (elected for maintenance) does about pictures: it deletes pictures that never got a job,
-refuses uploads that are too large, and deletes pictures with their jobs.
+"""The maintenance of pictures by the leading worker (the worker that is elected for maintenance). It deletes pictures
+that never got a job, refuses uploads that are too large, and deletes pictures with their jobs.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> N
     """Delete the pictures of jobs that are about to be deleted.
 
     An upload URL may outlive its picture. So the key of each picture has an upload row until no object can arrive any
-    more, and housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object.
-    An upload whose URL admitted only one size lost its row when it was completed (`uploads.close`): for such a picture
-    this function writes the row again.
+    more. Housekeeping deletes an object that arrives (`most = -1`). Without the row, nobody would find the object. If
+    an upload URL admitted only one size, `uploads.close` deleted the row when the upload was completed. For such a
+    picture this function writes the row again.
     """
     await connection.execute(
         f"""

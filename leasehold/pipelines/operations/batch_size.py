@@ -1,5 +1,5 @@
-"""Chooses how many jobs a bulk operation (it cancels, retries or deletes many jobs) changes in its next batch, so that
-the batch holds its locks for about BATCH_SECONDS.
+"""Chooses the size of the next batch of a bulk operation, which cancels, retries or deletes many jobs. The batch should
+hold its locks for about BATCH_SECONDS.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ _DECAY = 0.9
 
 class BatchSize:
     """The size of the next batch (`jobs`), by an estimate of the seconds for one job. A slower batch raises the
-    estimate to its own seconds for one job, and each faster batch lowers the estimate a little. If only the last batch
-    counted, one fast batch would double the next batch, even during a checkpoint of PostgreSQL, when most batches are
-    slow.
+    estimate to its own seconds for one job, and each faster batch lowers the estimate a little. During a checkpoint of
+    PostgreSQL most batches are slow. If only the last batch counted, one fast batch would then double the next batch.
     """
 
     def __init__(self) -> None:

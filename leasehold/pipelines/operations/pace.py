@@ -13,8 +13,7 @@ CATCH_UP_SECONDS = 0.1
 
 def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
     """The most jobs a second of an operation. `rate`: the rate that its submitter named; None: no rate. Without a named
-    rate, a retry is slower than other operations, because each retried job runs, and so takes time from the jobs of
-    others.
+    rate, a retry is slower than other operations: the retried jobs run, and so take time from the jobs of others.
     """
     if rate is None and action == "retry":
         rate = settings.operation_retry_rate or None
@@ -22,9 +21,9 @@ def rate_of(action: Action, rate: int | None, settings: Settings) -> int:
 
 
 def largest_batch(rate: int) -> int:
-    """The most jobs of one batch: as many as the rate allows in a tenth of a second (at most 20), or in a fiftieth of a
-    second if that is more. The batches are so small because the jobs of others would wait behind a burst of retried
-    jobs.
+    """The most jobs of one batch: as many as the rate allows in a tenth of a second, but at most 20. At a high rate a
+    batch may have more than 20 jobs: as many as the rate allows in a fiftieth of a second. Larger batches of retried
+    jobs would make the jobs of others wait.
     """
     return max(rate // 50, min(rate // 10, 20), 1)
 

@@ -46,9 +46,9 @@ _TARGETS_AHEAD, _MAX_READ = 500, 15_000
 _LONGEST_SLEEP = 1.0
 #: How often, and after how many seconds, the operation tries again a job that another transaction holds.
 _MAX_TRIES, _BUSY_SECONDS = 20, 0.5
-#: Once the note names this many jobs that the operation has left to a worker with their code, the operation waits for
-#: such a worker. After `_LEFT_SECONDS`, any worker may claim the operation, and checks again whether a worker has the
-#: code.
+#: The note names the jobs that the operation has left to a worker with their code. When there are `_MAX_LEFT` of these
+#: jobs, the operation waits for such a worker. After `_LEFT_SECONDS`, any worker may claim the operation, and checks
+#: again whether a worker has the code.
 _MAX_LEFT, _LEFT_SECONDS = 1_000, 30.0
 #: The pause between two checks of the canary jobs.
 _CANARY_SECONDS = 1.0

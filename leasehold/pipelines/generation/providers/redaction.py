@@ -50,7 +50,7 @@ def redacted(text: str, credential: str) -> str:
 
 
 def _without_cut_end(text: str, part: str) -> str:
-    """Hide the end of the text if it is the beginning of `part`: the provider, or the code that made the message, may
+    """Hide the end of the text if it is the beginning of `part`. The provider, or the code that made the message, may
     have cut the text in the middle of `part`.
     """
     for length in range(len(part) - 1, _MIN_PART_CHARACTERS - 1, -1):

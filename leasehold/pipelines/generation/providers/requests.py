@@ -1,5 +1,5 @@
-"""Sends requests to providers (services that make images or videos), and turns the HTTP status of an answer into an
-error, by the same rules for all providers.
+"""Sends requests to providers (services that make images or videos). Turns the HTTP status of an answer into an error,
+by the same rules for all providers.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ def _is_storable(text: str) -> bool:
 def urls_in(output: Any) -> tuple[str, ...]:
     """The links in a provider's output. The output is a text, an object with `url`, or a list or an object of these.
 
-    A text that is not a link, or that PostgreSQL cannot store, is skipped: the provider Ark writes a message in place
-    of a refused picture. This function does not call itself, because the provider decides how deep its answer is
-    nested.
+    A text that is not a link is skipped: the provider Ark writes a message in place of a refused picture. A text that
+    PostgreSQL cannot store is skipped, too. This function does not call itself, because the provider decides how deep
+    its answer is nested.
     """
     urls: list[str] = []
     unread_values = [output]

@@ -1,4 +1,4 @@
-"""Reads the items of a HEIF file: their kinds, properties and references, and where their bytes lie."""
+"""Reads the items of a HEIF file: their kinds, properties and references, and the positions of their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IN_FILE, _IN_DATA = 0, 1  # what the positions of an item's pieces count from: 
 
 @dataclass(slots=True)
 class Item:
-    """One item of the file. `pieces`: where its bytes lie, as start and end of each piece in the file.
+    """One item of the file. `pieces`: the start and the end of each piece of its bytes in the file.
 
     `references`: the kind of a reference -> the numbers of the items that this item refers to.
     """
@@ -87,8 +87,8 @@ def _bounded_list(sequence: Iterator[Box]) -> list[Box]:
 def _meta_boxes(data: bytes, outer_boxes: list[Box]) -> dict[bytes, Box]:
     """The boxes in the file's only `meta` box, by kind. Each kind occurs once.
 
-    `iinf` lists the items, `iloc` says where their bytes lie, `iprp` has their properties, `iref` their references, and
-    `pitm` the number of the primary item.
+    `iinf` lists the items. `iloc` has the positions of their bytes, `iprp` their properties, and `iref` their
+    references. `pitm` has the number of the primary item.
     """
     metas = [box for box in outer_boxes if box[0] == b"meta"]
     if len(metas) != 1:
