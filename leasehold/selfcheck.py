@@ -96,7 +96,7 @@ def _check_rights(*, owns_schema: bool) -> Finding:
 
 
 def _check_presence(settings: Settings, *, has_own_session: bool) -> Finding:
-    """Presence: a lock of the worker's database session shows that the worker lives. Behind a pooler the lock shows
+    """Presence: a lock of the worker's database session shows that the worker is alive. Behind a pooler the lock shows
     nothing, because several clients use one session.
     """
     return Finding(

@@ -149,7 +149,7 @@ WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - i
 
 # The old key works for the overlap, or until its own end if that is sooner. `ends_at`: the old key's end before this
 # statement; it becomes the new key's end. The CTE locks the row, so the second of two concurrent rotations
-# sees the end that the first has set.
+# reads the end that the first has set.
 RETIRE = """
 WITH old_key AS (
     SELECT id, expires_at FROM api_key

@@ -1,4 +1,4 @@
-"""Makes the secrets and signatures of webhooks, as the specification Standard Webhooks says (`v1`: HMAC-SHA256).
+"""Makes the secrets and signatures of webhooks, by the specification Standard Webhooks (`v1`: HMAC-SHA256).
 
 github.com/standard-webhooks/standard-webhooks
 """

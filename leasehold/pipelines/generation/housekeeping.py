@@ -1,6 +1,6 @@
-"""The duties of the leading worker for generations. It deletes expired source images. When a generation expires, it
-withdraws the order at the provider. When a generation is deleted before its order is withdrawn, it copies the order
-into the withdrawal (the job that cancels the order).
+"""The duties of the leading worker (the worker that is elected for maintenance) for generations. It deletes expired
+source images. When a generation expires, it withdraws the order at the provider. When a generation is deleted before
+its order is withdrawn, it copies the order into the withdrawal (the job that cancels the order).
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ async def after_retry(
 
 
 async def keep_order(connection: Connection, job_id: UUID, tenant_id: str, from_step: str | None) -> Sequence[JobEnded]:
-    """Cancel the unfinished withdrawal of a generation that is retried, because the generation goes on with the order.
+    """Cancel the unfinished withdrawal of a generation that is retried, because the generation needs the order again.
     Returns the withdrawal, if there was one.
 
     Raises Conflict `order_being_withdrawn` if a worker may be cancelling the order at the provider just now. Raises the

@@ -29,7 +29,7 @@ class Order:
     token, and no other generation sends it.
 
     `extra`: further fields for this provider, by the provider's own names. `callback`: the address that the provider
-    may call when it has news.
+    may call when the state of the order changes.
     """
 
     kind: Kind

@@ -55,8 +55,8 @@ class ProviderContext:
         return own_credential.get_secret_value()
 
     def callback(self, job_id: UUID) -> str | None:
-        """The address, signed with a sealing key, that the provider may call when the job's order has news. None: the
-        installation has no public URL, or no key to sign with.
+        """The address that the provider may call when the state of the job's order changes. A sealing key signs the
+        address. None: the installation has no public URL, or no key to sign with.
         """
         return callback_url(self.settings, self.sealing, job_id)
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageChops, ImageCms
 
 MAX_PROFILE_BYTES = 4 * 1024 * 1024  # the large ICC profiles, those for offset presses, have 2.7 MB
 
-# How colours that sRGB does not have are moved into it.
+# How a colour that sRGB does not have becomes a colour of sRGB.
 _INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC
 _FLAGS = ImageCms.Flags.BLACKPOINTCOMPENSATION
 _OUTPUT_MODE = "RGB"

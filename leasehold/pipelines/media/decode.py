@@ -47,7 +47,7 @@ heic_decoder.load_decoder()
 _ORIENTATION_TAG = 0x0112
 
 #: The peak memory of these decoders. They report a lack of memory as damage of the picture. So `Picture` first tries to
-#: allocate as much itself.
+#: allocate as much memory itself.
 _PEAK_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
@@ -98,7 +98,7 @@ class Picture:
         return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
 
     def _check_size(self) -> None:
-        """Raises Permanent `corrupt_image` if the decoder's picture is larger than the header says."""
+        """Raises Permanent `corrupt_image` if the decoder's picture is larger than the size in the header."""
         width, height = self._image.size
         header = self._header
         if header is not None and not (0 < width <= header.width and 0 < height <= header.height):

@@ -131,7 +131,7 @@ class Deleted:
 
 
 async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
-    """Any state -> deleted, in the caller's transaction: requests no longer see the picture, and its job is cancelled.
+    """Any state -> deleted, in the caller's transaction: requests no longer find the picture, and its job is cancelled.
     Once the job has ended, the next housekeeping deletes the rows and objects. `by`: who deletes the picture. None: the
     tenant has no such picture.
     """

@@ -196,7 +196,7 @@ class _Retries:
         """Whether this process has neither the job's pipeline nor, for a run, a template that its tenant wrote.
 
         Exception: False for a job that is no run, if the operation does not name its pipeline. The operation may not
-        change this job. This process found it only because it does not know to which kind the pipeline belongs.
+        change this job. This process lacks the kind of the pipeline, so its list of targets treated the job as a run.
         """
         pipeline = target.row["pipeline"]
         if self._context.actions.kinds.pipeline(pipeline) is not None:

@@ -152,7 +152,9 @@ def id_at(body: Any, pointer: str) -> str:
 
 
 def _is_storable(text: str) -> bool:
-    """Whether PostgreSQL can store the text. If not, an order that is paid for would fail, and nobody would know it."""
+    """Whether PostgreSQL can store the text. The step could not record an order that is paid for, if its id could not
+    be stored.
+    """
     return storable_text(text) == text
 
 

@@ -121,7 +121,7 @@ def _list_items(data: bytes, box: Box) -> dict[int, Item]:
 def _read_locations(data: bytes, box: Box, data_box: Box) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The number of each item, with start and end of each of its pieces.
 
-    The two bytes after the version and flags say how many bytes each of four later fields has: one nibble for each.
+    The two bytes after the version and flags have the lengths of four later fields, in bytes: 4 bits for each length.
     """
     _, start, _ = box
     version = data[start]
