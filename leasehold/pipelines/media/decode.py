@@ -73,7 +73,7 @@ class Picture:
         """Open the file without decoding it.
 
         `header`: the result of the header check. The picture is refused if the decoder finds a larger size or more
-        frames than the header has. This may happen only when a later frame is read. None: compare with no header.
+        frames than the header has, also when a later frame is read. None: compare with no header.
         Raises Permanent: corrupt_image or too_many_pixels.
         """
         with _decoding():

@@ -152,8 +152,8 @@ def id_at(body: Any, pointer: str) -> str:
 
 
 def _is_storable(text: str) -> bool:
-    """Whether PostgreSQL can store the text. The step could not record an order that is paid for, if its id could not
-    be stored.
+    """Whether PostgreSQL can store the text. If it could not store the id of an order, the step could not record an
+    order that is paid for.
     """
     return storable_text(text) == text
 

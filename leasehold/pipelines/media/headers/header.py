@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`width` x `height`: the largest area that a decoder may allocate for one frame, before the EXIF orientation is
-    applied.
+    """`width` x `height`: the largest area that a decoder may allocate for one frame, before the step `resize` turns
+    the picture upright.
     """
 
     width: int
