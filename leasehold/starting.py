@@ -31,7 +31,7 @@ def read_settings(env_file: str | None = ".env") -> Settings:
 
 
 def parse_settings(env_file: str | None = ".env") -> Settings:
-    """As `read_settings`, without the check of URLs: for a command that puts other servers in their place."""
+    """As `read_settings`, without the check of URLs: for a command that replaces the servers in the settings."""
     with wrong_variables_named():
         return Settings(_env_file=env_file)
 
@@ -50,7 +50,7 @@ def wrong_variables_named() -> Iterator[None]:
 
 
 def settings_or_exit() -> Settings:
-    """As `read_settings`, for a program. A wrong setting ends the process with the sentence."""
+    """As `read_settings`, for a program. A wrong setting ends the process with the sentence of the error."""
     try:
         return read_settings()
     except BadSetting as error:

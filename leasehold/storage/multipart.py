@@ -69,8 +69,8 @@ async def put_in_parts(
 
 
 async def _abort(client: S3Client, upload: Mapping[str, str]) -> None:
-    """Abort the upload. An error is only logged: the caller must get the upload's own error, and a
-    maintenance loop of the workers aborts the upload later.
+    """Abort the upload. An error is only logged, because the caller must get the upload's own error. A maintenance loop
+    of the workers aborts the upload later.
     """
     try:
         await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above

@@ -1,12 +1,12 @@
 """ObjectStore: reads and writes objects in any S3 service. It never holds a large object in memory as a whole.
 
 If the key of a put already has an object, the put compares the new bytes with the object's bytes. If they are equal,
-another attempt has stored them, and the put succeeds. If they differ, the object may be the rest of a dead attempt: the
-put replaces it only if the caller's `may_replace` returns True.
+another attempt has stored them, and the put succeeds. If they differ, the object may be the rest of a dead attempt. The
+put replaces the object only if the caller's `may_replace` returns True.
 
-`probe` finds out whether the store honours `If-None-Match`. If not, each put first reads the head of the object, and
-two attempts may overwrite each other's object. That is harmless only because a step that runs again makes the same
-bytes.
+`probe` finds out whether the store honours `If-None-Match`. If the store does not, each put first reads the head of the
+object, and two attempts may overwrite each other's object. The overwriting is harmless only because a step that runs
+again makes the same bytes.
 """
 
 from __future__ import annotations

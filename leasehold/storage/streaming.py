@@ -106,7 +106,7 @@ class Upload:
             await storing
         except (PutRefused, ObjectMissing):
             # botocore repeats a request if its answer was an error or was lost. If the first request has stored the
-            # object, the store refuses the second, because the object exists, or because the multipart upload is over.
+            # object, the store refuses the second: the object exists already, or the multipart upload is over.
             if not await self._is_stored():
                 raise
         self._finished = True

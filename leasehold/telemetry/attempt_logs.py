@@ -1,10 +1,10 @@
-"""Records the log lines of an attempt, so that the job has them. `Recorder` has the lines of one attempt until the
+"""Records the log lines of an attempt for the log of its job. `Recorder` keeps the lines of one attempt until the
 worker writes them to the database.
 
 A context variable names the recorder of the running attempt. `Handler`, a handler of the root logger, gives every line
-of that context to the recorder: lines of the standard `logging`, and lines of structlog if structlog is configured to
-use `logging`. Lines of threads that carry the context (asyncio.to_thread, the worker's own threads) are recorded, too.
-Exception: lines of a logger that does not propagate are not recorded.
+of that context to the recorder. These are the lines of the standard `logging`, and those of structlog if structlog is
+configured to use `logging`. Lines of threads that carry the context (asyncio.to_thread, the worker's own threads) are
+recorded, too. Exception: lines of a logger that does not propagate are not recorded.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Recorder:
         self._add_line(_encode_line(level, logger, message, fields or {}, trace, at))
 
     def _add_line(self, line: bytes) -> None:
-        """Add the line. The first line beyond the bounds is dropped, and a line that says so takes its place."""
+        """Add the line. The first line beyond the bounds is dropped, and a line about the cut takes its place."""
         if self.lines >= self._max_lines or self.bytes + len(line) > self._max_bytes:
             self._dropped = 1
             if self._max_lines:

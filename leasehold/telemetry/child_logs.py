@@ -1,4 +1,4 @@
-"""Logs the lines of a child process in its worker. So they are in the log of the worker and in that of the job."""
+"""Logs the lines of a child process in its worker. So each line is in the worker's log and in the job's log."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def log_line(
     fields: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Log the line in the context of the caller, which names the attempt. The record has the name of the child's
-    logger, but this process makes no such logger, because a hostile child could send any number of names. `child`: the
-    process id.
+    logger. But this process makes no logger of this name, because a hostile child could send any number of names.
+    `child`: the process id.
     """
     if not _CHILD_LOG.isEnabledFor(line_level):
         return

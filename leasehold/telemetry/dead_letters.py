@@ -1,5 +1,5 @@
-"""Counts the tasks that failed for good: in the worker whose attempt failed, or whose sweep ended the last lease of a
-lost worker.
+"""Counts the tasks that failed for good. The worker whose attempt failed counts the task. If that worker was lost, the
+worker whose sweeper ended its lease counts the task.
 """
 
 from __future__ import annotations

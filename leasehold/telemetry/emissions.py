@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 #: The escape of a NUL character in JSON: `\u0000`. If an odd number of backslashes stands before it, the last of them
-#: escapes the backslash of `\u0000`, so this is plain text.
+#: escapes the backslash of `\u0000`. Then the text is no NUL.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CUT = b'{"cut":true}'
 
@@ -20,7 +20,7 @@ class Emissions:
     """The chunks of one attempt. Any thread may emit.
 
     `on_first`: called when a chunk arrives and all chunks before it have been taken (`take`). After `max_chunks` or
-    `max_bytes` the stream is cut: its last chunk says so, and later chunks are dropped.
+    `max_bytes` the stream is cut: its last chunk is `_CUT`, and later chunks are dropped.
     """
 
     __slots__ = ("_bytes", "_chunks", "_closed", "_cut", "_lock", "_max_bytes", "_max_chunks", "_written", "on_first")

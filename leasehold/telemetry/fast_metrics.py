@@ -73,7 +73,7 @@ _Child = TypeVar("_Child", _CounterChild, _HistogramChild)
 
 class _Family(Collector, Generic[_Child]):
     """A metric: its children, by the values of their labels. Tenants choose the names of templates and queues, so the
-    number of children is bounded: after about `at_most` children, the labels of every new combination become `other`.
+    number of children is bounded. After about `at_most` children, the labels of every new combination become `other`.
 
     `words`: the labels whose values are a few fixed words, such as an outcome. These labels keep their values, so that
     an alert also sees failures of jobs whose template counts as `other`.

@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import make_wsgi_app
 
 #: A worker counts as dead when its main loop has been blocked for this many seconds. The time can be long, because
-#: leases are renewed outside of the main loop, and a blocked loop harms only the attempts of its own worker.
+#: another thread renews the leases. So a blocked loop harms only the attempts of its own worker.
 DEAD_SECONDS = 120.0
 
 

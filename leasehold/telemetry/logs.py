@@ -69,8 +69,8 @@ def configure_logs(settings: Settings) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    # Lines do not show the caller, the thread and the process, because finding these costs a stack walk and three
-    # look-ups a line (logging HOWTO, "Optimization").
+    # Lines do not show the caller, the thread and the process. To find these, `logging` would walk the stack and do
+    # three look-ups for each line (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001 - the documented way
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)

@@ -100,8 +100,8 @@ def _secret_settings(settings: Settings) -> Iterator[SecretStr]:
 def _words_of(secret: str) -> Iterator[str]:
     """The secret parts of a setting. In a URL only the passwords are secret: the password of the user, and the query's
     parameters with `password` in their names. RabbitMQ's setting may have several URLs. Other settings may have several
-    secrets: divided by commas (as sealing keys) or colons (as an id and its secret), or as the values of a JSON object
-    (as the keys of cells).
+    secrets. Commas divide them (sealing keys), or colons (an id and its secret), or they are the values of a JSON
+    object (the keys of cells).
     """
     if "://" not in secret:
         yield secret

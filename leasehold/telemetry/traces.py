@@ -1,9 +1,10 @@
 """Traces: one for each job, from the HTTP request through the database and the broker to every step.
 
 The W3C `traceparent` names the trace. It is stored in the job's `trace` and in the rows of the outbox (messages that
-wait to be sent), and goes with each message as a header. This is so even when traces are off, because logs show the
-trace's id. Spans are recorded only with `LEASEHOLD_TRACES`. Without this setting OpenTelemetry is not imported, and
-`span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans are sent, and how many.
+wait to be sent). Each message has it as a header. Jobs have a `traceparent` even when traces are off, because logs
+show the trace's id. Spans are recorded only with `LEASEHOLD_TRACES`. Without this setting OpenTelemetry is not
+imported, and `span` returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans are sent, and how
+many.
 """
 
 from __future__ import annotations
