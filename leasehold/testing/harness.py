@@ -41,8 +41,8 @@ _WORKER = (
     " sys.argv[1:] = []; runpy.run_module('leasehold.worker', run_name='__main__', alter_sys=True)"
 )
 
-# Up to five examples of work that is due or under way: tasks that could run, tasks that run, runs that their limits
-# hold, due schedules, and ended runs whose webhooks or follow-up runs are not written yet.
+# Up to five examples of work that is due or under way: due tasks, running tasks, tasks of runs that wait at concurrency
+# limits, and due schedules. Also ended runs whose webhook deliveries or follow-up runs are not written yet.
 _FIND_BUSY = """
 SELECT t.step, j.pipeline, t.status FROM task t JOIN job j ON j.id = t.job_id
 WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= clock_timestamp()
@@ -68,7 +68,7 @@ class Submitted(Generic[Result]):
 
 
 class TestApp:
-    """What the fixture `leasehold_app` gives. Nothing runs before `drain`."""
+    """The value of the fixture `leasehold_app`. Nothing runs before `drain`."""
 
     __test__ = False  # otherwise pytest would collect the class as a test
 
@@ -107,7 +107,8 @@ class TestApp:
     # --- running
 
     def drain(self, timeout: float = 30.0) -> None:
-        """Run a worker until nothing is due: no task, no tick of a schedule. Tasks that wait for a later time stay.
+        """Run a worker until nothing is due: no task, no tick of a schedule, no webhook delivery. Tasks that wait for a
+        later time stay.
 
         Raises TimeoutError, which names the work that is left. Call it outside of an event loop; inside, call `adrain`.
         """

@@ -23,7 +23,7 @@ VARIABLE = "LEASEHOLD_TEST_DATABASE_URL"
 #: The database lies in memory, because PostgreSQL copies it in 12 ms there, and in 70 ms on a disk. If less than
 #: _MEMORY_BYTES are free there, the database lies on the disk. A container has 64 MiB there by default, which is too
 #: little even for an empty PostgreSQL.
-_MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a name that is free, for its user alone
+_MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a new folder there, for its user alone
 _MEMORY_BYTES = 512 * MIB
 
 
