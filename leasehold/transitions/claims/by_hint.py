@@ -14,16 +14,17 @@ from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 
-# SQL: the task `t` may be claimed now. There are three cases: the task is due; this owner holds it and claims it again
-# ($6); or its owner is dead or its lease has expired, and it has had fewer than $4 losses (attempts whose worker was
-# lost).
+# SQL: the task `t` may be claimed now. There are three cases. First: the task is due. Second: this owner holds the task
+# and claims it again ($6). Third: the task's owner is dead, or its lease has expired, and the task has fewer than $4
+# losses (attempts whose worker was lost).
 #
 # In a job that is being cancelled, only a workflow (`journaled`) is claimed, because its code must see the cancel. If
-# the lease of such a workflow expires, no claim takes it over. Within the grace the sweeper makes the workflow due
-# again. After the grace, or after too many losses, the sweeper ends it (`end_cancels` in transitions/sweeps.py).
+# the lease of such a workflow expires, no claim takes the workflow over. Within the grace (the time that a cancelled
+# attempt has to stop) the sweeper makes the workflow due again. After the grace, or after too many losses, the sweeper
+# ends the workflow (`end_cancels` in transitions/sweeps.py).
 #
-# The CASE keeps the planner from using an index by status: that index would make it read a whole backlog to find a few
-# tasks.
+# The CASE keeps the planner from using an index by status. By that index PostgreSQL would read a whole backlog to find
+# a few tasks.
 _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting')
                THEN t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)
@@ -34,13 +35,13 @@ _MAY_BE_CLAIMED = f"""NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t
                     AND (({LEASE_HAS_PASSED}) OR {owner_is_dead("$5::uuid[]")})
                ELSE false END"""
 
-# SQL: the claim charges the task a loss, because the task was running. Exception: an owner claims a task again that it
+# SQL: the claim charges the task a loss, because the task was running. Exception: an owner claims again a task that it
 # holds. Then no attempt was lost, only the answer to a claim. So a failover, which loses many answers, charges no task.
 _IS_LOSS = "job_tasks.was = 'running' AND NOT ($6 AND t.lease_owner = $2)"
 
-# $1 task ids, $2 owner, $3 duration of the lease, $4 the bound on losses: a running task with this many losses is not
-# taken over, $5 dead owners, $6 whether the owner also claims tasks again that it holds. `mark_claimed` adds the CTEs
-# that claim. In its conditions `t` is the task. Its last CTE, `numbered_tasks`, has a row for each claimed task.
+# $1 task ids. $2 owner. $3 duration of the lease. $4 the bound on losses: a running task with this many losses is not
+# taken over. $5 dead owners. $6 whether the owner also claims again the tasks that it holds. `mark_claimed` adds the
+# CTEs that claim. In its conditions `t` is the task. Its last CTE, `numbered_tasks`, has a row for each claimed task.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
@@ -78,8 +79,9 @@ async def claim(
     `reclaim`: also claim tasks that this owner holds already, because the answer to an earlier claim was lost. Such a
     claim charges no loss.
 
-    Acknowledge also the hint of a task that is not in the answer. Such a task has ended, is not due, is unknown, has a
-    living owner or too many losses, or waits for its paused queue; or its job is being cancelled.
+    Also acknowledge the hints of tasks that are not in the answer. The statement leaves out a task that has ended, is
+    not due, or is unknown; a task with a living owner or with too many losses; a task in a paused queue; and a task
+    whose job is being cancelled.
     """
     requested_at = monotonic()
     rows = await connection.fetch(
@@ -89,7 +91,7 @@ async def claim(
 
 
 # For each completed task ($1) the next step that its completion claimed. $2 the owner, $3 the tasks that the worker
-# knows it holds: they are left out.
+# knows it holds: the statement leaves these out.
 _CLAIMED_NEXT_STEPS = """
 -- claimed_with
 SELECT DISTINCT ON (t.id) t.id AS task_id, step.id AS next_step_id
@@ -106,9 +108,9 @@ async def claim_again(
     terms: LeaseTerms,
     held_ids: Sequence[UUID],
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch. A settlement (the statement that writes how an attempt ended) may also claim
-    a next step for the same worker, when it completes or suspends a task. If the settlement's answer was lost, the
-    worker does not know this step: call this function to claim the step again.
+    """running -> running, at a new epoch. A settlement is the statement that writes how an attempt ended. When it
+    completes or suspends a task, it may also claim a next step for the same worker. If the settlement's answer was
+    lost, the worker does not know this step: call this function to claim the step again.
 
     `completed_ids`: tasks that were completed. `workflow_of_step`: a step that a suspension started -> the workflow's
     task; at most one step of each workflow. Returns settled task -> its next step. Steps in `held_ids` are left out,

@@ -14,7 +14,7 @@ from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import job_columns, mark_claimed
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
-#: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint: the poll leaves it alone until it
+#: SQL: the task `t` is due within the poll window ($5). A `pending` task has a hint: the poll skips the task until it
 #: has been due for `share.overdue`.
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $5::interval AND statement_timestamp()
@@ -28,15 +28,16 @@ _IS_STILL_DUE = f"""{unindexed("t.status IN ('pending', 'retry', 'waiting')")}
       AND t.available_at <= clock_timestamp() AND (t.journaled OR NOT job_tasks.cancelling)"""
 
 # The tenants take turns: the first task of each tenant comes before the second task of any tenant. The tasks of a
-# tenant come by priority, then by the time since which they are due; after thirty seconds a task counts as one of the
+# tenant come by priority, then by the time at which they became due. After thirty seconds a task counts as one of the
 # next higher priority. A tenant with many running tasks comes later, so a flood of tasks delays only its own tenant.
 #
 # $1 queues. $2 owner of the leases. $3 duration of a lease. $4 how many tasks at most.
-# $5 the poll window: the statement does not see tasks that have been due for a longer time than this.
+# $5 the poll window: the statement does not read tasks that have been due for longer than this.
 # $6 tenants. $7 how many tasks each of them has running. NULL: the statement counts them.
 # $8 tenants with tasks on this worker. $9 how many each of them has there. $10 how many more each of them may get.
 # $11 how many tasks any other tenant may get. NULL: any number.
-# $12 for how long a due `pending` task of the tenants $8 is left to its hint. $13 the same for any other tenant.
+# $12 for how long the poll skips a due `pending` task of the tenants $8, because the task has a hint. $13 the same for
+# any other tenant.
 #
 # The statement passes over jobs that another statement has locked, so it reads more candidates than it claims. It
 # returns at least one row, with the age of the oldest due task, the counts, and whether tenants were held back.
@@ -77,8 +78,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     UNION ALL
     SELECT passed.tenant_id, passed.n FROM unnest($6::text[], $7::bigint[]) AS passed(tenant_id, n)
 ), shares AS MATERIALIZED (
-    -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
-    -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
+    -- For each tenant: how many tasks run on this worker (`running_here`), and how many more the worker may claim
+    -- (`room`). `overdue`: for how long the poll skips a due `pending` task, because the task has a hint.
     SELECT tenants.*, worker_share.n AS running_here,
            CASE WHEN worker_share.tenant_id IS NULL THEN $11 ELSE worker_share.room END AS room,
            CASE WHEN worker_share.tenant_id IS NULL THEN $13::interval ELSE $12::interval END AS overdue
@@ -86,8 +87,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     LEFT JOIN unnest($8::text[], $9::int[], $10::int[]) AS worker_share(tenant_id, n, room)
         ON worker_share.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
-    -- The oldest due tasks of each queue, priority and tenant. Of a tenant without room, only the oldest is read, for
-    -- its age. `since`: when the task became due, half a minute later for each lower priority.
+    -- The oldest due tasks of each queue, priority and tenant. If a tenant has no room, the statement reads only the
+    -- oldest task, for its age. `since`: when the task became due, plus half a minute for each lower priority.
     SELECT head.*, head.available_at + share.band * interval '30 seconds' AS since,
            share.tenant_id, share.running_here, share.room
     FROM shares share
@@ -144,7 +145,7 @@ _NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
 class Polled:
     """The tasks that a poll claimed. `oldest`: for how many seconds the oldest task in the poll window has been due;
     None: no task is due. `running`: how many tasks each tenant has running; None: PostgreSQL did not count.
-    `held_back`: whether further tasks are due whose tenants may get no more now.
+    `held_back`: whether the poll left out due tasks because their tenants may get no more now.
     """
 
     claimed: list[Claimed]
@@ -168,16 +169,15 @@ async def poll(
 ) -> Polled:
     """pending | retry | waiting (due) -> running, for up to `limit` tasks without any hint; tenants take turns.
 
-    `overdue`: a `pending` task is left to its hint until it has been due for this many seconds.
-    `back`: the poll window in seconds. The poll does not see tasks that have been due for more seconds. None: it sees
-    all.
+    `overdue`: the poll skips a `pending` task, which has a hint, until the task has been due for this many seconds.
+    `back`: the poll window in seconds. The poll does not read tasks that have been due for longer. None: it reads all.
     `running`: how many tasks each tenant has running, which decides the order of the tenants. None: PostgreSQL counts,
     if several tenants have work.
-    `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it
-    (None: any number).
+    `shares`: for each tenant, how many of its tasks run on this worker, and how many more this poll may claim (None:
+    any number).
     `other_room`: how many tasks this poll may claim for a tenant that is not in `shares`. None: any number.
-    `other_overdue`: for how many seconds a `pending` task of a tenant that is not in `shares` is left to its hint: at
-    most `overdue`, which is also the default.
+    `other_overdue`: as `overdue`, for tenants that are not in `shares`. The poll uses the smaller of the two. None:
+    `overdue`.
     """
     requested_at = monotonic()
     rows = await connection.fetch(

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. The statement has no second
-# join with the job: it would compare each task of a batch with each job, because the planner expects one row of a CTE.
+# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. A second join with the job
+# would compare each task of a batch with each job, because the planner expects one row of a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds", "cancelling")  # fmt: skip
 #: The job's columns in the CTE `job_tasks`: the columns above, and `single_task`, the job's only task if it has just
@@ -16,7 +16,7 @@ _COLUMNS_OF_JOB_TASKS = (*_JOB_COLUMNS, "single_task")
 
 #: Column -> the expression that computes it from the table `job`. All other columns are read as the table has them.
 #: `cancelling`: the job is being cancelled, so the claimed task is a workflow whose code sees the cancel. Then
-#: `grace_seconds` is the rest of the grace.
+#: `grace_seconds` is the rest of the grace (the time that a cancelled attempt has to stop).
 _EXPRESSION_OF_COLUMN = {
     "cancelling": "j.status = 'cancel_requested'",
     "grace_seconds": "CASE WHEN j.cancel_by IS NULL THEN j.grace_seconds"
@@ -40,8 +40,9 @@ def _columns(names: Sequence[str], alias: str, replacements: Mapping[str, str]) 
 
 #: SQL: the parameters and the output prefix of the task `t`. A step that a workflow started (`contained`) has an
 #: argument and an output prefix of its own. The prefix has a point where the step's name has a `#`, because a `#` would
-#: need quoting in a URL. A part of a fan-out (its name ends in a point and its number) also has a prefix of its own:
-#: one handler names the outputs of all parts, so the parts would overwrite the outputs of one another.
+#: need quoting in a URL. A part of a fan-out (its name ends in a point and its number) also has a prefix of its own.
+#: The reason: one handler names the outputs of all parts, so with one prefix the parts would overwrite each other's
+#: outputs.
 _PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE job_tasks.params END"""
 _OUTPUT_PREFIX = """CASE WHEN t.contained OR strpos(t.step, '.') > 0
                      THEN job_tasks.output_prefix || '/' || replace(t.step, '#', '.')
@@ -49,13 +50,13 @@ _OUTPUT_PREFIX = """CASE WHEN t.contained OR strpos(t.step, '.') > 0
 
 
 def mark_claimed(may_be_claimed: str, is_loss: str = "job_tasks.was = 'running'") -> str:
-    """SQL to append to a statement that has the CTE `job_tasks`: tasks of locked jobs, with the columns id, `was`
-    (the task's status until now) and job_columns. The SQL claims the tasks that fulfil `may_be_claimed`, a condition of
-    the rows `t` and `job_tasks`. $2 is the owner and $3 the duration of the lease. The statement then reads the CTE
-    `numbered_tasks`: a row for each claimed task, with all columns that `claimed_of` needs.
+    """SQL to append to a statement that has the CTE `job_tasks`. This CTE has tasks of locked jobs, with the columns
+    id, `was` (the task's status until now) and job_columns. The SQL claims the tasks that fulfil `may_be_claimed`, a
+    condition of the rows `t` and `job_tasks`. $2 is the owner and $3 the duration of the lease. The statement then
+    reads the CTE `numbered_tasks`: a row for each claimed task, with all columns that `claimed_of` needs.
 
-    `is_loss`: a condition of the same rows: the claim charges the task a loss (an attempt whose worker was lost). By
-    default a claim of a running task charges a loss, because the worker before did not settle the task.
+    `is_loss`: a condition of the same rows. If it is true, the claim charges the task a loss (an attempt whose worker
+    was lost). By default a claim of a running task charges a loss, because the previous worker did not settle the task.
     """
     return _MARK_CLAIMED.replace("MAY_BE_CLAIMED", may_be_claimed).replace("IS_LOSS", is_loss)
 

@@ -23,7 +23,7 @@ class Claimed:
     priority: int
     errors: int  # attempts that failed or timed out
     crashes: int  # attempts whose child process died
-    previous_state: str  # the task's state before the claim. `running`: taken over; `waiting`: put off by its handler
+    previous_state: str  # the task's state before. `running`: taken over; `waiting`: snoozed, suspended or not due yet
     waited: float  # seconds for which the task has been due; without meaning for a task that was taken over
     params: dict[str, Any]
     inputs: dict[str, str]  # the job's input objects: name -> key
@@ -40,8 +40,8 @@ class Claimed:
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
     """Who claims, and for how long. `ttl`: the duration of the lease in seconds. `margin`: the worker stops trusting
-    its lease this many seconds before PostgreSQL lets it expire. `max_losses`: a task whose worker was lost this often
-    is not taken over.
+    its lease this many seconds before PostgreSQL lets it expire. `max_losses`: a running task with this many losses
+    (attempts whose worker was lost) is not taken over.
     """
 
     owner: UUID

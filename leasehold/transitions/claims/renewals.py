@@ -1,5 +1,5 @@
-"""A worker's heartbeat keeps its leases (`renew`), finds the attempts that must stop (`to_cancel`), and finds leases
-that the worker does not know of (`owned_before`).
+"""The statements of a worker's heartbeat. `renew` extends its leases. `to_cancel` finds the attempts that must stop.
+`owned_before` finds leases that the worker does not know of.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")
 
 
 async def to_cancel(connection: Connection, owner: UUID, task_ids: Iterable[UUID]) -> list[UUID]:
-    """Those of `owner`'s tasks `task_ids` that must stop: the task is cancelable, and its job is being cancelled. The
-    query is cheap: call it twice a second.
+    """The tasks of `owner`, out of `task_ids`, that must stop: the task is cancelable, and its job is being cancelled.
+    The query is cheap: call it twice a second.
     """
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(task_ids))]
 
