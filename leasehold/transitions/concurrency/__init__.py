@@ -7,7 +7,8 @@ they cannot deadlock. Jobs are admitted when a job arrives, when a job of the sa
 without limits costs nothing.
 
 Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. A shared limit of at least
-four jobs reserves one place for tenants without an admitted job, because an admitted job cannot be made to wait again.
+four jobs reserves one place for tenants without an admitted job. The reason: an admitted job cannot be made to wait
+again.
 """
 
 from leasehold.transitions.concurrency.admission import admit, admit_each, new_search

@@ -30,9 +30,9 @@ log = structlog.get_logger(__name__)
 _MAX_BATCH = 500
 #: How many jobs the first batch reads at least. More are not needed: there is seldom room for more than a few.
 _MIN_BATCH = 32
-#: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it knows of more full limits than this.
-#: So many are full only if a limit counts each of many values by itself: then the first job of each value has its turn
-#: without a search.
+#: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it has found more full limits than this.
+#: So many limits are full only if each value of a payload has a separate limit. Then `admit` reaches the first job of
+#: each value without a search.
 _MAX_FULL = 2000
 #: The largest share of its time that a process spends on searches. A search is due after _OLDEST_SEARCH_SECONDS in any
 #: case.
@@ -44,9 +44,10 @@ def _waiting_sql(name: str, condition: str) -> str:
     (the row `g` of gate_job) must fulfil, too.
 
     Tenants take turns: the first job of each tenant comes before the second job of any tenant. The jobs of one tenant
-    come by priority (`band`), then by the time since which they may start. So PostgreSQL reads no job whose start lies
-    in the future, however many such jobs wait. $1 and $2 the limits, $3 how many jobs, $4 EVERYBODY (the tenant_id of
-    limits that all tenants share), $5 only this job; NULL: any job. `owner`: the tenant of a job.
+    come by priority (`band`), then by the time since which they may start. The index `gate_job_line` has this order. So
+    PostgreSQL reads no job whose start lies in the future, however many such jobs wait. $1 and $2 the limits. $3 how
+    many jobs. $4 EVERYBODY (the tenant_id of limits that all tenants share). $5 only this job; NULL: any job. `owner`:
+    the tenant of a job.
     """
     return f"""
 -- {name}
@@ -109,7 +110,7 @@ _WAITING_BEHIND = _waiting_sql(
 )
 
 # The jobs of $1 that still wait, with the limits at which they wait now. `_WAITING` has read them before the limits
-# were locked. In between, another admission may have admitted some of them, and a debounce may have made a job wait at
+# were locked. In between, another admission may have admitted some of them. A debounce may have made a job wait at
 # other limits, or start later. A job that has ended may still have its rows in gate_job.
 _STILL_WAITING = f"""
 -- gates_still_waiting
@@ -120,9 +121,9 @@ WHERE g.job_id = ANY($1::uuid[]) AND g.ready_at <= clock_timestamp() AND j.held
 GROUP BY g.job_id
 """
 
-# $1 the jobs. `waiting_on` counts the steps for which a task waits. While a job is held, the count of each of its first
-# steps is 1, although the step needs no other step: this 1 stands for all limits. `jobs` locks each job and reads its
-# columns once; later CTEs reuse these columns.
+# $1 the jobs. `waiting_on` counts the steps for which a task waits. While a job is held, this count is 1 for each of
+# its first steps, although such a step needs no other step. The 1 represents all limits. `jobs` locks each job and
+# reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -201,9 +202,9 @@ async def admit(
     `ended`: the jobs that may have ended since the last call for these limits. None: the caller does not know them, so
     the statement reads all admitted jobs.
 
-    `search`: this caller's `new_search`. If other limits hold back a whole batch of _MAX_BATCH jobs, a search admits
-    the jobs behind that batch. A search is seldom due, because its statements may read all waiting jobs. None: this
-    call does not search; the sweeper does so later.
+    `search`: the clock that this caller got from `new_search`. If other limits hold back a whole batch of _MAX_BATCH
+    jobs, a search admits the jobs behind that batch. A search is seldom due, because its statements may read all
+    waiting jobs. None: this call does not search; the sweeper does so later.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
@@ -211,8 +212,8 @@ async def admit(
     has_more = bool(limits)
     while has_more:
         batch = _Batch(connection, limits, ended, size)
-        # If PostgreSQL cannot admit all chosen jobs together, each job is admitted by itself: so a job whose admission
-        # fails delays no other job.
+        # If PostgreSQL cannot admit all chosen jobs together, `run_units` admits each job separately. So a job whose
+        # admission fails delays no other job.
         rows = await run_units(connection, JOBS, batch.choose, batch.admit)
         hints += [Announcement.from_row(row) for row in rows]
         # After a batch of the full size without a chosen job, the next batch would read the same jobs.
@@ -240,7 +241,7 @@ async def _admit_behind(connection: Connection, chosen: _Chosen, search: Pauses)
             if not chosen.job_ids and chosen.full <= full:
                 break
             full |= chosen.full
-    except (TimeoutError, asyncpg.QueryCanceledError):  # not an error of these limits: they are not set aside
+    except (TimeoutError, asyncpg.QueryCanceledError):  # no error of these limits: none goes to quarantine
         log.warning("the search for jobs that may be admitted took too long", limits=len(chosen.with_room))
     finally:
         search.done(began)
@@ -282,7 +283,7 @@ class _Batch:
 async def admit_each(
     connection: Connection, names: Iterable[ConcurrencyLimitName], search: Pauses | None = None
 ) -> list[Announcement]:
-    """As `admit`. If this fails, admit at each limit by itself: a limit that fails again is quarantined, and the other
+    """As `admit`. If this fails, admit at each limit separately. A limit that fails again is quarantined, and the other
     limits are served.
     """
     limits = sorted(set(names))

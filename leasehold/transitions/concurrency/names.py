@@ -11,7 +11,8 @@ from leasehold.telemetry.duties import counted
 #: (tenant, key)
 ConcurrencyLimitName: TypeAlias = tuple[str, str]
 
-#: The end of the key of a limit that counts each value of the payload by itself: `=`, and a digest of the value.
+#: Some limits count each value of the payload separately. The key of such a limit ends with `=` and a digest of the
+#: value.
 _VALUE = re.compile(r"=[0-9a-f]{40}\Z")
 
 #: The names of two duties in the table `quarantine`. The units of JOBS are jobs whose admission failed, and the units
@@ -28,7 +29,7 @@ def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], lis
 
 
 def without_value(key: str) -> str:
-    """The key as its limit was declared, for readers. This cuts off only a digest at the end, because the key's pointer
-    into the payload may contain `=`, too.
+    """The key as its limit was declared, for readers. The function cuts off only a digest at the end, because the key's
+    pointer into the payload may contain `=`, too.
     """
     return _VALUE.sub("", key)

@@ -35,7 +35,7 @@ class LimitedJob(Protocol):
 
 # $1 tenants, $2 keys, $3 and $4 bounds: `at_most` jobs at once, `per_minute` admissions. A limit that an operator
 # declared keeps the operator's bounds. ON CONFLICT DO UPDATE locks each row that exists, in the order of the
-# parameters, even if the WHERE is false and the row does not change.
+# parameters. It does so even if the WHERE is false and the row does not change.
 _WRITE_LIMITS = """
 -- gates_known
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
@@ -97,8 +97,8 @@ async def _bounds(
     """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared limit gets the
     present bounds of the declared limit: the operator may have changed them since the job was made.
 
-    (None, None) changes no existing row. A limit gets it in two cases: the limit is declared itself, so its row has its
-    bounds already; or the operator has withdrawn the limit that it follows.
+    The bounds (None, None) change no existing row. A limit gets them in two cases. Either an operator declared this
+    limit, so its row has the bounds already. Or the operator has withdrawn the declared limit that this limit follows.
     """
     # `declared_as` is the name of the limit itself if the limit is declared, and None if it has bounds of its own.
     followed_names = sorted(
@@ -149,7 +149,7 @@ async def with_waiting_jobs(
     connection: Connection, after: ConcurrencyLimitName, page_size: int = 200
 ) -> list[ConcurrencyLimitName]:
     """The limits at which jobs wait, by tenant and key: the first `page_size` limits after the limit `after`. Limits in
-    quarantine are left out: in the table `quarantine`, LIMITS is their duty, and LIMIT_UNIT is the name of a limit.
+    quarantine (as the unit LIMIT_UNIT of the duty LIMITS) are left out.
     """
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
@@ -161,9 +161,9 @@ async def with_waiting_jobs(
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-# This statement only locks. `_FORGET_UNUSED` then checks again, with a newer snapshot: a job may have begun to wait at
-# a limit after this statement's snapshot and before its lock. SKIP LOCKED passes over limits at which a submission is
-# just queueing up.
+# This statement only locks. `_FORGET_UNUSED` then checks again, with a newer snapshot. The reason: between this
+# statement's snapshot and its lock, a job may have begun to wait at a limit. SKIP LOCKED passes over limits to which a
+# submission is just adding a job.
 _LOCK_UNUSED = """
 -- gates_unused_lock
 SELECT g.tenant_id, g.key FROM gate g
@@ -182,8 +182,8 @@ WHERE g.tenant_id = unused.tenant_id AND g.key = unused.key
 
 
 async def forget_unused_limits(connection: Connection, batch_size: int = 1000) -> bool:
-    """Delete the rows of jobs that ended over a minute ago, and limits that no job names and no operator declared.
-    Returns whether more rows may be due.
+    """Delete the rows of jobs that ended over a minute ago. Also delete the limits that no job names and no operator
+    declared. Returns whether more rows may be due.
     """
     status = await connection.execute(
         "DELETE FROM gate_job WHERE (tenant_id, key, job_id) IN (SELECT g.tenant_id, g.key, g.job_id FROM gate_job g"

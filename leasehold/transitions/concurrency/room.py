@@ -14,7 +14,7 @@ from leasehold.domain.concurrency_limit import EVERYBODY, GREED
 from leasehold.transitions.concurrency.names import ConcurrencyLimitName, limit_columns
 
 #: A shared limit of at least this many jobs reserves one place for tenants without an admitted job. In a smaller limit
-#: the reserved place would be too large a part.
+#: the reserved place would be too large a part of all places.
 _RESERVES_FROM = 4
 
 # How many admitted jobs each tenant (`owner`) has at the limits that all tenants share. The tenant_id of such a limit
@@ -36,9 +36,9 @@ ORDER BY g.tenant_id, g.key
 FOR UPDATE OF g
 """
 
-# SQL, for the end of a condition: the row `g` of gate_job may be deleted. `gate` is the row's limit. The condition
-# before has checked that the row's job has finished: such a job no longer counts. Exception: at a limit with a rate,
-# its admission counts for a minute.
+# SQL, for the end of a condition: the row `g` of gate_job may be deleted. `gate` is the row's limit. The preceding
+# condition checks that the row's job has finished: such a job no longer counts. Exception: at a limit with a rate, the
+# job's admission counts for a minute.
 _FORGETTABLE = f"""
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR NOT {within_minute("g.admitted_at")})
 """
@@ -50,7 +50,7 @@ USING unnest($1::uuid[]) AS ended(job_id), job j, gate
 WHERE g.job_id = ended.job_id AND j.id = ended.job_id AND j.finished_at IS NOT NULL
   AND gate.tenant_id = g.tenant_id AND gate.key = g.key{_FORGETTABLE}"""
 
-# $1 and $2 limits, of which all finished jobs are forgotten.
+# $1 and $2 limits. The statement deletes the rows of all their finished jobs.
 _FORGET_FINISHED = f"""
 -- gates_forget
 DELETE FROM gate_job g
@@ -59,7 +59,7 @@ WHERE g.tenant_id = limits.tenant_id AND g.key = limits.key AND gate.tenant_id =
   AND j.id = g.job_id AND j.finished_at IS NOT NULL{_FORGETTABLE}"""
 
 # `unfinished`: admitted jobs that count against `at_most`. `last_minute`: admissions that count against `per_minute`.
-# At a limit without a rate, a finished job counts until its row is deleted: so the limit may admit too few jobs for a
+# At a limit without a rate, a finished job counts until its row is deleted. So the limit may admit too few jobs for a
 # moment, but never too many. The first half of the UNION counts at limits without a rate, the second half at those with
 # a rate. HAVING removes the row of the other half: without GROUP BY, `count` returns a row even if it counted nothing.
 _ADMITTED = f"""
