@@ -1,4 +1,4 @@
-"""What clients and operators do to jobs: `submit`, `request_cancel`, `delete`, `replay`, `resolve`; a module each."""
+"""What clients and operators do to jobs: `submit`, `request_cancel`, `delete`, `replay`, `resolve`."""
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel
 from leasehold.transitions.jobs.deletions import delete, delete_together, expire_early, forget, forget_tombstones

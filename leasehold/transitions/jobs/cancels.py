@@ -11,9 +11,9 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.states import JobState
 from leasehold.transitions.endings import JobEnded, ended_jobs
 
-# This statement only locks. REQUEST_CANCEL runs after it in the same transaction. If REQUEST_CANCEL itself waited for
-# the job's lock, it would read the steps as they were before the wait, because a statement that waits keeps its old
-# snapshot. $3: also jobs that are not cancelable.
+# This statement only locks. REQUEST_CANCEL runs after it in the same transaction. The reason: a statement that waits
+# for a lock keeps its old snapshot. So if REQUEST_CANCEL itself waited for the job's lock, it would read the steps as
+# they were before the wait. $3: also jobs that are not cancelable.
 _LOCK_CANCELABLE = f"""
 -- cancel_lock
 SELECT j.id FROM job j
@@ -63,7 +63,7 @@ WITH resumed_workflows AS (
            CASE WHEN stopped_count = 0 THEN status ELSE 'cancel_requested' END, $2::jsonb
     FROM advanced_jobs
 ), events AS (
-    -- One for each stopped step, numbered by `nth`. Only the last one has the job's new status.
+    -- One event for each stopped step, numbered by `nth`. Only the last one has the job's new status.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch

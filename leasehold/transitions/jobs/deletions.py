@@ -1,10 +1,10 @@
 """`expire_early` and `delete` end the retention of a job and of its objects early. `forget` deletes the rows.
 
-A job with a leased step is never deleted: its worker needs the job's rows to settle the lease, and the job's events
+A job with a leased step is never deleted. The worker needs the job's rows to settle the lease, and the job's events
 must show how the lease ended. Such a job is cancelled first, and deleted when it has ended. The request to delete
 sets `keep_seconds` to 0, so that retention deletes the job even if the process that got the request dies.
 
-A job with a row in the table `run` is a run (it executes a template); the column `is_run` of a tombstone says so.
+A job with a row in the table `run` is a run (it executes a template). Then `is_run` of its tombstone is true.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ LEAVES_NO_RUN = f"""(job.status = 'succeeded' OR NOT EXISTS (
           WHERE e.job_id = job.id AND e.kind = 'start' AND e.state = 'open'
             AND {unindexed("child.finished_at IS NULL AND child.status <> 'cancel_requested'")}))"""
 
-#: SQL: the end of `job` is reported. `notify` is true until the messages about the end, and the run that follows a
-#: failure, are made from the job's row. If they are not made within a day of `expires_at`, the job is deleted anyway.
+#: SQL: the end of `job` is reported. `notify` is true until a duty has made the messages about the end, and the run
+#: that follows a failure. The duty needs the job's row for them. If it has not made them within a day of `expires_at`,
+#: the job is deleted anyway.
 IS_REPORTED = "NOT (job.notify AND job.expires_at > clock_timestamp() - interval '1 day')"
 
 #: SQL: no rate of a concurrency limit counts the admission of `job` any more. A job that still counts must stay: its
@@ -103,8 +104,8 @@ ON CONFLICT (job_id) DO NOTHING
 
 async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
     """Delete the rows of jobs past `expires_at`, and write a tombstone for each. Some jobs stay, and retention tries
-    again: a failed workflow for a moment, a job that a rate has admitted for a minute, and a job whose end is not
-    reported yet for a day.
+    again: a failed workflow (for a moment), a job that still counts at a rate (for a minute), and a job whose end is
+    not reported yet (for a day).
     """
     await connection.execute(FORGET, list(job_ids))
 

@@ -40,7 +40,7 @@ def client_queue(queue: str) -> str:
 class RunOf:
     """What a run has besides its job. `template` and `version`: what runs. `scope` and `scope_id`: the client's names
     for what the run is about. `schedule_id` and `tick`: the schedule that made the run, and the instant at which the
-    run was due. `rerun_of`: the run that it repeats.
+    run was due. `rerun_of`: the run that this run repeats.
     """
 
     template: str
@@ -84,9 +84,9 @@ class NewJob:
     limits: Sequence[ConcurrencyLimit] = ()  # the job waits until all of them admit it (transitions.concurrency)
     exclusive_key: str | None = None  # a second unfinished job with this key raises asyncpg.UniqueViolationError
     dedupe_key: str | None = None  # as `exclusive_key`, but a client chose the key for this run
-    start_within: timedelta | None = None  # instead of the pipeline's
+    start_within: timedelta | None = None  # replaces the pipeline's `start_within`
     notify: bool = False  # a webhook subscribes to the end of the job
-    pin: str | None = None  # only workers with this label run it: LEASEHOLD_WORKER_LABELS
+    pin: str | None = None  # only workers with this label run the job: LEASEHOLD_WORKER_LABELS
     run: RunOf | None = None
     tags: Mapping[str, str] = field(default_factory=dict)  # by name, at most 8 (domain/tags.py)
     callback_url: str | None = None  # the platform sends a message about each end of the job to this URL
@@ -192,8 +192,8 @@ def _steps_of(pipeline: Pipeline, params: Mapping[str, Any]) -> tuple[list[Step]
 
 
 def _needs_of(steps: Sequence[Step], skipped: Collection[str]) -> dict[str, set[str]]:
-    """By the name of each step, the steps for which it waits: the steps that it needs. A skipped step is replaced by
-    the steps for which it would wait itself: otherwise the step after it would not wait for the step before it.
+    """Name of a step -> the steps for which it waits: those that it needs. A skipped step is replaced by the steps for
+    which it would wait: so the order of the other steps stays the same.
     """
     needs: dict[str, set[str]] = {}
     for step in steps:  # each step comes after those that it needs

@@ -34,10 +34,10 @@ _REPLAYABLE = unindexed(
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
 # reset. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are sent at the job's next end, too. $4:
 # whether the job must wait at its concurrency limits (is `held`) first. Then `waiting_on` of each runnable step becomes
-# 1: this 1 stands for all limits. $5: whether $6 replaces the exclusive key. $7: the pipelines whose failures start a
+# 1: this 1 represents all limits. $5: whether $6 replaces the exclusive key. $7: the pipelines whose failures start a
 # run of their `on_failure` pipeline. $8: the band of the hints (NULL: the step's priority). $9: the data of the events
-# (NULL: none). `uncounted`: the column `steps_left` lacks this step, because END_FAILED_JOBS took it off when the step
-# of a workflow failed.
+# (NULL: none). `uncounted`: the column `steps_left` lacks this step, because END_FAILED_JOBS subtracted the failed step
+# of a workflow.
 REPLAY = f"""
 -- replay
 WITH locked_jobs AS MATERIALIZED (
@@ -108,12 +108,12 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 # $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes their
 # outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY makes them runnable. Exception: $2
 # keeps its note if $2 has not succeeded, as in a retry from the failed step. The note may say that the step has ordered
-# something, and that nobody knows the outcome. Each of these steps also waits for those steps that it needs and that
-# REPLAY revives because they failed, or never began.
+# something, and that nobody knows the outcome. Each of these steps waits for the steps that it needs, if these run
+# again, or if they have not succeeded: REPLAY then revives them.
 #
 # If a step had fanned out and runs again from its beginning, its parts are deleted with their rows. Otherwise the step
 # would join their old results, and could not fan out into parts of the same names. The objects of the parts stay until
-# the job is deleted. If $2 is a part, the parts beside it stay.
+# the job is deleted. If $2 is a part, the other parts of its step stay.
 REWIND = f"""
 -- rewind
 WITH RECURSIVE again(id) AS (
@@ -169,7 +169,8 @@ class AdmissionTerms:
 @dataclass(frozen=True, slots=True)
 class _ReplayedJob:
     """A replayed job that waits at its concurrency limits: a `concurrency.LimitedJob`. `not_before`: since when the job
-    may start. This is the time of its submission: so it does not wait behind all jobs that were submitted since.
+    may start. The value is the time of the job's submission, so the job does not wait behind all jobs that were
+    submitted later.
     """
 
     id: UUID
@@ -243,8 +244,8 @@ async def replay_together(
     followed: Sequence[str] = (),
     cause: Mapping[str, str] | None = None,
 ) -> list[Announcement]:
-    """failed -> queued or waiting_worker, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key,
-    and get none of these.
+    """failed -> queued or waiting_worker, as `replay`, for jobs that have never had a limit, an exclusive key or a
+    dedupe key. They get none of these now.
 
     The hints get the last band, because so many hints must not delay the hints of other jobs.
     """

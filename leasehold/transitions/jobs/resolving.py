@@ -18,7 +18,7 @@ from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
 #: What to do about an order that the step may have placed with a provider. adopt: the provider's order with the given
-#: id is this step's order; again: place the order once more; give_up: leave the job failed.
+#: id is this step's order; again: place the order again; give_up: leave the job failed.
 Action: TypeAlias = Literal["adopt", "again", "give_up"]
 
 # Makes the failed step succeeded, with the value $4. The epoch rises, so that writes with the failed attempt's lease
@@ -76,7 +76,7 @@ ORDER BY s.at DESC LIMIT 1
 """
 
 # The jobs of other tenants that have adopted the order $3 of the system $2. The table has a row for each decision of a
-# person: a few thousand, which this statement may read.
+# person, so only a few thousand rows. This statement may read all of them.
 _ADOPTERS = """
 -- settlement_adopters
 SELECT j.params FROM settlement s JOIN job j ON j.id = s.job_id
@@ -159,5 +159,5 @@ async def resolve(
 
 
 async def forget_note(connection: Connection, failed: Unresolved) -> None:
-    """Delete the step's note, so that the next attempt starts from nothing."""
+    """Delete the step's note, so that the next attempt starts without it."""
     await connection.execute("DELETE FROM note WHERE task_id = $1", failed.task_id)

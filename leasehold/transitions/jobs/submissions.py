@@ -15,9 +15,10 @@ from leasehold.runtime.pacing import PIECE_SIZE
 from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
-# One round trip writes any number of jobs. The statement has no joins: the planner estimates one row for a CTE, so a
+# One round trip writes any number of jobs. The statement has no joins. The planner estimates one row for a CTE, so a
 # join would compare each task of a batch with each job of the batch.
-# A `gated` job has concurrency limits. Until they admit it, it is held, and `start_within_seconds` is its time limit.
+# A `gated` job has concurrency limits. Until the limits admit the job, it is held, and `start_within_seconds` is its
+# time limit.
 # `not_before` may have passed: then the job may start now, behind the jobs that wait already (`greatest` ignores NULL).
 # A queue `ext:...` gets no hints (messages that tell workers of due tasks): its workers are external, and poll.
 SUBMIT = f"""
@@ -94,11 +95,12 @@ FROM runnable
 
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
-    """Write new jobs (pending, queued or waiting_worker): for each job its row, its run, a task for each step, the
-    first event and the hints. All jobs or none are written. Each statement writes about `PIECE_SIZE` tasks.
+    """Write new jobs (pending, queued or waiting_worker). For each job, `submit` writes the job's row, its run, a task
+    for each step, the first event and the hints. All jobs or none are written. Each statement writes about `PIECE_SIZE`
+    tasks.
 
     After the commit, the caller must publish the returned hints, and call `concurrency.admit` for jobs with concurrency
-    limits: they are held until then. A job id that exists already raises asyncpg.UniqueViolationError and writes
+    limits. These jobs are held until then. A job id that exists already raises asyncpg.UniqueViolationError and writes
     nothing. Raises Invalid when the parameters skip every step.
     """
     most_steps = max((len(new.pipeline.steps) for new in jobs), default=1)
