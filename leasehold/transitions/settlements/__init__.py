@@ -1,9 +1,9 @@
 """Settlements end an attempt: complete, fail, snooze, suspend, release, acknowledge_cancel, fan_out. Each has its
 module.
 
-A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the shared guard: if
-a lease's owner or epoch does not match the task, or the task is not running, the settlement changes nothing. A
-settlement may be repeated when its answer was lost: a task that was settled under the same epoch gets the verdict
+A settlement takes a batch of leases and returns one verdict for each lease. The module `guard` has the shared guard: a
+settlement changes nothing if the lease's owner or epoch does not match the task, or the task is not running. A
+settlement may be repeated when its answer was lost. A task that was settled under the same epoch then gets the verdict
 `settled` again.
 """
 

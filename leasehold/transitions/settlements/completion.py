@@ -25,13 +25,13 @@ from leasehold.transitions.settlements.outputs_sql import outputs_column, write_
 from leasehold.transitions.settlements.records import Completion, Settled, Verdict
 
 # A workflow waits with the status `waiting`. The column `news` counts its steps that have ended. `wake_at` is a count,
-# too: when `news` reaches it, the workflow is due. While the workflow runs, its news are only counted: `suspend`
-# compares the count later.
+# too: when `news` reaches `wake_at`, the workflow is due. While the workflow runs, a completion only raises `news`, and
+# `suspend` compares the two later.
 
 #: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
-#: SQL: the step `c` (a blocked step, or a waiting workflow) becomes due, because `dep.ended_needs` more of the steps
-#: for which it waits have ended.
+#: SQL: the step `c` (a blocked step, or a waiting workflow) becomes due now. `dep.ended_needs`: how many more of the
+#: steps for which it waits have ended.
 _IS_READY = (
     "CASE c.status WHEN 'blocked' THEN c.waiting_on = dep.ended_needs"
     " WHEN 'waiting' THEN coalesce(c.news + dep.ended_needs >= c.wake_at, false) ELSE false END"
@@ -64,8 +64,8 @@ def _completed(columns: str = "", condition: str = "") -> str:
     -- The leases' tasks that pass the guard (guard.py) succeed. This write waits until a renewal or a note has released
     -- a task's row, and then checks the guard on the newest version of the row. Other settlements lock the rows before
     -- they write. This statement does not, because each such lock is one more record in the WAL. If a job has a single
-    -- task, and the task succeeds at its first claim, this statement writes no event: the view `history` derives the
-    -- events of the claim and of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
+    -- task, and the task succeeds at its first claim, this statement writes no event. The view `history` derives the
+    -- events of the claim and of the completion from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,
@@ -129,7 +129,7 @@ def _results(values: str) -> str:
 """
 
 
-# SQL: a row for each completed task. Also a row for each other lease of the call: its `settled` says whether the task
+# SQL: a row for each completed task. Also a row for each other lease of the call: its `settled` shows whether the task
 # had succeeded before, under the same epoch.
 _VERDICTS = """)
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
@@ -147,17 +147,18 @@ FROM lease_batch a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.i
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
 #
 # With its completion a worker may claim a step that this commit unblocks. The step then gets no hint, which saves a
-# message through the broker and a commit. These steps are never claimed in this way: a step of another queue or of a
-# paused queue; a less urgent step, because more urgent tasks may be due; a step of a job that is being cancelled; and a
-# step of a job with external workers, because the status of such a job has other rules.
+# message through the broker and a commit. Some steps are never claimed in this way. These are the steps of another
+# queue, of a paused queue, and of a job that is being cancelled. Less urgent steps are not claimed either, because more
+# urgent tasks may be due. Nor are steps of jobs with external workers, because the status of such a job has other
+# rules.
 #
 # While this statement waits for the row of a workflow, a suspension or a claim may change the row. `updated_dependents`
 # then reads the new version of the row, so it must handle every status of a task that has not ended. If
 # `updated_dependents` returns a workflow with NULL in `wake_at`, this statement has made the workflow due.
 #
 # `dependents` may read an older version of a step's row than `updated_dependents` writes. In the newer version the step
-# waits for as many steps, or for fewer. If the step is ready only in the newer version, this statement does not claim
-# the step, but writes a hint for it (a message that tells workers of a due task).
+# waits for the same number of steps, or for fewer. If the step is ready only in the newer version, this statement does
+# not claim the step. Instead it writes a hint for the step (a message that tells workers of a due task).
 COMPLETE = f"""-- complete
 {_completed(_CLAIM_NEXT)}), dependents AS MATERIALIZED (
     -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the place of the lease whose worker
@@ -231,8 +232,8 @@ SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
 FROM claimed_steps t JOIN job j ON j.id = t.job_id
 """
 
-# SQL: no other step needs the task `t`. `unindexed` hides the condition from the planner. Otherwise, on a young table
-# without statistics, the planner would expect only one such row, and would begin the join with a read of all such rows.
+# SQL: no other step needs the task `t`. `unindexed` hides the condition from the planner. Otherwise, while a new table
+# has no statistics, the planner expects only one such row, and begins the join with a read of all such rows.
 _IS_LAST = unindexed("t.unblocks = '{}'")
 
 # $4 values. Completes steps that have no outputs and that no other step needs: most jobs end with such a step. This

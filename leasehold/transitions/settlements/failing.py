@@ -14,8 +14,8 @@ from leasehold.transitions.settlements.records import Failure, Settled
 MAX_CRASHES = 2
 
 # This statement only locks. FAIL runs after it in the same transaction, because FAIL may end the job with all its
-# steps. If FAIL itself waited for the lock, it would not see the parts that another step has fanned out meanwhile,
-# because a statement that waits keeps its old snapshot.
+# steps. A statement that waits for a lock keeps its old snapshot. So if FAIL itself waited, it would not see the parts
+# that another step has fanned out meanwhile.
 _LOCK_JOBS = """
 -- settle_lock
 SELECT FROM job j
@@ -44,7 +44,7 @@ WITH {HELD_IN_LIVE_JOB}, decisions AS MATERIALIZED (
 ), attempt_ended AS (
     -- Writes only tasks that pass the guard (guard.py). END_FAILED_JOBS reads this CTE, `unblocks` (the ids of the
     -- tasks that need this one) included. It adds `advanced_jobs` (the jobs of these tasks) and `woken_hints` (the
-    -- messages that tell workers of the workflows that it wakes).
+    -- hints of the workflows that it wakes). A hint is a message that tells workers of a due task.
     UPDATE task t
     SET status = CASE WHEN decisions.again AND NOT decisions.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,
@@ -74,7 +74,8 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority,
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
     """running -> retry if the failure is retryable and attempts are left. Else -> failed, and the job fails, too.
 
-    Exception: if a workflow started the step, the job does not fail. The workflow is woken, and decides.
+    Exception: if a workflow started the step, the job does not fail. The statement wakes the workflow, and the
+    workflow's code decides.
     """
     owners, task_ids, epochs = lease_columns([failure.lease for failure in failures])
     async with connection.transaction():

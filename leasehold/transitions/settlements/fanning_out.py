@@ -13,8 +13,8 @@ from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_colu
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import FanningOut, Settled
 
-# $1 owners, $2 task ids, $3 epochs of the leases, $4 the parts as JSON records {parent, id, step, number, queue,
-# max_attempts, handler, value}, $5 outputs. HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held`
+# $1 owners, $2 task ids and $3 epochs of the leases. $4 the parts as JSON records {parent, id, step, number, queue,
+# max_attempts, handler, value}. $5 outputs. HELD_IN_LIVE_JOB gives `lease_batch` (the leases of this call) and `held`
 # (those that are still valid). `settled` is also true if an earlier try, whose answer was lost, has blocked the task.
 FAN_OUT = f"""-- fan_out
 WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (

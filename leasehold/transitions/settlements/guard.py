@@ -1,8 +1,8 @@
 """The guard of every settlement: the SQL that each statement begins with, its parameters, and the verdicts it returns.
 A settlement is a statement that writes how an attempt ended, and ends its lease.
 
-The guard is this project's main rule: a settlement changes only a task with
-`id AND lease_owner AND epoch AND status = 'running'`.
+The guard is this project's main rule: a settlement changes only a running task whose owner and epoch are those of the
+lease.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ LOCKED_JOBS = """lease_batch AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
     -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `leased`: how many of the job's tasks have a
     -- lease. `external`: how many of the job's steps are done by external workers. `single_task`: the id of the job's
-    -- only task, if the view `history` derives events of this job, which are then not written (db/tables.py).
+    -- only task, if the view `history` derives events of this job (db/tables.py). Then no rows are written for these
+    -- events.
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -71,7 +72,7 @@ def _held(job_condition: str) -> str:
 #: Here `held` leaves out the tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel`, and
 #: are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
-#: The same CTEs. Of a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
+#: The same CTEs. In a job that is being cancelled, `held` has only a workflow that has called something (`journaled`).
 #: Such a workflow may release its lease and go on later: then another attempt sees the cancel. `leased` counts this
 #: workflow until it has ended, also while it has no lease.
 HELD_OR_TO_SEE_CANCEL = _held("\n      AND (jobs.status <> 'cancel_requested' OR t.journaled)")
@@ -91,10 +92,10 @@ async def settle_twice(
 ) -> Settled:
     """Run the statement `settle`, and run it again for the leases whose verdict is LOST.
 
-    An earlier try of the same settlement may still be under way: its client has given it up, or has sent its request
-    twice. The statement then waits for the lock of the job, and finds that it has nothing to write. But a statement
-    that waits keeps its old snapshot, so it does not see that the earlier try has settled the task. The second run sees
-    it. If the lease is lost, neither run changes anything.
+    An earlier try of the same settlement may still be under way. Its client no longer waits for the answer, or has sent
+    the request twice. The statement then waits for the lock of the job, and finds that it has nothing to write. But a
+    statement that waits keeps its old snapshot. So it does not see that the earlier try has settled the task, and only
+    the second run sees this. If the lease is lost, neither run changes anything.
     """
     outcome = await settle(settlements)
     lost = [one for one in settlements if outcome.verdicts[lease_of(one).task_id] is Verdict.LOST]

@@ -13,8 +13,8 @@ def write_outputs(settled: str, parameter: str) -> str:
     """SQL: the CTE `outputs`. `settled`: a CTE with a row for each task whose guard has passed: id, job_id, tenant_id,
     step, and `place`, the task's position in `parameter`, which `outputs_column` makes.
 
-    After a snooze or a fan-out, a later attempt of the step may write an output again: the newer object replaces the
-    older one.
+    After a snooze or a fan-out, a later attempt of the step may write an output again. Then the newer object replaces
+    the older one.
     """
     return f"""outputs AS (
     INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)

@@ -21,7 +21,7 @@ WITH {HELD_OR_TO_SEE_CANCEL}, released_tasks AS (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced_jobs AS (
-    -- A job that is being cancelled counts its released workflow as leased until the workflow has seen the cancel.
+    -- A job that is being cancelled counts its released workflow as leased until the workflow has ended.
     UPDATE job j
     SET event_seq = j.event_seq + per_job.released_count,
         leased = j.leased - CASE j.status WHEN 'cancel_requested' THEN 0 ELSE per_job.released_count END

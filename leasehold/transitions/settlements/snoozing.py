@@ -1,5 +1,5 @@
-"""`snooze`: a step snoozes, because it asked to, or because its worker lacks the code. The worker releases the
-lease; the task is due again after a delay.
+"""`snooze`: a step snoozes, because its code asked to, or because its worker lacks the code. The lease ends, and the
+task is due again after a delay.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from leasehold.transitions.settlements.guard import HELD_OR_TO_SEE_CANCEL, lease
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
-# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs, $7 the handlers that the worker
-# lacks (NULL: it lacks none), $8 whether the code of the step asked to snooze.
+# $4 delays in seconds. $5 notes ('null' keeps the existing note). $6 outputs. $7 the handlers that the worker lacks
+# (NULL: it lacks none). $8 whether the code of the step asked to snooze.
 #
 # HELD_OR_TO_SEE_CANCEL gives `lease_batch` (the leases of this call) and `held` (those that are still valid). A job
-# that is being cancelled ends when its `leased` count is 0. A workflow of such a job must run once more to see the
-# cancel. So a snooze of the workflow leaves the count as it is: otherwise the job would end before.
+# that is being cancelled ends when its `leased` count is 0. A workflow of such a job must run again to see the cancel.
+# So a snooze of the workflow does not change the count: otherwise the job would end first.
 SNOOZE = f"""-- snooze
 WITH {HELD_OR_TO_SEE_CANCEL}, snoozed_tasks AS (
     -- Writes only tasks that pass the guard (guard.py). The attempt does not count. If the step's own code asked to

@@ -1,6 +1,6 @@
 """`suspend`: a workflow waits. Its calls (the calls of `ctx` that its code has made since the last commit) are
-committed, and its lease ends. A signal, the end of a step or a time makes it due again. With the same commit, the
-worker may claim one of the steps that the calls start.
+committed, and its lease ends. A signal, the end of a step or a time makes the workflow due again. With the same
+commit, the worker may claim one of the steps that the calls start.
 
 `task.news` counts the signals that have come for a workflow, and its steps that have ended.
 """
