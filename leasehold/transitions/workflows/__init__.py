@@ -1,4 +1,5 @@
-"""A workflow's journal: read it, record calls under the lease, store signals for it; a module each.
+"""Reads and writes the journals of workflows (the rows of their calls), stores signals, and handles the runs that
+workflows start.
 
 `suspend`, which also writes to the journal, is a settlement (transitions/settlements/suspending.py). Import the
 modules, not this package: `settlements` imports modules of this package, and these import `settlements.guard`.

@@ -1,5 +1,5 @@
-"""Writes the runs that workflows start (`ctx.start`), wakes workflows whose awaited runs have ended, and cancels the
-runs of a workflow that ended without success. Detached runs (`ctx.detached.start`) go on.
+"""Writes the runs that workflows start (`ctx.start`), and wakes workflows whose awaited runs have ended. Also cancels
+the runs of a workflow that ended without success. Detached runs (`ctx.detached.start`) go on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from leasehold.transitions.workflows import recording
 from leasehold.transitions.workflows.records import Call, Recording
 
 #: The name of the duty (a loop of the leading worker) that calls `wake_waiting`, `close_calls` and `cancel_orphans`. In
-#: the table `quarantine` the units of DUTY are the workflows that could not be woken, and the units of ORPHANS the runs
-#: that could not be cancelled, until they are tried again. `not_in` leaves them out.
+#: the table `quarantine` the units of DUTY are workflows that the duty could not wake. The units of ORPHANS are runs
+#: that the duty could not cancel. `not_in` leaves both out until the duty tries them again.
 DUTY, ORPHANS = counted("workflow_children"), counted("workflow_orphans")
 
 # This statement only locks. _STARTED runs after it in the same transaction. The reason: an earlier try of the same
@@ -44,7 +44,7 @@ SELECT EXISTS (SELECT FROM journal e WHERE e.job_id = $1 AND e.branch = $2 AND e
 
 
 async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -> CreatedRuns | None:
-    """(new) -> pending: writes the run and the call's row of the journal under the workflow's lease, or neither. Safe
+    """(new) -> pending: under the workflow's lease, writes the run and the call's row of the journal, or neither. Safe
     to repeat. Call this in a transaction. None: nothing was written, because the workflow is being cancelled.
     Exception: a detached run starts even then.
 
@@ -69,17 +69,17 @@ async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -
 # in which no run has ended.
 _END_OF_RUN = "coalesce((SELECT child.finished_at FROM job child WHERE child.id = e.child_id), 'epoch')"
 # SQL: the run that the journal's row `e` awaits has ended, or is deleted, and `_WAKE_WAITING` has not woken the
-# workflow for this end: `due_at` has the end for which it was woken last. The row stays open until the workflow has
-# ended (see `_CLOSE`): so without `due_at`, a workflow that has the result and waits for something else would be woken
-# in every turn. A run that is retried may end again.
+# workflow for this end. `due_at` is the end for which `_WAKE_WAITING` woke the workflow last: a retried run may end
+# again. The row stays open until the workflow has ended (see `_CLOSE`). So without `due_at`, every turn would wake a
+# workflow that has the result and waits for something else.
 _HAS_NEWS = f"""e.kind = 'result' AND e.state = 'open'
       AND NOT EXISTS (SELECT 1 FROM job child WHERE child.id = e.child_id AND {unindexed("child.finished_at IS NULL")})
       AND e.due_at IS DISTINCT FROM {_END_OF_RUN}"""
 
 # Workflows that wait for a run that has ended. The task of the workflow itself is not `contained`. A workflow that runs
 # now needs no wake. Either it reads that the run has ended. Or it suspends while the journal's row is still open, and
-# then this statement finds it. DISTINCT: $1 counts workflows, and a workflow may await many runs. $2 only this
-# workflow; NULL: all.
+# then this statement finds the workflow. DISTINCT: $1 counts workflows, and a workflow may await many runs. $2 only
+# this workflow; NULL: all.
 _LOCK_WAITING = f"""
 -- awaited_lock
 SELECT j.id FROM job j
@@ -96,8 +96,8 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
-# `told` marks all ended runs of the woken workflows: at its next claim a workflow reads its journal, and so it learns
-# of all of them.
+# `told` marks all ended runs of the woken workflows. At its next claim a workflow reads its journal, which shows the
+# ends of all these runs.
 _WAKE_WAITING = f"""
 -- awaited_wake
 WITH woken_workflows AS (
@@ -147,8 +147,8 @@ LIMIT $1
 # Closes the rows whose runs no workflow waits for any more: all rows of a workflow that succeeded, and otherwise the
 # rows whose run has ended. The index of open rows then leaves them out. Two kinds of rows stay open until the workflow
 # has ended, too:
-# - A row `start` of a run that failed. The run may be retried (`jobs.replay`; only a failed run can be), and is then
-#   cancelled with its workflow as before.
+# - A row `start` of a run that failed. A client may retry such a run (`jobs.replay`). Then the run must still be
+#   cancelled if its workflow ends without success.
 # - A row `result`, unless the workflow has recorded the result. While the row is open, retention keeps the run
 #   (`forgettable_jobs` in sweeps.py), because the workflow's function may run again and read the result again.
 _CLOSE = """

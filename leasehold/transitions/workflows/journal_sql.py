@@ -10,12 +10,12 @@ _IS_CLAIMED = """coalesce(w.child = ($8::uuid[])[held.nth], false) AND held.exte
 
 def write_calls(*, claims: bool) -> str:
     """SQL to append to a statement that has a CTE `held` of settlements.guard: the leases that are still valid, and the
-    place `nth` of each in the arrays. $4: for each lease a JSON object {"of": [...]} with the records of its calls
+    position `nth` of each in the arrays. $4: for each lease a JSON object {"of": [...]} with the records of its calls
     (records.Call.record).
 
     A repeated statement writes nothing twice: the journal has one row for each place (branch and number of a call), and
-    a step has one task. With `claims`, the statement also claims one step for each lease: $8 has the step's id (or
-    NULL), and $9 is the duration of the step's lease. The owner of the lease gets the step.
+    a step has one task. With `claims`, the statement also claims one step for each lease. $8 has the step's id (or
+    NULL). $9 is the duration of the step's lease. The owner of the lease gets the step.
     """
     if claims:
         is_claimed = _IS_CLAIMED

@@ -21,9 +21,9 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.settlements.guard import lease_columns
 
 # Each LIMIT makes PostgreSQL find the row by its key. With plain joins the planner may compare every row with every
-# other row. The columns have the order of `Entry`. The CASE is needed because `greatest` ignores NULL: without the
-# CASE, a wait that does not end by itself would get 0 seconds, as if it were over. A wait for a run (`result`) never
-# ends by itself: its `due_at` is the end of the run.
+# other row. The columns have the order of `Entry`. The CASE around `greatest` is needed because `greatest` ignores
+# NULL. Without the CASE, a wait that does not end by itself would get 0 seconds, as if it were over. A wait for a run
+# (`result`) never ends by itself: its `due_at` is the end of the run.
 _ENTRIES = """
     SELECT coalesce(jsonb_agg(jsonb_build_array(
         e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
@@ -48,8 +48,8 @@ _ENTRIES = """
         WHERE f.task_id = step.id AND step.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true"""
 
 
-#: At most this many signals are read with the journal. A signal is left out if the signals before it have this many
-#: bytes or more together. The reason: a client may have sent a thousand large signals, and most wakes need none.
+#: At most `_SIGNALS` signals are read with the journal. A signal is left out if the signals before it together have
+#: `_SIGNAL_BYTES` or more. The reason: a client may have sent a thousand large signals, and most wakes need none.
 #: READ_SIGNAL reads a signal that was left out, when a call waits for its name.
 _SIGNALS, _SIGNAL_BYTES = 16, 64 * 1024
 # SQL: the oldest signals to the job of the task `t` that no wait has consumed, and whether there are more.
@@ -87,11 +87,11 @@ READ = _read(
     "(SELECT * FROM journal x WHERE x.job_id = t.job_id AND (x.branch, x.number) > ($4::text, $5::int)"
     " ORDER BY x.branch, x.number LIMIT $6::int) AS e",
 )
-#: A journal with at most this many rows is read in one query with other journals. So are the calls that a workflow
-#: still waits for, if they are at most this many. This bounds the bytes of the answer.
+#: A journal with at most this many rows is read in one query with other journals. The same holds for the calls that a
+#: workflow still waits for, if they are at most this many. The limit bounds the bytes of the answer.
 SHORT = 16
-#: The most rows of one page of a long journal. If the results of so many calls are more than PostgreSQL can put into
-#: one JSON value (256 MB in its own form, in which a number takes 12 bytes), the pages become smaller.
+#: The most rows of one page of a long journal. If the results of so many calls do not fit into one JSON value of
+#: PostgreSQL, the pages become smaller. The limit is 256 MB in PostgreSQL's own form, in which a number takes 12 bytes.
 _PAGE = 200
 READ_SHORT = _read(
     "read_short_journal",
@@ -197,7 +197,8 @@ async def read_each(connection: Connection, readings: Sequence[Reading]) -> list
 
 async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
     """The whole journal of the workflow, for the worker that has its lease. `places`: only the rows at these places.
-    The rows are read page by page. If a page is too large for PostgreSQL, half of its size is tried. Raises LeaseLost.
+    The rows are read page by page. If a page is too large for PostgreSQL, the function halves the size. Raises
+    LeaseLost.
     """
     columns = lease_columns([lease])
     journal: Journal | None = None

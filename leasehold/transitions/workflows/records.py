@@ -1,4 +1,4 @@
-"""The records that a workflow's worker writes to the journal: a `Call` for each call that the workflow has made on its
+"""The records that a workflow's worker writes to the journal. A `Call` is a call that the workflow has made on its
 context (`ctx.run`, `ctx.sleep`, ...) since the last write.
 """
 
@@ -17,7 +17,7 @@ class Call:
     `branch`: which of the coroutines that run at the same time makes the call. `number` counts the calls of that
     coroutine.
 
-    `kind`: run (starts a step of this run) | start (starts a run of its own) | result (waits for that run) | sleep |
+    `kind`: run (starts a step of this run) | start (starts another run) | result (waits for that run) | sleep |
     signal | call (a plain function) | patch (which way through changed code the workflow takes).
     `state`: open | done | failed | timed_out | cancelled. `cancelled` means that the workflow waited here when it saw
     the cancel of its run.
@@ -44,7 +44,7 @@ class Call:
     argument: Any = None
 
     def record(self) -> dict[str, Any]:
-        """The call as JSON, without the fields that are None: a gather writes thousands of these."""
+        """The call as JSON, without the fields that are None, because a gather writes thousands of calls."""
         return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
 
