@@ -2,10 +2,10 @@
 later.
 
 A debounced run has a dedupe key: no two unfinished runs of a template have the same key. When a submission finds that
-the run with its key has started, that run loses the key, and the submission becomes a run of its own.
+the run with its key has started, that run loses the key, and the submission becomes a new run.
 
 A client whose answer was lost repeats its submission with the same id. The repetition must not replace newer arguments
-of the run. It must also not become a second run because the first has started. So `merge` remembers, under the id of
+of the run. If the run has started, the repetition must not become a second run. So `merge` remembers, under the id of
 each submission, which run took its arguments.
 """
 
@@ -33,7 +33,7 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 _REMEMBERED_AS = "' debounced ' || a.id::text"
 
 # $1 the tenant, $2 the submissions. Returns the submissions that an earlier transaction has written, with the run of
-# each: a run of its own, or the run that took its arguments.
+# each: the run that it became, or the run that took its arguments.
 _WRITTEN_EARLIER = f"""
 -- debounce_written_earlier
 SELECT a.nth, coalesce(j.id, convert_from(i.body, 'UTF8')::uuid) AS run_id
@@ -45,8 +45,9 @@ WHERE j.id IS NOT NULL OR i.key IS NOT NULL
 
 # $1 the tenant, $2 the submissions, $3 how long they are remembered. `waiting_jobs` locks the unfinished jobs with
 # these keys by ascending id, as all statements do. If a worker has claimed the task meanwhile, the task's epoch is
-# above 0, and `postponed_tasks` does not change it: an UPDATE checks its conditions on the newest version of the row.
-# `at_limits`: a job that waits at its concurrency limits is not admitted before its new start.
+# above 0, and `postponed_tasks` does not change the task. This works because an UPDATE checks its conditions on the
+# newest version of the row. `at_limits`: a job that waits at its concurrency limits is not admitted before its new
+# start.
 MERGE = f"""
 -- debounce
 WITH submissions AS MATERIALIZED (
@@ -69,8 +70,8 @@ WITH submissions AS MATERIALIZED (
 ), runs AS (
     UPDATE run r SET scheduled_at = p.available_at FROM postponed_tasks p WHERE r.job_id = p.job_id
 ), jobs AS (
-    -- The job's time limit begins when the job may start; a `held` job (one that waits at its concurrency limits) has
-    -- the limit `start_within_seconds`. A job that has started loses its dedupe key.
+    -- The job's time limit begins when the job may start. While a job is `held` (waits at its concurrency limits), its
+    -- time limit is `start_within_seconds`. A job that has started loses its dedupe key.
     UPDATE job j
     SET params = CASE WHEN p.job_id IS NULL THEN j.params ELSE w.params END,
         dedupe_key = CASE WHEN p.job_id IS NULL THEN NULL ELSE j.dedupe_key END,

@@ -1,7 +1,8 @@
 """SQL fragments that end jobs without success, and the record of a job that has ended.
 
-Every statement that can fail or cancel a job appends one of the two fragments to its own CTEs: the settlements `fail`
-and `acknowledge_cancel`, and the sweeper's statements. Each fragment names the CTE and the columns that it needs.
+Every statement that can fail or cancel a job appends one of the two fragments to its own CTEs. These statements are the
+settlements `fail` and `acknowledge_cancel`, and the sweeper's statements. Each fragment names the CTE and the columns
+that it needs.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from leasehold.broker.outbox import RELAY_AT
 from leasehold.db.database import unindexed
 
 # Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
-# Its columns: id, job_id, step, position, epoch, status, available_at, contained and unblocks (the ids of the tasks
-# that need this one) of the task; cause, code, message and retryable of the failure; `ends`: whether the task's job
-# fails now; `again`: whether this task may run again, so that another task is the reason if the job fails.
+# It has these columns of the task: id, job_id, step, position, epoch, status, available_at, contained and unblocks (the
+# ids of the tasks that need this one). It has these columns of the failure: cause, code, message and retryable. `ends`:
+# whether the task's job fails now. `again`: whether this task may run again. If the job fails and `again` is true,
+# another task is the reason.
 #
 # `status` is the task's next state: `failed` (no attempt follows), `retry` (it runs again after a failure) or `pending`
 # (it runs again because its worker was lost). Each task gets an event. A job with `ends` fails: its other open steps
 # are skipped or cancelled, and no step keeps a lease. If the job goes on, a failed step that a workflow started
-# (`contained`) is given up: it counts as an ended step of the job, and wakes the workflow.
+# (`contained`) is given up. It then counts as an ended step of the job, and wakes the workflow.
 #
 # After the fragment, the statement may read two CTEs. `advanced_jobs` has a row for each job of these tasks: id,
-# tenant_id, status, trace, pipeline, seq (the number of the job's last event before this statement), and outcome and
-# seconds of a job that failed. `woken_hints` has the hints (messages that tell workers of due tasks) of woken
-# workflows: id, task_id, queue, priority, headers.
+# tenant_id, status, trace, pipeline, and seq (the number of the job's last event before this statement). If the job
+# failed, the row also has outcome and seconds. `woken_hints` has the hints (messages that tell workers of due tasks) of
+# woken workflows: id, task_id, queue, priority, headers.
 END_FAILED_JOBS = f"""
 , other_steps AS (
     -- The other open steps of the jobs that fail.

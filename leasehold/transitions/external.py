@@ -22,8 +22,8 @@ from leasehold.transitions import settlements
 from leasehold.transitions.quarantine import not_in, run_unit
 from leasehold.transitions.settlements import Failure, Settled, Verdict
 
-#: The name of this maintenance duty in the table `quarantine`. The table has the tasks that could not be ended, until
-#: the duty tries again; `not_in` leaves these tasks out.
+#: The name of this maintenance duty in the table `quarantine`. A task that the duty could not end has a row there until
+#: the duty tries again. `not_in` leaves such tasks out.
 DUTY = counted("external_limits")
 
 _IS_OF_TENANT = """
@@ -75,7 +75,7 @@ async def is_of_tenant(connection: Connection, tenant_id: str, task_id: UUID) ->
 
 
 async def lock(connection: Connection, tenant_id: str, lease: Lease) -> bool:
-    """Lock the job of this lease until the caller's transaction ends, if its owner holds the lease. Returns whether the
+    """Lock the job of this lease until the caller's transaction ends, if the lease is still held. Returns whether the
     tenant has the task, as `is_of_tenant` does.
     """
     return await connection.fetchrow(_LOCK, lease.task_id, lease.owner, tenant_id) is not None
@@ -102,7 +102,7 @@ async def time_out(connection: Connection, templates: Templates, tenant_id: str,
 
 async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
     """The wait before the next attempt, by the template's retry policy. If the template cannot be read, or the task
-    belongs to no run, the wait is a default. A ladder has a wait for each failure in turn.
+    belongs to no run, the wait is a default. A ladder is a list of waits, one for each failure.
     """
     row = await connection.fetchrow(
         "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"
@@ -121,8 +121,8 @@ async def backoff(connection: Connection, templates: Templates, tenant_id: str, 
 
 
 async def end_overdue(connection: Connection, templates: Templates, limit: int = 100) -> list[Settled]:
-    """Time out the steps that run longer than their limit, whether their workers live or not. Each step is ended by
-    itself, because an error with one step must not stop the others.
+    """Time out the steps that run longer than their limit, even if their workers are alive. The function ends each step
+    separately, because an error with one step must not stop the others.
     """
     outcomes = []
     for row in await connection.fetch(_OVERDUE, limit):

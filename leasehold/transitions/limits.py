@@ -1,7 +1,7 @@
 """Finds the concurrency limits of a new job, and lets operators declare and withdraw limits.
 
 Limits count jobs of every kind that a tenant submits: runs, pictures, conversions, generations. The platform's own jobs
-(webhook deliveries, cancels at a provider) have no limits: they would wait behind the jobs that caused them.
+(webhook deliveries, cancels at a provider) have no limits: otherwise they would wait behind the jobs that caused them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TenantRules:
 
 
 #: The key of a limit for one value of the payload ends with `=` and the value's digest (`payload:T:/pointer=3f2a...`).
-#: This is the length of that end.
+#: `_SUFFIX_LENGTH` is the length of this end.
 _SUFFIX_LENGTH = 1 + LENGTH
 
 _TENANT_RULES = """
@@ -69,7 +69,7 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
     """
     rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
     limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
-    notify = rules.watched and not job.pipeline.terms.unlimited  # `unlimited`: work of the platform's own
+    notify = rules.watched and not job.pipeline.terms.unlimited  # `unlimited`: the platform's own work
     hints = await jobs.submit(connection, [replace(job, limits=limits, notify=notify)])
     return Submitted(hints, [(limit.tenant_id, limit.key) for limit in limits])
 
@@ -98,7 +98,7 @@ def applicable_limits(
             continue
         if key == "tenant":
             owner = tenant_id  # the limit of EVERYBODY counts each tenant separately
-        # `declared_as`: the declared limit, whose bounds this one has.
+        # `declared_as`: the declared limit that gives this limit its bounds.
         by_name[owner, key] = ConcurrencyLimit(
             owner, key, row["at_most"], row["per_minute"], declared_as=(row["tenant_id"], row["key"])
         )
@@ -195,9 +195,9 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], l
     raise Invalid("limit_without_effect", missing)
 
 
-# If a tenant's own limit `tenant` is withdrawn, its row gets the bounds of EVERYBODY's limit `tenant`, because the jobs
-# that wait at the row stay there. If EVERYBODY has no such limit, the row gets NULL bounds, because `max` over no rows
-# gives NULL. Any other row gets NULL bounds, too. NULL bounds hold no job back.
+# If a tenant's own limit `tenant` is withdrawn, its row stays, because jobs may wait there. The row gets the bounds of
+# EVERYBODY's limit `tenant`. If EVERYBODY has no such limit, the row gets NULL bounds, because `max` over no rows gives
+# NULL. Any other row gets NULL bounds, too. NULL bounds hold no job back.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute

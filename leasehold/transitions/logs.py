@@ -1,7 +1,7 @@
 """Stores the log lines of attempts in the table `job_log`. No job or task changes its state.
 
-A chunk has the lines that an attempt has logged since its last chunk. It names its attempt, and is written even if the
-attempt has lost its lease: the lines of a lost attempt help most.
+A chunk has the lines that an attempt has logged since its last chunk. The chunk names the attempt. It is written even
+if the attempt has lost its lease, because the lines of a lost attempt help most.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class LogChunk:
     lines: Sequence[bytes]
 
 
-# This commit does not wait for the disk: the attempt's settlement (the commit of its outcome) comes next, and writes
-# this commit to the disk, too. An attempt that has lost its lease has no settlement: a crash of the server may then
-# lose its last lines.
+# This commit does not wait for the disk. The attempt's settlement (the commit of its outcome) follows, and writes this
+# commit to the disk, too. An attempt that has lost its lease has no settlement: a crash of the server may then lose its
+# last lines.
 # PostgreSQL evaluates `set_config` only because a later part reads `setting`. `insert_numbered` makes the end of the
 # statement, which numbers the lines of each job and inserts the chunks. `n`: how many lines a chunk has.
 APPEND_LOG = f"""

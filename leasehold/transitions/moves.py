@@ -15,7 +15,7 @@ POSTPONED_BY = "8766000 hours"
 FAR = "2900-01-01+00"
 #: Table -> the column with the instant at which its row is due.
 DUE = {"task": "available_at", "schedule": "next_run_at"}
-#: Table -> SQL condition: the due time of its row `t` is the one that a client has named.
+#: Table -> SQL condition: a client has named the due time of its row `t`.
 _NAMED_BY_CLIENT = {
     "task": "EXISTS (SELECT 1 FROM run r WHERE r.job_id = t.job_id AND r.scheduled_at = t.available_at)",
     "schedule": "false",
@@ -32,8 +32,8 @@ def tenant_stays(tenant: str = "tenant_id") -> str:
     """SQL condition: the tenant in the column `tenant` does not move to another cell, and has not moved there. In the
     first stage of a move, `drain`, nothing is copied yet: the tenant counts as staying.
 
-    Housekeeping deletes only objects of tenants that stay: two cells may share a bucket, and then the other cell may
-    need the objects of a tenant that moves or has moved.
+    Housekeeping deletes only objects of tenants that stay. The reason: two cells may share a bucket. Then the other
+    cell may need the objects of a tenant that moves or has moved.
     """
     return (
         f"NOT EXISTS (SELECT 1 FROM tenant_move m WHERE m.tenant_id = {tenant} AND m.direction = 'out'"

@@ -11,8 +11,8 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 
-# The statement locks the task's row while it writes the note. A claim that takes the task over either comes later: then
-# it waits for the lock, and the new attempt has the note. Or the claim came first: then the statement writes nothing.
+# The statement locks the task's row while it writes the note. If a claim that takes the task over comes later, it waits
+# for the lock, and the new attempt has the note. If such a claim came first, the statement writes nothing.
 REMEMBER = """
 -- note
 WITH held AS MATERIALIZED (

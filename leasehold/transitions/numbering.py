@@ -2,7 +2,7 @@
 (logs.py) and APPEND_STREAM (streams.py).
 
 The table `tail` has a row for each job, which numbers the job's lines and the job's chunks. The statement locks this
-row until the lines or chunks are committed: so a reader that has line 7 never meets a new line 6.
+row until the lines or chunks are committed. So after a reader has read line 7, no new line 6 can appear.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""SQL of bulk operations: locks the jobs of a batch, counts how the canary jobs ended (the few jobs with which an
-operation begins), and records refused jobs.
+"""SQL of bulk operations: locks the jobs of a batch, and records refused jobs. It also counts how the canary jobs ended
+(the few jobs with which an operation begins).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 """
 
 
-# The statements pass over jobs that another transaction has locked: a transaction that holds row locks must not wait
-# for further locks.
+# The statements pass over jobs that another transaction has locked. The reason: a transaction that holds row locks must
+# not wait for further locks.
 RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")  # `leasehold sql` lists them by name
 LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
 # Action -> a statement that reads the targets among the jobs $1, also those that another transaction has locked.

@@ -1,5 +1,5 @@
-"""Quarantine: if a unit (a schedule, a job, an object) of a maintenance loop fails, it is set aside, and the loop goes
-on with the other units. The code calls such a loop a duty.
+"""Quarantine: if a unit (a schedule, a job, an object) of a maintenance loop fails, the loop sets the unit aside and
+goes on with the others. The code calls such a loop a duty.
 
 A duty handles a batch of units in one transaction. If the batch fails, the duty handles each unit by itself. If a unit
 then fails, a row records its error and the time of its next try. The pause before a try grows with each failure, from
@@ -103,7 +103,7 @@ async def run_unit(
     work: Callable[[], Awaitable[_Result]],
     on_failure: Callable[[Exception, int], Awaitable[None]] | None = None,
 ) -> _Result | None:
-    """Run `work` in a transaction of its own. Returns its result; None: it failed, and the unit is set aside now.
+    """Run `work` in a new transaction. Returns its result. None: `work` failed, and the unit is set aside now.
 
     `on_failure`: called with the error and the failures in a row, in the transaction that records the failure.
     `run_unit` raises the error only if the database is away.
@@ -176,8 +176,8 @@ async def release(connection: Connection, duty: str, unit: object) -> None:
 
 
 async def forget(connection: Connection, limit: int = 1000) -> bool:
-    """Delete old rows. Their units work again: a unit that still fails would have got a later `retry_at`. The lock
-    leaves out a unit that is set aside at the same time. Returns whether more rows may be due.
+    """Delete old rows. Their units work again: a unit that still fails would have got a later `retry_at`. SKIP LOCKED
+    leaves out a unit that another transaction sets aside now. Returns whether more rows may be due.
     """
     status = await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"

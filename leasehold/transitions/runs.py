@@ -1,6 +1,6 @@
 """Creates and revives runs. A run is a job of a template. Each run has a scope, for example one user. The template's
-concurrency policy says whether a run excludes, replaces or waits for other runs of its scope. A run also waits at the
-concurrency limits that apply to it.
+concurrency policy decides whether a run excludes, replaces or waits for other runs of its scope. A run also waits at
+the concurrency limits that apply to it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NewRun:
     trace: Mapping[str, str] | None = None
     keep_seconds: int | None = None
     dedupe_key: str | None = None  # at most one unfinished run of the template has it
-    start_within: timedelta | None = None  # instead of the template's
+    start_within: timedelta | None = None  # replaces the template's `start_within`
     tags: Mapping[str, str] = field(default_factory=dict)
     callback_url: str | None = None
     id: UUID = field(default_factory=new_id)
@@ -155,7 +155,7 @@ async def merge(
     connection: Connection, tenant_id: str, new: Sequence[NewRun], submissions: Sequence[Debounced]
 ) -> list[UUID | None]:
     """As `debounce.merge`. A run that takes other arguments also waits at the concurrency limits of these arguments.
-    `new`: for each submission the run that it would be.
+    `new`: for each submission the run that it would create.
 
     Returns for each submission the run that took its arguments, now or earlier; None: there is no such run.
     """
@@ -172,14 +172,14 @@ async def _merge(
     connection: Connection, tenant_id: str, new: Mapping[int, NewRun], records: Sequence[Mapping[str, Any]]
 ) -> dict[int, UUID]:
     """As `debounce.merge`, with the same `records` and the same result. Runs that wait at concurrency limits then wait
-    at the limits of their new arguments. `new`: `nth` of a submission -> the run that it would be.
+    at the limits of their new arguments. `new`: `nth` of a submission -> the run that it would create.
     """
     rules = (await limits.tenant_rules(connection, {tenant_id}))[tenant_id]
     limits_of_new = {nth: _declared_limits(rules, run) for nth, run in new.items()}
     if not any(limits_of_new.values()):
         return await debounce.merge(connection, tenant_id, records)
-    # The order of the locks: the keys, then the limits, then the jobs. The limits at which the jobs wait until now are
-    # locked, too: otherwise an admission at these limits would not see that a job has begun to wait at others.
+    # The order of the locks: the keys, then the limits, then the jobs. Lock also the limits at which the jobs wait
+    # until now. Otherwise an admission at these limits would not see that a job has begun to wait at others.
     earlier_limits = [ConcurrencyLimit(*row) for row in await connection.fetch(_LIMITS_UNTIL_NOW, tenant_id, records)]
     new_limits = [limit for own_limits in limits_of_new.values() for limit in own_limits]
     await concurrency.lock_limits(connection, [*earlier_limits, *new_limits])
@@ -253,7 +253,8 @@ async def revive(
     False: they are the stored parameters. `cause`: who retries the run, for its history.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`. Raises Invalid `skips_other_steps` if
-    the run would skip other steps with the new parameters: the skipped steps decide which tasks wait for each other.
+    the run would skip other steps with the new parameters. The reason: the skipped steps decide which tasks wait for
+    each other.
     """
     failed_job = await connection.fetchrow(
         "SELECT dedupe_key, params FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
@@ -292,8 +293,8 @@ def _followed(pipeline: Pipeline) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """The admission terms of a new run, and the runs that it replaces. `ended`: the replaced runs that have ended at
-    once.
+    """The admission terms of a new run, and the runs that it replaces. `ended`: the replaced runs that have ended
+    immediately.
     """
 
     terms: AdmissionTerms
@@ -307,7 +308,7 @@ class _Admission:
 
 async def lock_limits(connection: Connection, new: NewRun) -> None:
     """Lock the limits at which the run will wait, until the caller's transaction ends. Call this before a statement
-    that locks other jobs: an admission locks limits first, too, and would deadlock with another order.
+    that locks other jobs: an admission also locks limits before jobs, and the opposite order could deadlock.
     """
     rules = (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
     await concurrency.lock_limits(connection, limits_of(new, rules))
@@ -327,7 +328,8 @@ def _terms_of(new: NewRun, rules: TenantRules) -> AdmissionTerms:
     scope_digest = _scope_digest(new)
     if policy == "reject_same_scope":
         return AdmissionTerms(declared_limits, scope_digest)
-    # At this limit the run waits until the earlier runs of its scope have ended. `_admission_of` expects it at the end.
+    # At this limit the run waits until the earlier runs of its scope have ended. `_admission_of` expects this limit as
+    # the last of the list.
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
     return AdmissionTerms([*declared_limits, scope])
 

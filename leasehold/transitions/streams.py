@@ -29,7 +29,7 @@ class StreamChunk:
     restarts: bool
 
 
-# The parts and their reasons are as in APPEND_LOG (logs.py). The difference: a row is written only while its attempt
+# As APPEND_LOG (logs.py), and for the same reasons. The difference: this statement writes a row only while its attempt
 # has the lease. The CTE `chunk` has a row for each StreamChunk. `n`: how many chunks of the stream that row has.
 APPEND_STREAM = f"""
 -- append_stream

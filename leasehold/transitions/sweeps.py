@@ -1,10 +1,10 @@
-"""The transitions of the sweeper (a loop of one elected worker): they end overdue leases, jobs past their deadline and
+"""The transitions of the sweeper (a loop of one elected worker). They end overdue leases, jobs past their deadline and
 overdue cancels, and delete old rows.
 
-Statements that find their rows by the due time compare it with `statement_timestamp()`, because PostgreSQL can search
-an index by it. With `clock_timestamp()` it would also read all rows that are not due. Statements that find their rows
-in another way compare with `clock_timestamp()`, the later time. Each statement handles a small batch, passes over
-locked rows, and is safe to run anywhere at any time. Only one worker runs them, because once is enough.
+Statements that find their rows by the due time compare it with `statement_timestamp()`, because PostgreSQL can then
+search an index. With `clock_timestamp()` PostgreSQL would also read all rows that are not due. Statements that find
+their rows in another way compare with `clock_timestamp()`, the later time. Each statement handles a small batch, passes
+over locked rows, and is safe to run anywhere at any time. Only one worker runs them, because once is enough.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ RETENTION = counted("retention")
 _WORKER_LOST = "worker_lost"
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
-# its snapshot would be older than the lock. A transaction that adds a step and commits in between would be missed: the
-# new step would stay open in a job that has ended.
+# its snapshot would be older than the lock. The statement would then miss a step that another transaction commits in
+# between: the new step would stay open in a job that has ended.
 # $3 restricts the statement to one job; NULL: all jobs that are due.
 _LOCK_JOBS_OF_LOST_TASKS = f"""
 -- expire_leases_lock
@@ -51,7 +51,7 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
-# $1 dead owners, $2 the number of losses at which a task fails, $3 the locked jobs. END_FAILED_JOBS adds the CTEs
+# $1 dead owners. $2 a task with this many earlier losses fails. $3 the locked jobs. END_FAILED_JOBS adds the CTEs
 # `advanced_jobs` (the jobs) and `woken_hints` (of workflows that the failures woke). Hints are messages that tell
 # workers of due tasks. Queues `ext:...` get no hints, because external workers poll.
 EXPIRE_LEASES = (
@@ -104,8 +104,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, 
 async def expire_leases(
     connection: Connection, dead_owners: Sequence[UUID], max_losses: int, limit: int = 200
 ) -> tuple[int, list[Announcement], list[JobEnded]]:
-    """running -> pending, for tasks whose lease has expired or whose owner is in `dead_owners`. A task that was lost
-    `max_losses` times becomes failed.
+    """running -> pending, for tasks whose lease has expired or whose owner is in `dead_owners`. A task that has
+    `max_losses` earlier losses becomes failed.
 
     Returns how many leases ended, the hints of the tasks that may run again, and the jobs that failed.
     """
@@ -122,7 +122,7 @@ async def expire_leases(
         if row["status"] == "failed":
             DEAD.labels(row["pipeline"], row["step"], bounded_code(_WORKER_LOST)).inc()
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
-    # A row without a status has only the hint of a woken workflow: it stands for no ended lease.
+    # A row without a status has only the hint of a woken workflow: it represents no ended lease.
     return sum(row["status"] is not None for row in rows), hints, ended_jobs(rows)
 
 
@@ -192,7 +192,8 @@ async def expire_jobs(
     hooks: Sequence[Callable[[Connection, Sequence[UUID]], Awaitable[None]]] = (),
 ) -> list[JobEnded]:
     """unfinished -> expired, for jobs past `deadline_at`. Their unfinished steps are skipped or cancelled. `hooks`:
-    functions of kinds of work. Each is called with the ids of the expired jobs, in the transaction that ends the jobs.
+    functions of the kinds of work. `expire_jobs` calls each with the ids of the expired jobs, in the transaction that
+    ends the jobs.
     """
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
@@ -222,8 +223,8 @@ ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# $1 dead owners, $2 the locked jobs, $3 the number of losses at which a task is not run again. Within the grace (the
-# time that a cancelled job has to stop), a workflow whose worker is lost is due again: its code must still see the
+# $1 dead owners. $2 the locked jobs. $3 a workflow with this many earlier losses is not run again. Within the grace
+# (the time that a cancelled job has to stop), a workflow whose worker is lost is due again. Its code must still see the
 # cancel, or finish the undoing of its work. The relay publishes the hints immediately (`relay_at` is now), because the
 # caller publishes none.
 RETURN_WORKFLOWS = f"""
@@ -285,8 +286,8 @@ async def end_cancels(
 ) -> list[JobEnded]:
     """cancel_requested -> cancelled, for jobs whose grace has passed or whose workers are lost.
 
-    Exception: within the grace, a workflow whose worker is lost goes on (running -> pending), until it has been lost
-    `max_losses` times.
+    Exception: within the grace, a workflow whose worker is lost goes on (running -> pending), unless it has
+    `max_losses` earlier losses.
     """
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
@@ -317,7 +318,7 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     - runs whose result an unfinished workflow awaits: the workflow's function may run again from its top, and then
       reads the result again;
     - a workflow that did not succeed, until the runs that it started have been cancelled;
-    - a job that a rate has admitted, for a minute;
+    - a job whose admission still counts at a rate, for a minute at most;
     - a job whose webhook deliveries are not written yet, for another day at most: they are made from its row;
     - a job that is being retried (its row is locked): the retry began before the job expired.
     """
@@ -345,7 +346,7 @@ async def forget_jobs(
     before: Sequence[Callable[[Connection, Sequence[UUID]], Awaitable[None]]] = (),
 ) -> None:
     """Delete expired jobs with their tasks, outputs and failures, and write their tombstones. `before`: the hooks of
-    the kinds of work, which first delete rows of their own in the same transaction (leasehold.kinds.housekeeping).
+    the kinds of work, which first delete their own rows in the same transaction (leasehold.kinds.housekeeping).
     """
     async with connection.transaction():
         for hook in before:
@@ -354,7 +355,7 @@ async def forget_jobs(
 
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> bool:
-    """Delete keys whose answers have expired. The lock leaves out a key that a new request reserves at the same time.
+    """Delete keys whose answers have expired. SKIP LOCKED leaves out a key that a new request reserves at this moment.
     Otherwise PostgreSQL would wait for that request, and then delete its answer. Returns whether more keys may be due.
     """
     status = await connection.execute(

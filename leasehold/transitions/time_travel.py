@@ -17,7 +17,7 @@ _DUE = {
 }
 
 
-# $1 the time that passes. A schedule whose next tick (the time at which it fires) lies within this time is due now: so
+# $1 the time that passes. A schedule whose next tick (the time at which it fires) lies within this time is due now. So
 # the tick counts as on time, and not as missed.
 _TICKS = """
 -- time_travel_ticks

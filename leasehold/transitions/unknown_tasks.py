@@ -42,9 +42,10 @@ FROM known_task k LEFT JOIN woken_task w ON w.id = k.task_id
 async def wake_known(
     connection: Connection, worker: UUID, queues: Collection[str], handlers: Collection[str], at_most: int
 ) -> tuple[list[Hint], bool]:
-    """waiting -> waiting, due now, for tasks that a worker without their code has snoozed: those in `queues` whose
-    handler is one of `handlers`. Returns their hints (messages that a task is due), for this worker alone, and whether
-    there may be more such tasks. The outbox does not have these hints: if a hint is lost, a poll finds the task.
+    """waiting -> waiting, due now, for tasks that a worker without their code has snoozed. These are the tasks in
+    `queues` whose handler is one of `handlers`. Returns their hints (messages that a task is due), for this worker
+    alone, and whether there may be more such tasks. The outbox does not have these hints: if a hint is lost, a poll
+    finds the task.
     """
     rows = await connection.fetch(WAKE_KNOWN, worker, list(queues), list(handlers), at_most)
     hints = [Announcement.from_row(row).hint for row in rows if row["task_id"] is not None]

@@ -26,8 +26,8 @@ class Withdrawals:
     content: Sequence[str]
 
 
-# The `exclusive_key` of a withdrawal is the id of the job that made the order: a unique index finds it. Only jobs that
-# may be deleted now (`expires_at` has passed) lose their order.
+# The `exclusive_key` of a withdrawal is the id of the job that made the order: a unique index finds it. The statement
+# copies only from jobs that may be deleted now (`expires_at` has passed).
 KEEP_ORDERS = """
 -- keep_orders
 UPDATE job w
@@ -43,6 +43,6 @@ WHERE j.id = ANY($1::uuid[]) AND j.expires_at < clock_timestamp() AND j.pipeline
 
 async def keep_orders(connection: Connection, job_ids: Sequence[UUID], of: Withdrawals) -> None:
     """Copy the orders of these jobs into their unfinished withdrawals. Call this before the jobs are deleted: an order
-    still costs money until the other system is told.
+    costs money until the withdrawal has cancelled it.
     """
     await connection.execute(KEEP_ORDERS, list(job_ids), list(of.content), of.pipeline, of.step, of.withdrawal)

@@ -15,12 +15,12 @@ from leasehold.db.database import Connection
 PRESENCE = 7_305
 #: A worker's row names its handlers if it has at most this many.
 MAX_HANDLERS = 1000
-#: The handlers of workers that have ended are remembered for this time, and at most this many, to show when a worker
+#: The handlers of ended workers are kept for this many days, and at most this many handlers. They show when a worker
 #: last had the code of a step.
 _REMEMBERED_DAYS, _MAX_REMEMBERED = 90, 10_000
 
 
-# SQL: the incarnation of the PostgreSQL server, named by the time at which it began: the server's last start, or its
+# SQL: the incarnation of the PostgreSQL server. Its name is the time at which it began: the server's last start, or its
 # last recovery from a crash of one session. Such a crash ends all sessions and resets the statistics; `stats_reset`
 # shows when. When an incarnation ends, all its sessions end, and PostgreSQL drops their presence locks. A failover
 # changes the incarnation, because the standby started at another time than the primary.
@@ -87,7 +87,7 @@ async def keep_leases(connection: Connection, worker: UUID, lease_seconds: float
     now.
 
     Call this before `appear` and `record_alive`, which record the incarnation. Until then, a lease of the worker counts
-    as passed only ten seconds after its end (LEASE_HAS_PASSED). From then on, the worker has no such extra time, but it
+    as passed only ten seconds after its end (LEASE_HAS_PASSED). From then on, the worker has no such extra time. But it
     still needs a moment to renew the leases of its tasks, and to release the tasks that it does not hold any more.
     """
     await connection.execute(_KEEP_LEASES, worker, timedelta(seconds=lease_seconds))
@@ -96,8 +96,8 @@ async def keep_leases(connection: Connection, worker: UUID, lease_seconds: float
 async def appear(connection: Connection, worker: UUID, presence_key: int) -> bool:
     """Take the presence lock on this session, and mark the worker as present.
 
-    When a process dies, the kernel closes its socket and PostgreSQL releases the lock. All workers can see that at
-    once. False: an older session of this worker still holds the lock; try again.
+    When a process dies, the kernel closes its socket and PostgreSQL releases the lock. All workers can see this
+    immediately. False: an older session of this worker still holds the lock; try again.
     """
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
@@ -109,8 +109,9 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
 
 
 async def record_alive(connection: Connection, worker: UUID, starts_per_minute: Mapping[str, int]) -> bool | None:
-    """Record that the worker lives on this incarnation of the server, and how many attempts it has started within the
-    last minute, by queue. Returns whether an operator has asked the worker to drain; None: the worker has no row.
+    """Record that the worker is alive on this incarnation of the server. Also record how many attempts it has started
+    within the last minute, by queue. Returns whether an operator has asked the worker to drain; None: the worker has no
+    row.
     """
     draining: bool | None = await connection.fetchval(
         f"UPDATE worker SET seen_at = clock_timestamp(), incarnation = {INCARNATION}, starts_per_minute = $2"
@@ -129,7 +130,7 @@ async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
 
 
 # SQL: remember the handlers of deleted workers. The CTE `ended` has these workers, with `handlers` and `seen_at`. The
-# rows are written in the order of their names: else two workers that end at once could wait for each other for ever.
+# rows are written in the order of their names: otherwise two workers that end at the same time could deadlock.
 _REMEMBER_HANDLERS = """INSERT INTO known_handler (name, seen_at)
 SELECT h.name, max(ended.seen_at) FROM ended CROSS JOIN unnest(ended.handlers) AS h(name)
 GROUP BY h.name ORDER BY h.name
@@ -155,8 +156,8 @@ _IS_PRESENT = f"""EXISTS (
       AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
 
 # The dead workers: they were present on this incarnation of the server, and have no session. A worker that was present
-# on another incarnation has not come back yet: only its leases show whether it lives. A worker of an older release
-# names no incarnation: the query finds it dead only after the server has run for ten seconds, because by then a living
+# on another incarnation has not come back yet: only its leases show whether it is alive. A worker of an older release
+# records no incarnation. The query counts it as dead only after the server has run for ten seconds: by then a living
 # worker has reconnected.
 DEAD = f"""
 -- gone
@@ -167,7 +168,7 @@ WHERE w.present AND NOT {_IS_PRESENT}
 """
 
 #: SQL: the lease of task `t` has passed. If its owner has not come back since a failover or a restart of the server,
-#: the owner gets ten more seconds to renew or release it. So the task is not lost in a failover.
+#: the owner gets ten more seconds to renew or release the lease. So a failover loses no task.
 #: PostgreSQL could turn an EXISTS here into a hash table of all workers; this query finds one worker by its key.
 LEASE_HAS_PASSED = f"""t.lease_until < clock_timestamp()
     AND (t.lease_until < clock_timestamp() - interval '10 seconds' OR (
@@ -186,7 +187,7 @@ def owner_is_dead(owners: str) -> str:
 
 
 async def dead(connection: Connection) -> list[UUID]:
-    """Workers that were present and whose session has ended. If such a worker lives after all, no harm is done: when
+    """Workers that were present and whose session has ended. If such a worker is alive after all, no harm is done. When
     another worker claims a task, the epoch rises, and a write with the old epoch changes nothing.
     """
     return [row["id"] for row in await connection.fetch(DEAD)]
