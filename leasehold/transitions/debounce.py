@@ -29,7 +29,8 @@ SELECT pg_advisory_xact_lock(hashed.key) FROM (
 ) AS hashed
 """
 
-# SQL: the key of the submission `a` in the table `idempotency`. It begins with a space, because no client's key does.
+# SQL: the key of the submission `a` in the table `idempotency`. It begins with a space, because no client's key begins
+# with a space.
 _REMEMBERED_AS = "' debounced ' || a.id::text"
 
 # $1 the tenant, $2 the submissions. Returns the submissions that an earlier transaction has written, with the run of

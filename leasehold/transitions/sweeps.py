@@ -31,7 +31,8 @@ from leasehold.transitions.workers import LEASE_HAS_PASSED, owner_is_dead
 #: their next try.
 LEASES, CANCELS, DEADLINES = counted("leases"), counted("cancels"), counted("deadlines")
 RETENTION = counted("retention")
-#: The error code of an attempt whose worker was lost. EXPIRE_LEASES has it as a text, for the reference of all codes.
+#: The error code of an attempt whose worker was lost. EXPIRE_LEASES has it as a text, because docs/generate/raised.py
+#: finds the codes in the texts of statements.
 _WORKER_LOST = "worker_lost"
 
 # In this module a first statement locks the jobs, and a second statement changes them. If a single statement did both,
@@ -256,8 +257,8 @@ FROM returned_workflows r JOIN advanced_jobs a ON a.id = r.job_id
 
 # $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost. Once the grace has passed, it
 # ends all other steps, too: those that still run, and a workflow that waits for a worker. (The request for the cancel
-# left the workflow open, so that its code could see the cancel.) Exception: a running step that is not cancelable goes
-# on.
+# left such a workflow open, so that its code could see the cancel.) Exception: a running step that is not cancelable
+# goes on.
 END_CANCELS = (
     f"""
 -- end_cancels

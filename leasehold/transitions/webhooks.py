@@ -42,12 +42,15 @@ _MAY_BE_KNOWN = """EXISTS (
            OR EXISTS (SELECT 1 FROM unnest(w.handlers) AS h(name) WHERE starts_with(h.name, j.pipeline || '.')))
          OR EXISTS (SELECT 1 FROM known_handler k WHERE starts_with(k.name, j.pipeline || '.'))"""
 
-# Ended jobs whose deliveries are not written yet. $2 only this job, even if it is set aside; NULL: all that are not set
-# aside. $3 the pipelines of this process; NULL: any. The statement leaves a failed job of another app (its pipeline is
-# `APP.TASK`) to a worker with that app's code. The reason: a run of the job's `on_failure` pipeline may have to follow.
-# When the job's retention has ended, any worker takes the job if no worker has or had the code. Half a day later any
-# worker takes it in any case, because retention waits for a day at most. $4 the pipelines that have an `on_failure`
-# pipeline. $5: the caller deletes the job, so that its retention ends now.
+# Ended jobs whose deliveries are not written yet.
+# $1 at most this many. $2 only this job, even if it is set aside; NULL: all that are not set aside.
+# $3 the pipelines of this process; NULL: any. $4 the pipelines that have an `on_failure` pipeline.
+# $5: the caller deletes the job, so that its retention ends now.
+#
+# The statement leaves a failed job of another app (its pipeline is `APP.TASK`) to a worker with that app's code. The
+# reason: a run of the job's `on_failure` pipeline may have to follow. When the job's retention has ended, any worker
+# takes the job if no worker has or had the code. Half a day later any worker takes it in any case, because retention
+# waits for a day at most.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
@@ -123,13 +126,16 @@ async def dispatch(
     the hints to be published (messages that tell workers of due tasks), and whether more than `limit` jobs may have
     ended. A job whose deliveries cannot be written delays no other job.
 
-    `pipelines`: the pipelines of this process; None: no `on_failure` run follows. This call leaves a failed job of
-    another app to a process with that app's code: until the job's retention ends, or until half a day later if a worker
-    may have the code. `job_id`: the caller will change this job's row in the same transaction. So its deliveries are
-    written now, whichever app the job belongs to, and even if the job is set aside after a failure. The call waits
-    until other transactions have released the row. `deletes`: the caller deletes the job. The row is then hidden, and
-    stays while `notify` is set. So this call leaves a failed job of another app to a process with that app's code, if a
-    worker may have this code.
+    `pipelines`: the pipelines of this process; None: no `on_failure` run follows. The call leaves a failed job of
+    another app to a process with that app's code. It does so until the job's retention ends, or until half a day later
+    if a worker may have the code.
+
+    `job_id`: the caller will change this job's row in the same transaction. So its deliveries are written now,
+    whichever app the job belongs to, and even if the job is set aside after a failure. The call waits until other
+    transactions have released the row.
+
+    `deletes`: the caller deletes the job. The row is then hidden, and stays while `notify` is set. So the call leaves a
+    failed job of another app to a process with that app's code, if a worker may have this code.
     """
     if job_id is not None:
         await connection.execute(_LOCK, job_id)

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 #: The most jobs that one batch reads.
 _MAX_BATCH = 500
-#: How many jobs the first batch reads at least. More are not needed: there is seldom room for more than a few.
+#: After jobs have ended, the first batch reads at least this many jobs. There is seldom room for more than a few.
 _MIN_BATCH = 32
 #: A search (`_admit_behind`) passes over the jobs at full limits. It ends when it has found more full limits than this.
 #: So many limits are full only if each value of a payload has a separate limit. Then `admit` reaches the first job of

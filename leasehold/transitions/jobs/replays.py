@@ -32,12 +32,17 @@ _REPLAYABLE = unindexed(
 )
 
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
-# reset. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are sent at the job's next end, too. $4:
-# whether the job must wait at its concurrency limits (is `held`) first. Then `waiting_on` of each runnable step becomes
-# 1: this 1 represents all limits. $5: whether $6 replaces the exclusive key. $7: the pipelines whose failures start a
-# run of their `on_failure` pipeline. $8: the band of the hints (NULL: the step's priority). $9: the data of the events
-# (NULL: none). `uncounted`: the column `steps_left` lacks this step, because END_FAILED_JOBS subtracted the failed step
-# of a workflow.
+# reset. Exceptions: _SKIPPED_BY_PARAMETERS and _JOURNAL_DEPENDS. Webhooks are sent at the job's next end, too.
+#
+# $1: the jobs. $2: their tenant. $3: the new parameters (NULL: the job keeps its parameters).
+# $4: whether the job must wait at its concurrency limits (is `held`) first. Then `waiting_on` of each runnable step
+# becomes 1: this 1 represents all limits.
+# $5: whether $6 replaces the exclusive key.
+# $7: the pipelines whose failures start a run of their `on_failure` pipeline.
+# $8: the band of the hints (NULL: the step's priority). $9: the data of the events (NULL: none).
+#
+# `uncounted`: the column `steps_left` lacks this step, because END_FAILED_JOBS has subtracted it: a failed step of a
+# workflow.
 REPLAY = f"""
 -- replay
 WITH locked_jobs AS MATERIALIZED (
@@ -105,11 +110,11 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
-# $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes their
-# outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY makes them runnable. Exception: $2
-# keeps its note if $2 has not succeeded, as in a retry from the failed step. The note may say that the step has ordered
-# something, and that nobody knows the outcome. Each of these steps waits for the steps that it needs, if these run
-# again, or if they have not succeeded: REPLAY then revives them.
+# $1 the job, $2 a step. This step, and all steps that need it directly or indirectly, run again. This statement deletes
+# their outputs, results and notes. It changes succeeded steps to `skipped`, so that REPLAY makes them runnable.
+# Exception: $2 keeps its note if $2 has not succeeded, as in a retry from the failed step. The note may say that the
+# step has ordered something, and that nobody knows the outcome. Each of these steps waits for the steps that it needs,
+# if these run again, or if they have not succeeded: REPLAY then revives them.
 #
 # If a step had fanned out and runs again from its beginning, its parts are deleted with their rows. Otherwise the step
 # would join their old results, and could not fan out into parts of the same names. The objects of the parts stay until
@@ -123,7 +128,7 @@ WITH RECURSIVE again(id) AS (
     SELECT t.id FROM again JOIN task p ON p.id = again.id JOIN task t ON t.id = ANY(p.unblocks)
     WHERE NOT {_SKIPPED_BY_PARAMETERS}
 ), parts(id) AS (
-    -- The parts of a step that divides its work anew, and their parts. A step whose part runs again keeps its parts.
+    -- The parts of a step that fans out again, and their parts. A step whose part runs again keeps its parts.
     SELECT i.task_id FROM again JOIN item i ON i.parent_id = again.id JOIN task t ON t.id = i.task_id
     WHERE NOT t.contained
       AND NOT EXISTS (SELECT 1 FROM item other JOIN again a ON a.id = other.task_id WHERE other.parent_id = i.parent_id)
@@ -195,7 +200,7 @@ async def replay(
     no such failed job.
 
     `params`: replaces the job's parameters; the caller has validated it. `from_step`: the job goes on from this step
-    instead, and the steps that need this step run again, too. A step that had fanned out then fans out anew, unless
+    instead, and the steps that need this step run again, too. A step that had fanned out then fans out again, unless
     `from_step` is one of its parts. `terms`: the job's limits and exclusive key from now on. None: the job waits at no
     limits and keeps its exclusive key. `followed`: the pipelines whose failures start a run of their `on_failure`
     pipeline. `cause`: who retries the job, for its history. The job always keeps its dedupe key. If the job has limits,

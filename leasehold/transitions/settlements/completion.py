@@ -24,9 +24,9 @@ from leasehold.transitions.settlements.guard import (
 from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Completion, Settled, Verdict
 
-# A workflow waits with the status `waiting`. The column `news` counts its steps that have ended. `wake_at` is a count,
-# too: when `news` reaches `wake_at`, the workflow is due. While the workflow runs, a completion only raises `news`, and
-# `suspend` compares the two later.
+# A workflow waits with the status `waiting`. The column `news` counts the signals that have come for it, and its steps
+# that have ended. `wake_at` is a count, too: when `news` reaches `wake_at`, the workflow is due. While the workflow
+# runs, a completion only raises `news`, and `suspend` compares the two later.
 
 #: A count that `news` never reaches: no end of a step makes the workflow due.
 _NEVER = 2**31 - 1
@@ -41,7 +41,7 @@ _IS_READY = (
 #: arrays. `external`: how many steps of the job are for external workers.
 _CLAIM_NEXT = """,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next"""
-#: SQL: a join. How many next steps of the job the statement claims.
+#: SQL: a join that counts the next steps of the job that the statement claims.
 _CLAIMED_NEXT = """    CROSS JOIN LATERAL (
         SELECT count(*)::int AS step_count FROM claimed_steps t WHERE t.job_id = per_job.job_id
     ) AS claimed_next
