@@ -1,9 +1,9 @@
 """Parses and checks the URLs of PostgreSQL and RabbitMQ. A process with a wrong URL refuses to start.
 
-A URL of PostgreSQL has the form of libpq's URLs, and its `sslmode` means the same. A URL of RabbitMQ follows RabbitMQ's
-URI specification. Both may name several servers. An unknown parameter is refused. An error contains only names of
-parameters, because the rest of a URL may have a password. In all functions, `name` is the variable with the URL, for
-errors.
+A URL of PostgreSQL has the form of libpq's URLs, and `sslmode` means what it means in libpq. A URL of RabbitMQ follows
+RabbitMQ's URI specification. Both may name several servers. An unknown parameter is refused. An error names the
+variable, the parameters and the files at fault, but never quotes the URL, because a URL may contain a password. In all
+functions, `name` is the variable that has the URL; it appears in errors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HTTP_SETTINGS = (
     "s3_endpoint", "s3_public_endpoint", "public_url", "cdn_base_url", "promote_url", "promote_token_url",
     "generation_jimeng_url", "generation_ark_url", "generation_replicate_url", "generation_fal_url",
 )  # fmt: skip
-#: In RabbitMQ's setting, a comma before a scheme separates two URLs. Every other comma separates two hosts of one URL.
+#: In LEASEHOLD_AMQP_URL, a comma before a scheme separates two URLs. Every other comma separates two hosts of one URL.
 _NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 #: Advice in error messages.
 _SEVERAL_HOSTS = "name several hosts as host1:5432,host2:5432 after the @, or as host=host1,host2&port=5432,5432"
@@ -85,7 +85,7 @@ def database_url(text: str, name: str = "LEASEHOLD_DATABASE_URL") -> DatabaseUrl
 @lru_cache(maxsize=16)
 def _database_url(text: str, name: str, pghost: str, pgport: str) -> DatabaseUrl:
     # The hosts come from one of three places: after the @, from host= and port=, or from PGHOST and PGPORT. The DSN at
-    # the end has no hosts in it, because each connection gets its host beside the DSN (db/servers.py).
+    # the end names no hosts, because db/servers.py passes the host to each connection separately.
     parts = _split(name, text, ("postgresql", "postgres"))
     query = _query(name, parts, _POSTGRES_PARAMETERS, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     query = _with_checked_tls(name, query)
@@ -109,7 +109,7 @@ def _with_checked_tls(name: str, query: dict[str, str]) -> dict[str, str]:
     mode = query.get("sslmode", "prefer")
     if mode not in _SSL_MODES:
         raise BadSetting(name, f"sslmode is one of {', '.join(_SSL_MODES)}")
-    if query.get("sslrootcert") == "system":  # as libpq 16: the system's authorities, with verify-full
+    if query.get("sslrootcert") == "system":  # as in libpq 16: the system's authorities
         if query.get("sslmode", "verify-full") != "verify-full":
             raise BadSetting(name, "sslrootcert=system needs sslmode=verify-full")
         query = query | {"sslmode": "verify-full", "sslrootcert": _system_authorities(name)}
@@ -170,8 +170,8 @@ def _broker_tls(name: str, query: Mapping[str, str]) -> ssl.SSLContext:
 
 
 def _check_http_url(name: str, text: str, *, may_have_query: bool) -> None:
-    """Raises BadSetting for a wrong URL. Without this check, nothing would fail before the first request that needs the
-    URL, and the error of that request would not say which setting is wrong.
+    """Raises BadSetting for a wrong URL. Without this check, a wrong URL would fail only at the first request that
+    needs it, and that error would not name the setting.
     """
     parts = _split(name, text, ("http", "https"))
     try:
@@ -199,8 +199,8 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of the URL. Raises BadSetting for an unknown parameter, which may be a misspelt `sslmode`, and for
-    a repeated parameter. `advice`: by parameter, what to write instead of repeating it.
+    """The parameters of the URL. Raises BadSetting for a repeated parameter, and for an unknown one: it may be a
+    misspelt `sslmode`. `advice`: by parameter, what to write instead of repeating it.
     """
     pairs = parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True)  # libpq does not read a + as a space
     names = [key for key, _ in pairs]
@@ -215,7 +215,7 @@ def _query(name: str, parts: SplitResult, allowed: frozenset[str], advice: Mappi
 
 
 def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each host. `port_list`: the ports of hosts that name no port: one for all, or one for each."""
+    """(host, port) of each host. `port_list`: the default ports: one for all hosts, or one for each."""
     entries, ports = host_list.split(",") if host_list else [], port_list.split(",")
     if entries and len(ports) not in (1, len(entries)):
         raise BadSetting(name, "port= has one port for all hosts, or one for each")
@@ -252,8 +252,8 @@ def _check_files(name: str, query: Mapping[str, str], keys: Iterable[str]) -> No
 
 
 def _check_readable(name: str, path: str) -> None:
-    """Raises BadSetting if the file cannot be read. A later OSError of the file would look like a server that does not
-    answer.
+    """Raises BadSetting if the file cannot be read. Without this check, the file's later OSError would look as if the
+    server did not answer.
     """
     try:
         with Path(path).open("rb"):

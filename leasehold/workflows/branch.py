@@ -1,7 +1,7 @@
 """A branch is one coroutine of a workflow: the workflow's function (branch ''), or a coroutine in a `gather`.
 
-Each branch numbers its calls, and the branch and the number are the place of a call in the journal. When the code runs
-again from its top (a replay), each call finds its result at its place.
+Each branch numbers its calls. The place of a call in the journal (a row for each call) is its branch and its number.
+When the code runs again from its top (a replay), each call finds its result at its place.
 """
 
 from __future__ import annotations

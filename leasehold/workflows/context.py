@@ -1,5 +1,5 @@
-"""`Context`: the methods that a workflow calls. Each call is durable: it has a place in the run's journal. When the
-code runs again from its top (a replay), each call takes its result from the journal.
+"""`Context`: the methods that a workflow calls. Each call is durable: it has a row in the run's journal. When the code
+runs again from its top (a replay), each call takes its result from the journal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TaskOf(Protocol[P, R_co]):
     def runnable(self) -> Runnable: ...
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the task's function in this process. This signature tells type checkers the types of the task."""
+        """Call the task's function in this process. Type checkers read the types of the task from this signature."""
         ...
 
 
@@ -87,10 +87,10 @@ class Context:
     def run(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
         """Run the task as a step of this run, on the task's own queue, with the task's own retries.
 
-        The call raises InvalidArguments, and Permanent `workflow_as_step`. Awaiting it gives the task's result, or
-        raises TaskFailed.
+        The call raises InvalidArguments, or Permanent `workflow_as_step` if the task is a workflow. Awaiting it gives
+        the task's result, or raises TaskFailed.
         """
-        if task.runnable.is_workflow:  # it would write its calls to the places of this run's journal
+        if task.runnable.is_workflow:  # both workflows would write to the same places of the journal
             raise Permanent(
                 "workflow_as_step",
                 f"{task.runnable.step_name} is a workflow, which is a run of its own: await ctx.start(...), then the"
@@ -104,7 +104,8 @@ class Context:
 
     def start(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[Child[R]]:
         """Start a separate run of a workflow or a task. Awaiting the call gives the handle of the new run. The new run
-        is cancelled when this run is cancelled, fails or expires. A run that `ctx.detached.start` starts goes on.
+        is cancelled when this run is cancelled, fails or expires. Exception: a run that `ctx.detached.start` has
+        started goes on.
         """
         runnable = task.runnable
         return StartCall(
@@ -154,9 +155,9 @@ class Context:
     @overload
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Call a function in this worker immediately, and record its result in the journal: for a small effect, or a
-        value that may differ the next time. If the worker dies before the result is recorded, the function is called
-        again. Raises TaskFailed if the function raises.
+        """Call a function in this worker immediately, and record its result in the journal. Use this for a small
+        effect, or for a value that may differ the next time. If the worker dies before the result is recorded, the
+        function is called again. Raises TaskFailed if the function raises.
         """
         adapter: TypeAdapter[Any] = TypeAdapter(_return_type(function))
         return LocalCall(
@@ -200,8 +201,10 @@ def _checked_name(name: str) -> str:
 
 
 def _return_type(function: Callable[..., Any]) -> Any:
-    """The type that the function is declared to return; Any if it is not declared, or not known here."""
-    from typing import get_type_hints  # noqa: PLC0415 - beside its only use
+    """The type that the function is declared to return; Any if it declares none, or if its annotations cannot be
+    evaluated.
+    """
+    from typing import get_type_hints  # noqa: PLC0415 - used only here
 
     try:
         return get_type_hints(function).get("return", Any)

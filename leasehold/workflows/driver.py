@@ -1,9 +1,9 @@
 """`Driver`: runs the coroutines of a workflow step by step, from one wait to the next.
 
-A branch is the workflow's own coroutine, or one that it gathers. It yields the call that it awaits. If the journal has
-the result, the driver sends it to the branch immediately; else the branch waits. When every branch waits, `advance`
-returns: the worker commits `calls` and suspends the workflow. The worker may keep the driver: the next `advance` goes
-on with the results that have come meanwhile.
+A branch is the workflow's own coroutine, or a coroutine that it gives to `gather`. A branch yields the call that it
+awaits. If the journal (a row for each call) has the result of the call, the driver resumes the branch immediately; else
+the branch waits. When every branch waits, `advance` returns: the worker commits the new rows (`calls`) and suspends the
+workflow. The worker may keep the driver: the next `advance` goes on with the results that have come meanwhile.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from leasehold.workflows.pending import (
 )
 from leasehold.workflows.port import Port
 
-#: After this many results in a row the driver lets the worker's other attempts run.
+#: After it has resumed branches this many times in a row, the driver lets the worker's other attempts run.
 _BURST = 200
 #: Characters of an error's message in the journal.
 _MAX_MESSAGE = 1000
-#: The most bytes of JSON that a result of `ctx.call` may have, unless the worker allows more. The bound is small: the
-#: result is stored in the journal's row, and each replay reads the whole journal.
+#: The most bytes of JSON that a result of `ctx.call` may have, unless the worker allows more. The bound is small,
+#: because the result is stored in the journal's row, and each replay reads the whole journal.
 MAX_CALL_BYTES = 64 * 1024
 
 
@@ -75,11 +75,12 @@ class _NotCalled(Exception):
 
 
 class Driver:
-    """Runs one workflow. `start` makes its coroutine, which may use the context only while the driver runs it. The
-    worker passes a `port`: its methods read and write the journal. `calls`: rows of the journal that are not committed
-    yet. `news`: how many signals and ends of steps had come for the workflow when the driver last read the journal (the
-    column task.news). If more have come by the time at which the worker suspends the workflow, it is due again
-    immediately. `max_calls`: the most calls of the workflow. `max_call_bytes`: the largest result of a `ctx.call`.
+    """Runs one workflow. `start` makes the workflow's coroutine, which may use the context only while the driver runs
+    it. The worker passes a `port`: its methods read and write the journal. `calls`: rows of the journal that are not
+    committed yet. `news`: the column task.news when the driver last read the journal. The column counts the signals and
+    ends of steps that have come for the workflow. If the column is larger when the worker suspends the workflow, the
+    workflow is due again immediately. `max_calls`: the most calls of the workflow. `max_call_bytes`: the largest result
+    of a `ctx.call`.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class Driver:
         self._row_count = 0  # rows of the journal that were read or written, for the limit `max_calls`
         self._replay = Replay(())
         self._signals: deque[StoredSignal] = deque()
-        # A journal is read with its oldest signals only. `_last_signal`: the id of the last of these; None: there are
-        # no later signals. `_last_of_name`: name -> the id of the last later signal of this name that the driver read.
+        # Together with a journal, the driver reads only the oldest signals. `_last_signal`: the id of the last of
+        # these; None: there are no later signals. `_last_of_name`: name -> the id of the last signal of this name that
+        # the driver has read by itself (`_take_signal`).
         self._last_signal: int | None = None
         self._last_of_name: dict[str, int] = {}
         # Waits that raised SignalInvalid, each with the id of its signal.
@@ -112,8 +114,8 @@ class Driver:
         self._waiting_calls: dict[tuple[str, int], Journaled[Any]] = {}  # by branch and number
         self._waiters: dict[int, list[Branch | Gather]] = {}  # by the id() of the Pending that they wait for
         self._branches: dict[str, Branch] = {}  # by path
-        self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # that are branches
-        self._step_counts: dict[tuple[str, str], int] = {}  # of the calls of `run`, by branch and name
+        self._coroutines: set[Coroutine[Any, Any, Any]] = set()  # those that have become branches
+        self._step_counts: dict[tuple[str, str], int] = {}  # how many calls of `run` there were, by branch and name
         # The asyncio tasks that carry out `ctx.call` and `ctx.start`.
         self._local_tasks: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
         self._committing = asyncio.Lock()
@@ -124,8 +126,8 @@ class Driver:
     # --- for the worker
 
     async def advance(self, port: Port) -> Outcome:
-        """Go on until every branch waits, or the workflow has ended. Before it returns, it waits for the functions of
-        `ctx.call` and the starts of runs that are under way.
+        """Go on until every branch waits, or the workflow has ended. Before it returns, this method waits for the
+        functions of `ctx.call` and the starts of runs that are under way.
 
         Raises the error with which the workflow ends (`_final_error`), Cancelled and LeaseLost. Raises JournalLost
         before the workflow's code goes on.
@@ -143,8 +145,8 @@ class Driver:
                 task.cancel()
         await self._reopen(port, main.error)
         outcome = self._outcome_of(main)
-        # `calls` may still have the row of the signal that was consumed last. A cancel that is requested now came after
-        # the end of the code, and must not change how the run ends: so the second commit writes the row nevertheless.
+        # `calls` may still have the row of the signal that was consumed last. If a cancel is requested only now, the
+        # code has already ended, and the cancel must not change how the run ends. So a second commit writes the row.
         if not await self._commit(port):
             self._cancelling = True
             await self._commit(port)
@@ -154,7 +156,7 @@ class Driver:
         """Close the coroutines. Their `finally` blocks run, but must not call the context."""
         for branch in self._branches.values():
             if not branch.is_done:
-                # A `finally` may await or raise. Its error is dropped, because the run goes on elsewhere.
+                # A `finally` may await or raise. Its error is dropped: it does not change how the run ends.
                 with suppress(BaseException):
                     branch.coroutine.close()
 
@@ -168,8 +170,8 @@ class Driver:
         return not main.is_done
 
     def calls_taken(self) -> None:
-        """The worker has taken `calls`, to write them to the journal. If the write fails, the worker must not use this
-        driver again.
+        """Forget `calls`: the worker has taken them, to write them to the journal. If the write fails, the worker must
+        not use this driver again.
         """
         self.calls = []
 
@@ -187,8 +189,8 @@ class Driver:
             return False
 
     async def _commit_or_cancel(self, port: Port) -> bool:
-        """Write `calls` to the journal now. False: a cancel came that the workflow had not seen. This method then has
-        raised Cancelled in the waiting branches, and has written `calls` with the rows of the cancel.
+        """Write `calls` to the journal now. False: a cancel came that the workflow had not seen. In that case this
+        method has raised Cancelled in the waiting branches, and has written `calls` with the rows of the cancel.
         """
         if await self._commit(port):
             return True
@@ -303,13 +305,13 @@ class Driver:
             self._wait(call, entry.seconds)
 
     async def _receive_end(self, port: Port, call: ResultCall[Any], branch: Branch, entry: Entry) -> None:
-        """Give the call the end of its run: the end that the journal has recorded, or else the run's present end. If
-        the run has not ended, the call waits.
+        """End the call as its run has ended: by the journal's record of that end, or else by the run's present state.
+        If the run has not ended, the call waits.
 
-        An end that the journal lacks is recorded with the next call that the code makes, because a replay must come to
-        that call again, even if the run was retried and has ended otherwise, or was deleted. Before that call, nothing
-        depends on the end. Exception: a large result is not recorded. It is an output of the run, and is there for as
-        long as the run is kept.
+        If the journal has no such record, the driver writes it together with the next call that the code makes. A
+        replay must come to that call again, even if the run was retried meanwhile and has ended otherwise, or was
+        deleted. Before that call, nothing depends on the end. Exception: a large result is not recorded. It is an
+        output of the run, and stays in the store for as long as the run is kept.
         """
         if entry.state == "failed":
             self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
@@ -384,7 +386,9 @@ class Driver:
         return signal
 
     def _end_wait(self, entry: Entry | None, record: Call) -> None:
-        """Record how the wait for a signal ended. `entry`: the wait's row in the journal, which is counted already."""
+        """Record how the wait for a signal ended. `entry`: the wait's row in the journal; `_row_count` includes it
+        already.
+        """
         if entry is None:
             self._count_row()
         self.calls.append(record)
@@ -456,7 +460,7 @@ class Driver:
     async def _run_branch(self, port: Port, branch: Branch) -> None:
         """Run the branch until it awaits a call or ends. Then issue the call, or wake what waits for the branch."""
         if self._cancelling and branch.waits_for is not None and isinstance(branch.waits_for.error, Cancelled):
-            branch.cancelled = True  # Cancelled is raised in it now
+            branch.cancelled = True  # `send` below raises Cancelled in it
         self._active = branch
         try:
             awaited = branch.coroutine.send(None)
@@ -512,7 +516,7 @@ class Driver:
             self._reject(call, NotWhileUndoing(f"{call.kind} {call.name}"))
         else:
             self._reject_as_cancelled(call)
-        if self._cancelling and (call.branch, call.number) in self._waiting_calls:  # no call may wait now
+        if self._cancelling and (call.branch, call.number) in self._waiting_calls:  # a cancelled workflow must not wait
             self._cancel_call(call)
 
     async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
@@ -572,7 +576,7 @@ class Driver:
                 self._wait(call, 0.0)
             case LocalCall():
                 self._take_ends()
-                # Rows that are not open say how a wait has ended, and where Cancelled was raised.
+                # Rows that are not open record how a wait has ended, and where Cancelled was raised.
                 has_news = any(row.state != "open" for row in self.calls)
                 work = self._call_function(port, call, commits_first=has_news, undoes=self._cancelling)
                 self._local_tasks[asyncio.ensure_future(work)] = call
@@ -609,7 +613,7 @@ class Driver:
                 ended.append((call, *_record_of(call, task, self._max_call_bytes)))
             except _NotCalled:
                 self._finish_as_cancelled(call)
-            except Permanent as error:  # it ends the run; a retry must not call the other functions again
+            except Permanent as error:  # raised below, once the results of the other functions are committed
                 broken = broken or error
         for _, record, _ in ended:
             self._write(record)
@@ -621,7 +625,7 @@ class Driver:
             self._give(call, record, result)
 
     def _give(self, call: LocalCall[Any], record: Call, result: Any) -> None:
-        """Give the call the end of its function, which `record` has written."""
+        """End the call as its function has ended. The row `record` of that end is committed."""
         if record.state == "failed":
             self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
         else:
@@ -656,7 +660,7 @@ class Driver:
         self.calls.append(call)
 
     def _count_row(self) -> None:
-        """Count a new call, and record the ends of runs that the code knew when it made the call. Raises Permanent
+        """Count a new call, and record the ends of runs that the code had seen when it made the call. Raises Permanent
         `workflow_too_long` if the workflow makes more calls than it may.
         """
         self._take_ends()
@@ -699,7 +703,9 @@ class Driver:
         self._reject(call, Cancelled())
 
     def _outcome_of(self, main: Branch) -> Outcome:
-        """How the workflow has ended. Raises its error, and Cancelled if it has met the cancel of its run."""
+        """How the workflow has ended. Raises Cancelled if Cancelled was raised in any branch; otherwise the workflow's
+        own error, if it has one.
+        """
         if self._has_met_cancel:
             raise Cancelled from (None if isinstance(main.error, Cancelled) else main.error)
         if main.error is not None:
@@ -708,7 +714,7 @@ class Driver:
         return Outcome(ended=True, result=main.value)
 
     def _seconds_to_deadline(self) -> float | None:
-        """Seconds until the first wait ends by itself. None: no wait does."""
+        """Seconds until the first wait ends by itself. None: no wait ends by itself."""
         now = asyncio.get_running_loop().time()
         deadlines = [call.deadline for call in self._waiting_calls.values() if call.deadline is not None]
         return max(min(deadlines) - now, 0.001) if deadlines else None
@@ -791,12 +797,13 @@ def _error_of_run(entry: Entry) -> TaskFailed | None:
 
 
 def _check_second_await(pending: Pending[Any], owner: Branch, branch: Branch) -> None:
-    """Raise Permanent `workflow_awaits` if it depends on the course of a replay whether `owner` or `branch` comes first
-    to the call. The first branch decides the place of the call, so it must be the same branch at each replay.
+    """Raise Permanent `workflow_awaits` if, at a replay, `branch` could await the call before `owner` does. The branch
+    that awaits a call first decides the call's place, so it must be the same branch at each replay.
 
-    Two cases are safe. One branch is an ancestor of the other: an ancestor does nothing while its branches run. Or the
-    call is the first that `owner` awaits, and `branch` has the same parent, or descends from it: all branches of a
-    gather begin their first call before any of them goes on.
+    Two cases are safe:
+    - One branch is an ancestor of the other: an ancestor does nothing while its branches run.
+    - The call is the first that `owner` awaits, and `branch` has the same parent, or descends from that parent: all
+      branches of a gather begin their first call before any of them goes on.
     """
     if branch is owner:
         return

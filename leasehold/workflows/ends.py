@@ -22,7 +22,8 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
     if not isinstance(pending, Gather):
         return None
     open_parts = {part for part in pending.parts if not part.is_done}  # a set: one part may stand there several times
-    # A branch among the parts may go on before the other parts have ended: the workflow must wake for the first one.
+    # A branch among the parts may go on before the other parts have ended: the workflow must wake for the first branch
+    # that can go on.
     other_parts = [part for part in open_parts if not isinstance(part, RunCall)]
     if not other_parts:
         return len(open_parts)

@@ -1,5 +1,5 @@
 """Replays a journal (the rows of a workflow's calls): when the workflow's code runs again from its top, each call takes
-the entry at its place. The entry must name the same call.
+the entry at its place (branch and number). The entry must name the same call.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ class Pending(Generic[T]):
     """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result.
 
     A branch is one argument of `ctx.gather`, with all that it awaits. The workflow outside of `gather` is a branch,
-    too. The first await begins the call: its place in the journal belongs to the branch that awaits. Another branch may
-    await the call only if its await cannot come first in a replay, where the call would get another place. The driver
-    refuses all other awaits.
+    too. The first await begins the call: the call gets its place in the journal in the branch that awaits it. A second
+    branch may await the call only if it cannot be the first at a replay: the call would then get another place. The
+    driver refuses all other awaits.
 
     `owner`: the branch that began the call, or else the ancestor of that branch that has awaited the call since then.
     `is_first`: the owner had awaited nothing before it began the call.

@@ -1,4 +1,4 @@
-"""`Port`: the methods that a driver (it runs a workflow's code, see driver.py) needs from the worker that runs it."""
+"""`Port`: the methods that the worker implements for a driver (driver.py), which runs a workflow's code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Port(Protocol):
         """The oldest unconsumed signal of this name whose id is greater than `after`, if there is one."""
 
     async def record(self, calls: Sequence[Call], *, cancelling: bool) -> bool:
-        """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run: Cancelled was raised in its
-        code. Returns False, and writes nothing, if a cancel was requested that the workflow has not seen.
+        """Commit the calls now. `cancelling`: the workflow has seen the cancel of its run, because Cancelled was raised
+        in its code. Returns False, and writes nothing, if a cancel was requested that the workflow has not seen.
         """
 
     async def start(self, call: StartCall[Any], record: Call) -> bool:
