@@ -1,3 +1,3 @@
-"""The worker, imported as `leasehold.worker`: claims leases, runs steps, publishes outputs, settles.
-It imports nothing of the API.
+"""The worker, imported as `leasehold.worker`: claims tasks, runs their steps, publishes the outputs, and settles the
+tasks. It imports nothing of the API.
 """

@@ -1,3 +1,4 @@
-"""One attempt: fetch inputs, run the handler, publish outputs, settle. These modules know leases. They do not import
-worker/claiming: an attempt sees its slot (its room in the worker) only by the protocol in slot.py.
+"""Runs one attempt: fetches the inputs, runs the handler, publishes the outputs, settles. These modules import
+worker/leases, but not worker/claiming: an attempt uses its slot (its room in the worker) only through the protocol in
+slot.py.
 """

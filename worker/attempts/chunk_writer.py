@@ -2,7 +2,7 @@
 and the rest before its settlement (the commit of how it ended).
 
 In this module, an item is a log line, or a value that a handler emits to its job's stream. A chunk is the items of one
-attempt that one write takes.
+attempt in one write.
 
 An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
 is written: so a settled attempt has all its items. A killed attempt loses at most the items since the last write. All
@@ -107,8 +107,8 @@ class ChunkWriter(Generic[_Buffer, _Chunk]):
     def _enqueue(self, attempt: AttemptBuffer[_Buffer]) -> None:
         """Remember a buffer that has unwritten items. Any thread may call this.
 
-        This first appends and then checks the event. `turn` first clears the event and then empties the queue. So
-        either the turn that runs now takes the buffer, or the event is set for the next turn.
+        This method appends before it checks the event. `turn` clears the event before it empties the queue. So either
+        the turn that runs now takes the buffer, or the event is set for the next turn.
         """
         self._unwritten.append(attempt)
         if not self._wake.is_set():

@@ -75,8 +75,8 @@ def _from_store_error(error: StoreError) -> StepError:
 
 def traceback_of(error: BaseException) -> str:
     """The traceback of an attempt's error and its causes, without the worker's frames above the handler's first frame.
-    If the handler has no frame in it, the traceback has all frames. The error of an isolated step has the child's
-    traceback.
+    If the handler has no frame in it, the traceback has all frames. For an isolated step, this is the traceback from
+    the child.
     """
     if isinstance(error, StepError) and error.trace:
         return error.trace

@@ -58,7 +58,7 @@ _Answer = TypeVar("_Answer")
 MAX_READ_BYTES = 64 * 1024 * 1024
 #: Seconds for which an attempt without room snoozes: it gives its lease back, and the task is due again later. An
 #: attempt has no room if the pipeline's own limit (`Pipeline.room`) does not admit it. An attempt with a plain handler
-#: has no room if it has waited for a thread for these seconds, too, and none became free.
+#: waits for a thread for the same number of seconds, and has no room if none becomes free.
 _ROOM_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
@@ -198,8 +198,9 @@ class InlineAttempt:
         # The log context names job, task and step already.
         if structlog.get_config()["processors"][-1:] == [structlog.stdlib.ProcessorFormatter.wrap_for_formatter]:
             return structlog.get_logger(self.pipeline.module)
-        # Here structlog has another configuration than in a worker, for example in a user's own program. It would
-        # render the line as text and lose the fields. So wrap the standard logger, which keeps the fields.
+        # Here structlog has another configuration than in a worker, for example in a user's own program. That
+        # configuration would render the line as text and lose the fields. So wrap the standard logger, which keeps the
+        # fields.
         return structlog.wrap_logger(
             logging.getLogger(self.pipeline.module),
             processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
@@ -224,8 +225,8 @@ class InlineAttempt:
         self.checkpoint()
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """For steps of the platform that change other jobs: publish the hints (messages that a task is due) soon. Call
-        this after the commit.
+        """Publish hints (messages that a task is due) soon. Steps of the platform that change other jobs call this
+        after their commit.
         """
         self._announcer.announce(announcements)
 
@@ -268,7 +269,7 @@ class InlineAttempt:
             raise refusal
         try:
             await notes.remember(connection, self.lease, note)
-        except asyncpg.UntranslatableCharacterError:  # a DataError, too: the note has a NUL character
+        except asyncpg.UntranslatableCharacterError:  # a kind of DataError, but the note is at fault: it has a NUL
             raise
         except (asyncpg.DataError, asyncpg.UndefinedTableError) as error:
             raise refusal from error

@@ -1,5 +1,5 @@
 """Finds the inputs of a step. For an isolated step it also downloads them and verifies their digests, because a child
-process has no way to the store. The attempts (isolated.py, inline.py) call this module.
+process cannot reach the store. The attempts (isolated.py, inline.py) call this module.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def sources_of(pool: Pool, held: HeldLease, pipeline: Pipeline, step: Step
 
 
 def _refuse_equal_names(step: Step, sources: Sequence[Source]) -> None:
-    """Raise Permanent `input_ambiguous` if two different objects have one name. The same object twice does no harm."""
+    """Raise Permanent `input_ambiguous` if two different objects have one name. The same object twice is allowed."""
     by_name: dict[str, Source] = {}
     for source in sources:
         other = by_name.setdefault(source.name, source)

@@ -90,7 +90,7 @@ class IsolatedAttempts:
         speculation = self._take_speculation(claimed, sources, on_progress)
         try:
             fetched = await self._inputs(claimed, step, sources, speculation)
-            if held.cancelled:  # the cancel came before there was a directory: ask again, so that the handler sees it
+            if held.cancelled:  # a cancel that came before the directory existed made no file in it
                 self._directories.request_stop(claimed.lease)
             failpoints.reach("after_download")  # a failpoint: here a test can stop or kill the process
             item = await item_of(self._pool, held) if step.part else None
@@ -150,7 +150,9 @@ class IsolatedAttempts:
     async def _inputs(
         self, claimed: Claimed, step: Step, sources: list[Source], speculation: Speculation | None
     ) -> Fetched:
-        """The inputs in the attempt's directory: those that its speculation has already, or else downloaded ones."""
+        """The inputs in the attempt's directory. If the attempt uses a speculation, they are there already; else
+        download them.
+        """
         if speculation is not None:
             return {name: (path, speculation.sha256[name]) for name, path in speculation.files.items()}
         directory = self._directories.make(claimed.lease)
@@ -225,10 +227,10 @@ class IsolatedAttempts:
     def _speculate(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> list[Speculation]:
-        """Start the next step, and one later step for each further idle child.
+        """Start the next step, and one later step for each further run that has room (`Children.free_slots`).
 
-        The last step starts first, because the job ends with it. If no child is idle, only the next step starts, and
-        waits until some child has ended and its memory is free.
+        The last of these steps starts first, because the job cannot end before that step. If no run has room, only the
+        next step starts, and waits until some child has ended and its memory is free.
         """
         if claimed.handler is not None:  # a job of a template: its next steps are not those of `pipeline`
             return []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Larger outputs are not cached: their download takes little time beside the work on them.
+#: Larger outputs are not cached: their download takes little time, compared with the work on them.
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
-#: The bound of the whole cache. The oldest outputs leave first.
+#: The bound of the whole cache. The cache removes the oldest outputs first.
 MAX_BYTES = 32 * 1024 * 1024
 
 

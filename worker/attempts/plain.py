@@ -23,8 +23,8 @@ def is_plain(handler: Callable[..., Any]) -> bool:
 
 
 class BlockingAttempt:
-    """The worker's PlainAttempt. The coroutine methods of `attempt` run in the event loop, while the handler's thread
-    waits. All other methods, except `progress`, run in the handler's thread.
+    """The PlainAttempt that a plain handler gets. The coroutine methods of `attempt` run in the event loop, while the
+    handler's thread waits. All other methods, except `progress`, run in the handler's thread.
     """
 
     def __init__(self, attempt: Attempt) -> None:

@@ -1,5 +1,5 @@
-"""Reads and writes of attempts, at a server of PostgreSQL that takes writes. A standby may lack the newest rows: an
-attempt that missed a note, an input or a result there would do its work twice, or wrongly.
+"""Lets attempts read and write at the primary, a server of PostgreSQL that takes writes. A standby may lack the newest
+rows. An attempt that missed a note, an input or a result there would do its work twice, or wrongly.
 
 While no server takes writes, an attempt waits here, as long as it trusts its lease (`HeldLease.trusted`).
 """

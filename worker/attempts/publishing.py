@@ -47,8 +47,8 @@ def replacement_rule(held: HeldLease) -> Callable[[Stored], bool]:
     key.
 
     The attempt may replace the object of an earlier attempt. It may not replace the object of a newer attempt, nor any
-    object while it does not trust its lease (the lease may have expired). Trust alone is not enough: if PostgreSQL lost
-    the session of the owner, another worker has taken the task over, but the old owner still trusts its lease for a
+    object while it does not trust its lease (the lease may have expired). Trust alone is not enough. If PostgreSQL lost
+    the session of the owner, another worker may have taken the task over. The old owner still trusts its lease for a
     moment, and could overwrite the new owner's output. If the store drops metadata, no object names its writer, and
     only trust decides.
 

@@ -13,8 +13,8 @@ from leasehold.transitions.quarantine import run_known_units
 
 #: Seconds between two writes.
 EVERY_SECONDS = 0.5
-#: The name under which the table `quarantine` has the tasks whose reports PostgreSQL refused. Later reports of such a
-#: task are tried all the same.
+#: The name under which the table `quarantine` has the tasks whose reports PostgreSQL refused. The reporter still tries
+#: to write later reports of such a task.
 DUTY = "progress"
 
 

@@ -133,7 +133,7 @@ class Runner:
         self._releasing = False
 
     def release(self) -> None:
-        """Stop all attempts and release their leases: the worker has to end."""
+        """Stop all attempts and release their leases, because the worker has to end."""
         self._releasing = True
         for work in self._running:
             work.stop()
@@ -229,14 +229,14 @@ class Runner:
                 self._give_up(work.task, claimed)
 
     def _give_up(self, task: asyncio.Task[Settlement], claimed: Claimed) -> None:
-        """End an attempt whose handler has not stopped in time: the handler runs on, and nothing of it counts."""
+        """End an attempt whose handler has not stopped in time. The handler runs on, but its result is dropped."""
         log.warning(
             "a handler did not stop when its attempt was cancelled, and runs on without it: a handler must raise "
             "CancelledError again when it has caught it",
             handler=_handler_of(claimed),
             seconds=_seconds_to_stop(claimed),
         )
-        self._given_up.add(task)  # the event loop alone would not keep the task
+        self._given_up.add(task)  # the event loop itself has only weak references to tasks
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[Settlement]) -> None:
@@ -295,7 +295,7 @@ class Runner:
 
     def _request_stop(self, claimed: Claimed, work: StoppableWork[Settlement]) -> None:
         """Tell the handler that a client cancelled the job: its next checkpoint (a call that checks whether to go on)
-        raises. A handler without checkpoints is cancelled after the job's `grace_seconds`.
+        raises. If the handler still runs after the job's `grace_seconds`, the worker cancels it.
         """
         self._directories.request_stop(claimed.lease)
         asyncio.get_running_loop().call_later(claimed.grace_seconds, work.stop)

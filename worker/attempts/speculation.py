@@ -3,8 +3,8 @@
 So the next step does not wait for the uploads of the step before. This is safe: an isolated step is a function of its
 files and parameters, and changes nothing outside its directory. So a worker may run the step before it has the step's
 lease. Only an attempt that holds the lease of this step and has the same inputs uses the result; else the worker
-discards it. If more of the worker's child processes are idle, steps after the next one run, too, if they read nothing
-that a step in between writes.
+discards it. If there is room for more runs, the worker also runs steps after the next one. Such a step must read
+nothing that a step in between writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
 
 def _sole_dependent(pipeline: Pipeline, step: Step) -> Step | None:
     """The step that needs only `step`, if no other step needs `step`. None if there is no such step, or if this worker
-    may not run it now.
+    must not run it speculatively.
     """
     dependents = [other for other in pipeline.steps if step.name in other.needs]
     if len(dependents) != 1 or dependents[0].needs != (step.name,):

@@ -1,4 +1,6 @@
-"""The work of an attempt, which the worker can stop: if a handler ignores that, the attempt ends without it."""
+"""Runs the work of an attempt so that the worker can stop it. If a handler ignores the stop, the attempt ends without
+waiting for the handler.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ _Result = TypeVar("_Result")
 
 
 class StoppableWork(Generic[_Result]):
-    """Runs `work` as a task. After `stop` the work has `seconds` to end. Then the attempt gives the work up, but `task`
-    may run on.
+    """Runs `work` as a task. After `stop` the work has `seconds` to end. Then the work is given up: the attempt no
+    longer waits for it, although `task` may run on.
     """
 
     __slots__ = ("_end", "_seconds", "_timer", "task")
@@ -25,7 +27,9 @@ class StoppableWork(Generic[_Result]):
         self.task.add_done_callback(self._set_end)
 
     def stop(self) -> None:
-        """Cancel the work. It may clean up, but it may also catch the CancelledError and go on: so give it up later."""
+        """Cancel the work. It may clean up. It may also catch the CancelledError and go on: so give it up after some
+        seconds.
+        """
         self.task.cancel()
         if self._timer is None and not self.task.done():
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._set_end)
@@ -33,7 +37,7 @@ class StoppableWork(Generic[_Result]):
     async def result(self) -> _Result:
         """What the work returns or raises. Raises CancelledError if the work is given up: then `task` is not done.
 
-        If the caller is cancelled, the work is stopped, and its end still counts.
+        If the caller is cancelled, this method stops the work, and still returns or raises what the work does.
         """
         try:
             await self._end

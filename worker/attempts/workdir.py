@@ -1,11 +1,11 @@
 """The work directory of a worker process, for the files of its attempts. The worker removes the directory at its end.
 If the worker is killed, the next worker to start removes it.
 
-A living worker holds two locks: on its directory, and on the lock file in it. The lock on the directory keeps
-systemd-tmpfiles from it: that program deletes files and directories in /tmp that nobody has used for ten days, but
-nothing beneath a locked directory. Without this lock it would delete the directory of a worker that had nothing to do.
-A new directory of the same name would not help: the children's fences (Landlock) grant access to the deleted directory
-only. The lock file is for workers of earlier releases, which know only that lock.
+A living worker holds two locks: on its directory, and on the lock file in it. The lock on the directory protects it
+from systemd-tmpfiles. That program deletes files and directories in /tmp that nobody has used for ten days, but nothing
+beneath a locked directory. Without this lock it would delete the directory of an idle worker. A new directory of the
+same name would not help: the children's fences (Landlock) grant access to the deleted directory only. The lock file is
+for workers of earlier releases, which check only that lock.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ _Answer = TypeVar("_Answer")
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 _OUTPUT_OF_STEP = "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2"
-# The run of a workflow also has the tasks of the steps that the workflow has started: these are `contained`, and left
-# out.
+# The run of a workflow also has the tasks of the steps that the workflow has started: the statement leaves these
+# (`contained`) out.
 _OUTPUT_OF_RUN = (
     "SELECT o.key, o.sha256 FROM task t JOIN output o ON o.task_id = t.id"
     " WHERE t.job_id = $1 AND NOT t.contained AND o.name = $2"
@@ -96,7 +96,7 @@ class Workflows:
         self.keep_seconds = settings.retention_days * 86_400
         self.max_result_bytes = max(_MAX_RESULT_BYTES, settings.result_max_bytes)
         self._max_calls = settings.workflow_max_calls
-        # At least the default: the setting may be 0, which sends the results of tasks to the store. Results of
+        # At least the default: the setting may be 0, so that all results of tasks go to the object store. Results of
         # `ctx.call` always stay in the journal.
         self._max_call_bytes = max(MAX_CALL_BYTES, settings.result_inline_bytes)
         self._memory_seconds = settings.workflow_memory_seconds
@@ -121,7 +121,8 @@ class Workflows:
             driver.close()
             raise
         if not outcome.ended:
-            # `news`: how many signals and ends of steps the driver has seen. If more came, the workflow is due now.
+            # `news`: how many signals and ends of steps the driver has seen. If more have come, the workflow is due
+            # again immediately.
             outcome.suspension = Suspending(
                 lease, tuple(driver.calls), driver.news, outcome.wakes_after_ends, outcome.delay
             )
