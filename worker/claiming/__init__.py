@@ -1,5 +1,6 @@
-"""From a hint (a message that a task is due) or a poll to an attempt: slot pools, fair shares between tenants, the
-claimer.
+"""Finds due tasks by hints (messages that a task is due) and by polls, and starts an attempt for each: slot pools, fair
+shares between tenants, the claimer.
 
-A hint goes one way: broker, hint router, slot pool, claimer, then the runner (worker/attempts), then the ACK.
+Each hint passes through these parts in order: broker, hint router, slot pool, claimer, runner (worker/attempts). At the
+end the slot pool ACKs it.
 """

@@ -1,5 +1,5 @@
-"""Claims tasks for the slot pools (the slots of a worker by queues): `claim` the task of one hint (a message that a
-task is due), `poll` for due tasks that no hint announced.
+"""Claims tasks for the slot pools of a worker. `claim` claims the task of one hint (a message that a task is due).
+`poll` finds and claims due tasks without a hint.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Claimer:
         return self._heartbeat.holds(task_id)
 
     def holds_for_certain(self, task_id: UUID) -> bool:
-        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`). Then a hint of the task
-        brings no news.
+        """Whether this worker certainly holds the task (`Heartbeat.ownership_confirmed`). A hint of such a task is a
+        duplicate.
         """
         return self._heartbeat.holds(task_id) and self._heartbeat.ownership_confirmed(task_id)
 
@@ -77,9 +77,9 @@ class Claimer:
         return await self._batcher.claim(task_id)
 
     async def poll(self, queues: tuple[str, ...], limit: int, overdue: float, rooms: Rooms) -> Polled:
-        """Claim up to `limit` due tasks of `queues`. `rooms` bounds how many of them one tenant gets. The poll claims
-        no task that has been due for less than `overdue` seconds, because a hint announces such a task. If PostgreSQL's
-        answer is lost, the heartbeat releases the tasks that the poll has claimed.
+        """Claim up to `limit` due tasks of `queues`. `rooms` bounds how many of them one tenant gets. The poll leaves
+        out `pending` tasks that have been due for less than `overdue` seconds, because hints announce these (see
+        Polls.claim). If PostgreSQL's answer is lost, the heartbeat releases the tasks that the poll has claimed.
         """
         polls = self._polls[queues]
         try:

@@ -1,5 +1,5 @@
-"""Hands each hint (the message that a task may be due) to the slot pool of its queue (the slots in which the attempts
-of some queues run). Hints come from the broker, and from this worker's own commits.
+"""Hands each hint (a message that a task may be due) to the slot pool that serves the hint's queue. Hints come from the
+broker, and from this worker's own commits.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from leasehold.broker.outbox import Announcement
 from leasehold.worker.claiming.slot_pool import SlotPool
 
 #: When so many hints of one tenant wait in a slot pool, the pool gets no more of this tenant's hints from the worker's
-#: own commits. The broker bounds the hints that it delivers, but nothing bounds the steps that a tenant's workflows
-#: start: all their hints would stay in memory. A hint left out comes through the broker, or a poll finds its task.
+#: own commits. The broker limits how many hints it delivers, but nothing limits how many steps a tenant's workflows
+#: start: without this bound, all their hints would stay in memory. A hint that the router leaves out comes later
+#: through the broker, or a poll finds its task.
 _MAX_WAITING = 1000
 
 
@@ -45,7 +46,7 @@ class HintRouter:
 
     def deliver_here(self, hints: Sequence[Hint]) -> None:
         """Deliver the hints to this worker's own slot pools, and to no other worker. A pool takes no further hint of a
-        tenant that has many waiting there.
+        tenant that has `_MAX_WAITING` hints there.
         """
         for hint in hints:
             slot_pool = self._pools.get(hint.queue)

@@ -1,6 +1,6 @@
-"""The hints (messages that a task may be due) that a slot pool has received and whose tasks it has not claimed yet, by
-tenant. A hint waits here unacknowledged until its tenant may take a slot. When the worker stops, the broker redelivers
-the waiting hints to other workers.
+"""Keeps the hints (messages that a task may be due) that a slot pool has received, by tenant, until the pool claims
+their tasks. A hint waits here unacknowledged until its tenant may take a slot. When the worker stops, the broker
+redelivers the waiting hints to other workers.
 """
 
 from __future__ import annotations

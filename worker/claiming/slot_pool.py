@@ -6,7 +6,7 @@ seconds, and whenever the broker may have lost hints. A poll also finds the task
 snoozed steps, and all tasks while the broker is away.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
-unacknowledged, and hints of other tenants may stand behind it in the broker. So a crowded pool also polls, four times a
+unacknowledged, and hints of other tenants may wait behind it in the broker. So a crowded pool also polls, four times a
 second, for the tasks of tenants that run fewer steps.
 """
 
@@ -37,20 +37,20 @@ from leasehold.worker.claiming.shares import Shares
 
 log = structlog.get_logger(__name__)
 
-#: If a poll finds new work, and the pool holds no hint and got none for this many seconds, it makes the broker rebuild
-#: the consumer.
+#: If a poll finds new work, but the worker has got no hint for this many seconds, the pool makes the broker rebuild the
+#: consumer (`_check_consumer`).
 _SILENCE_SECONDS = 30.0
 
-#: Seconds between two polls of a crowded pool. While hints arrive, such a poll claims only tasks that have been due for
-#: at least this long. Only a poll serves the tenants in turn: in the broker's queue, a hint waits behind all hints of a
-#: tenant that floods the queue.
+#: Seconds between two polls of a crowded pool. While hints arrive, such a poll leaves new tasks (`pending`) to their
+#: hints until they have been due for this long. Only a poll serves the tenants in turn: in the broker's queue, a hint
+#: waits behind all hints of a tenant that floods the queue.
 _FAIR_SECONDS = 0.25
 #: A pool is crowded while hints wait in it, or while at least this part of its slots is busy. From about that part on,
 #: the broker may hold back hints, because each queue and priority band has a limit of unacknowledged hints (SHARES in
 #: broker/amqp/consumer.py).
 _CROWDED = 1 / 4
-#: If a tenant runs nothing here, a crowded pool polls its tasks when they have been due for this many seconds. Their
-#: hints arrive within milliseconds, unless many hints of another tenant are in front of them.
+#: A crowded pool polls the new tasks of a tenant that runs nothing here as soon as they have been due for this many
+#: seconds. Their hints arrive within milliseconds, unless many hints of another tenant are in front of them.
 _LATE_HINT_SECONDS = 0.05
 #: When an attempt of a full pool ends, the pool waits until about one attempt for each 8 slots has ended, at most 0.02
 #: s. Then one poll fills all free slots.
@@ -63,8 +63,8 @@ class _PollResult:
     the pool need not poll again for them. The pool assumes this if some claimed tasks were new, because the broker has
     hints of new tasks. `held_back`: some due tasks belong to tenants that have no room in this pool.
 
-    `found_no_slot`: there was no free slot, so the pool did not ask the database. Then the last poll that claimed tasks
-    decides `hinted`.
+    `found_no_slot`: there was no free slot, so the pool sent no query. Then the last poll that claimed tasks decides
+    `hinted`.
     """
 
     has_more: bool
@@ -129,7 +129,7 @@ class SlotPool:
         self._followed_hints = 0  # unacknowledged hints whose attempts run
         self._silent_since = 0.0  # when the pool started, or last had the broker's consumer rebuilt
         self._keeps_next_slot = False  # the next free slot is kept for a poll
-        self._others_wait = False  # the last poll knew of tasks that wait for a slot
+        self._others_wait = False  # after the last poll, other tasks were known to wait for a slot
         self._full_since: float | None = None  # the time since which tasks wait and no shared slot is free
         self._poll_requested = False
         self._may_start = asyncio.Event()  # set when a hint arrives, and when a slot becomes free
@@ -229,13 +229,15 @@ class SlotPool:
         return True
 
     def take_back(self, tenant: str) -> None:
-        """Give a slot to an attempt that has lent its own, even if none is free: it must not wait a second time."""
+        """Give a slot to an attempt that has lent its own, even if none is free: the attempt must not wait a second
+        time.
+        """
         self._lent -= 1
         self._shares.take(tenant)
 
     def _acknowledge_duplicates(self) -> None:
         """Acknowledge the waiting hints of tasks that this worker holds: a poll claimed these tasks before their hints
-        arrived. If these hints stayed, the pool would believe that other tasks wait. Then jobs of many steps would
+        arrived. If these hints stayed, the pool would count them as other tasks that wait, and jobs of many steps would
         leave their slots after each step.
         """
         # Not `holds`: after an outage of the database, the worker may have lost tasks that it believes to hold.
@@ -314,14 +316,15 @@ class SlotPool:
     # --- polls
 
     async def _poll(self) -> None:
-        """Poll on request and every `_pause_seconds`. Poll again sooner while polls find plenty of tasks that no hint
-        announced. Returns after `stop_claiming`.
+        """Poll on request and every `_pause_seconds`. Skip this pause while more tasks are due that no hint announces.
+        Returns after `stop_claiming`.
         """
         while not self._stopping:
             requested, self._poll_requested = self._poll_requested, False
             self._may_poll.clear()
             hints_arrive = self._broker.delivers_hints and self._broker.connected
-            # While hints arrive, a poll claims only overdue tasks: else a hint and a poll would claim the same task.
+            # While hints arrive, a poll leaves new tasks to them at first: else a hint and a poll would claim the same
+            # task.
             overdue_seconds = self._pause_seconds if hints_arrive and not requested else 0.0
             result = await self._fill_kept_slot(overdue_seconds)
             if result is None or result.has_more:
@@ -330,9 +333,8 @@ class SlotPool:
             if self._hints and self._is_full:
                 self._acknowledge_duplicates()
             self._others_wait = bool(self._hints) or polls_again
-            # A poll that found no slot has not asked the database. Other tasks may wait all the same: their hints stand
-            # behind others in the broker, because the attempts that run now hold as many unacknowledged hints as the
-            # broker hands out.
+            # A poll that found no slot has sent no query. Other tasks may wait nevertheless: the running attempts may
+            # hold as many unacknowledged hints as the broker allows, so that all other hints stay in the broker.
             self._keep_slot_if_others_wait(others_wait=self._others_wait or result.found_no_slot)
             if not polls_again:
                 await self._wait_for_request()
@@ -413,8 +415,9 @@ class SlotPool:
             self._may_start.set()
 
     async def _claim_due(self, overdue_seconds: float, at_most: int | None = None) -> _PollResult:
-        """Claim tasks that have been due for `overdue_seconds`, and run them in the free slots. If no shared slot is
-        free, claim tasks of tenants that run nothing here, and run these in the reserve.
+        """Claim due tasks, and run them in the free slots. New tasks (`pending`) must have been due for
+        `overdue_seconds`. If no shared slot is free, claim tasks of tenants that run nothing here, and run these in the
+        reserve.
         """
         shares = self._shares
         # Claim for at most half of the slots: the attempts in the other half are settled meanwhile.
@@ -463,8 +466,8 @@ class SlotPool:
 
     def _check_consumer(self) -> None:
         """Call this after a poll has found new work whose hint has not come. If no other hint has come either, the
-        consumer may be dead: rebuild it. Exception: a pool that holds hints rebuilds nothing. It may hold as many hints
-        as the broker hands out, and then no further hint comes while their attempts run.
+        consumer may be dead: rebuild it. Exception: a pool that holds hints rebuilds nothing. It may hold as many
+        unacknowledged hints as the broker allows, and then no further hint comes while their attempts run.
         """
         if self._hints or self._followed_hints or not self._broker.connected:
             return

@@ -1,5 +1,5 @@
-"""All slot pools of a worker. Decides which pool serves which queues and how many slots it has; starts and stops the
-pools. `Worker` calls it.
+"""Makes, starts and stops all slot pools of a worker. It decides which pool serves which queues, and how many slots
+each pool has. `Worker` calls this module.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.sandbox.children import number_of_children
 
 #: Unacknowledged hints (messages that a task is due) for each slot. The broker gives each priority band a fixed part of
-#: them, which no other band can use: so the part of a single band must be enough to fill the slots.
+#: them, which no other band can use (SHARES in broker/amqp/consumer.py). With 4 for each slot, the band `normal` alone
+#: can fill all slots; the band `low` alone fills less than half of them.
 _HINTS_PER_SLOT = 4
 
 
 class SlotPools:
-    """`start` serves the inline queues, whose steps run in this process, and the isolated queues, whose steps run in
-    child processes, if these are ready. If they are ready later, `start_isolated` adds the isolated queues.
+    """`start` serves the inline queues, whose steps run in this process. If the child processes are ready, it also
+    serves the isolated queues, whose steps run in children. Otherwise `start_isolated` adds the isolated queues later.
     """
 
     def __init__(
