@@ -1,5 +1,5 @@
-"""The statements that take, renew and end this worker's leases, each on a connection of its own.
+"""Takes, renews and ends this worker's leases. Each of these three kinds of statement has its own connection.
 
 Slot pools claim, the heartbeat renews, attempts settle. These modules never import worker/attempts or worker/claiming,
-which stand above them (tests/test_floors.py).
+because those import them (tests/test_floors.py).
 """

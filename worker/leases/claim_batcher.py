@@ -57,13 +57,13 @@ class ClaimBatcher:
         self.start, self.close = self._batcher.start, self._batcher.close
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
-        """Claim the task. None: the task is finished, not due, unknown, of a paused queue, leased by a living worker,
-        held by this worker, or lost by too many workers; or its job is being cancelled, and the task is no workflow. In
-        all these cases the caller acknowledges the hint.
+        """Claim the task. None: there is nothing to run for this hint, and the caller acknowledges it. The task is then
+        finished, not due, unknown, of a paused queue, leased by a living worker, held by this worker, or lost by too
+        many workers; or its job is being cancelled, and the task is no workflow.
 
-        Waits while this worker seems to hold the task but its ownership is unconfirmed. If this returned None then, the
-        caller would acknowledge the hint. But the lease may be lost, or the task may have just been settled and be due
-        again: then no other hint may come.
+        Waits while this worker seems to hold the task but its ownership is unconfirmed. If this method returned None
+        instead, the caller would acknowledge the hint. But the lease may be lost, or the task may have just been
+        settled and be due again: then no other hint may come.
         """
         while True:
             if self._heartbeat.holds(task_id) and await self._holds_for_certain(task_id):

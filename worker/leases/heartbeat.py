@@ -1,5 +1,5 @@
-"""The heartbeat renews this worker's leases, in a thread with its own event loop and connection: a handler that blocks
-the main loop cannot cost a lease.
+"""The heartbeat renews this worker's leases, in a thread with its own event loop and connection: so the worker loses no
+lease while a handler blocks the main loop.
 
 A lease is trusted until `start of the last good renewal + lease_seconds - trust_margin_seconds`. After that another
 worker may hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing
@@ -89,9 +89,9 @@ class Heartbeat:
         self._connected = threading.Event()
         self._answered_at = float("-inf")  # when the heartbeat sent the last query that the database answered
         self._answer_lost = False
-        self._presence_key: int | None = None  # of the lock that this session shall hold; None: presence is off
+        self._presence_key: int | None = None  # of the presence lock; None: presence is off
         self._is_present = False  # this session holds the lock, or presence is off
-        self._unconfirmed = True  # until, after this worker has become present, a renewal has confirmed its leases
+        self._unconfirmed = True  # False once this worker is present and a renewal has confirmed its leases
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
@@ -118,7 +118,7 @@ class Heartbeat:
         - The answer to the claim came too late.
         - This worker has a newer claim of the same task.
         - This worker holds the task with the same epoch, because a failover has lost the commit of the earlier claim.
-          The older HeldLease stays in force: its attempt still runs, and the new claim made it the owner again. A
+          The older HeldLease stays valid: its attempt still runs, and the new claim has the same owner and epoch. A
           second attempt with the same owner and epoch could overwrite what the first attempt settles.
         """
         confirmed = partial(self.ownership_confirmed, lease.task_id)
@@ -140,7 +140,7 @@ class Heartbeat:
         return held
 
     def drop(self, held: HeldLease) -> None:
-        """The attempt has ended: renew the lease no more. A handler that runs on all the same can write nothing."""
+        """The attempt has ended: renew the lease no more. A handler that still runs can write nothing."""
         with self._lock:
             held.lost = True
             if self._held.get(held.lease.task_id) is held:
@@ -236,8 +236,8 @@ class Heartbeat:
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
     async def _watch_trust(self, tick: float) -> None:
-        """Mark leases as lost when they are no longer trusted. This task runs beside the renewals, because a renewal
-        may wait for an answer for longer than a lease is trusted.
+        """Mark leases as lost when they are no longer trusted. This is a task of its own, because a renewal may wait
+        for an answer for longer than a lease is trusted.
         """
         while True:
             self._lose_untrusted()
@@ -271,9 +271,10 @@ class Heartbeat:
             self._presence_key = None
 
     async def _try_to_appear(self) -> None:
-        """Take the presence lock. PostgreSQL refuses it until this worker's earlier session has ended, and does not
-        tell when: a server that lost the network notices only after 20 s that a session has ended. Meanwhile the
-        heartbeat renews the leases, but does not count them as confirmed.
+        """Take the presence lock. PostgreSQL refuses the lock until this worker's earlier session has ended, and sends
+        no message when it ends: so the heartbeat tries again every `_APPEAR_SECONDS`. (A server that lost the network
+        notices the end of a session only after 20 s.) Meanwhile the heartbeat renews the leases, but does not count
+        them as confirmed.
         """
         assert self._connection is not None
         if self._presence_key is None or await workers.appear(self._connection, self._worker, self._presence_key):
@@ -374,8 +375,8 @@ class Heartbeat:
         self._main_loop.call_soon_threadsafe(held.notify_stop)
 
     def _mark_overdue(self, held: HeldLease) -> None:
-        """The attempt has caught the CancelledError of its time limit, and goes on. It is stopped before its lease
-        passes: so it fails because of its time limit, and not because of a lost lease.
+        """The attempt runs long after its time limit, for example because the handler caught the CancelledError. Stop
+        it while its lease is still valid: so it fails because of its time limit, and not because of a lost lease.
         """
         held.overdue = True
         self._main_loop.call_soon_threadsafe(held.notify_stop)

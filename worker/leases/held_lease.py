@@ -1,4 +1,4 @@
-"""A lease that this worker holds, as its heartbeat and its attempt see it."""
+"""`HeldLease`: the state of a lease that this worker holds. The heartbeat's thread and the attempt share it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HeldLease:
     #: The attempt's context variables. With them the heartbeat's log lines about this lease contain the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
-    #: The attempt has outlived its time limit by far: it must end while it still holds the lease.
+    #: The attempt runs long after its time limit: it must end while it still holds the lease.
     overdue: bool = field(default=False, init=False)
     #: The worker has sent the settlement (how the attempt ended). If PostgreSQL has committed the settlement, another
     #: worker may have the task by now.

@@ -1,9 +1,9 @@
-"""Releases orphans: tasks that PostgreSQL says this worker runs, and that the worker does not hold.
+"""Releases orphans: tasks that this worker owns by PostgreSQL's rows, but does not hold.
 
 A task becomes an orphan in two ways. An asynchronous failover loses the last commits: a task whose settlement is lost
-is `running` again, and its owner has forgotten the task. Or the answer to a claim is lost: PostgreSQL has given this
-worker a task that the worker does not know. Without a release, an orphan would wait until its lease passes, and would
-be charged a loss (LEASEHOLD_MAX_LOSSES). A release charges the task nothing.
+is `running` again, but its owner no longer holds it. Or the answer to a claim is lost: PostgreSQL has given this worker
+a task, and the worker has no record of it. Without a release, an orphan would wait until its lease passes, and this
+would count as a loss of the task (LEASEHOLD_MAX_LOSSES). A release is no loss.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from leasehold.transitions.settlements import Verdict
 log = structlog.get_logger(__name__)
 
 #: Seconds between the two queries that must both find a task. At the first query, the answer to a claim may still be on
-#: its way. By the second query, the worker has the answer and holds that task. If a task is released wrongly, its work
-#: is done twice and nothing worse happens: the epoch fences the lease.
+#: its way. By the second query, the worker has the answer and holds that task. If a release was wrong, the work is only
+#: done twice: writes with the old epoch change nothing.
 _CONFIRM_SECONDS = 1.0
 
 

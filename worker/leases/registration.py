@@ -1,4 +1,4 @@
-"""The worker's row in the table `worker`: added at the start, added again if it is lost, deleted at the end."""
+"""Adds the worker's row to the table `worker` at the start, adds it again if it is lost, and deletes it at the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Registration:
         handlers: Iterable[str] | None = None,
     ) -> None:
         """`slots`: the slots by queue, for all queues that the worker may ever serve. `pool`: LEASEHOLD_WORKER_POOL,
-        the workers that scale together. `handlers`: as Pipelines.loaded_handlers; None: they are not recorded.
+        the name of the workers that scale together. `handlers`: as Pipelines.loaded_handlers; None: they are not
+        recorded.
         """
         self.worker = worker
         self._queues = sorted(queues)
@@ -88,9 +89,9 @@ class Registration:
         await until_answered(change, within=_PATIENCE_SECONDS)
 
     async def record_drain(self, pool: Pool) -> None:
-        """Record that the worker claims nothing more: while its last attempts run, the worker must not count as one
-        that serves its queues. A drain must end in time: if PostgreSQL does not answer, the drain goes on without the
-        record.
+        """Record that the worker claims nothing more. While its last attempts run, the worker must not count as one
+        that serves its queues. If PostgreSQL does not answer, the drain goes on without the record, because it must end
+        in time.
         """
         try:
             async with asyncio.timeout(_DRAIN_SECONDS), pool.acquire() as connection, _missing_schema_as_outage():
@@ -126,9 +127,9 @@ async def registered(pool: Pool, registration: Registration) -> AsyncIterator[Re
 
 
 async def _unregister(pool: Pool, worker: UUID) -> None:
-    """Delete the worker's row. Before that, release the tasks that it still has: it did not wait for its attempts if it
-    got a second signal, or if a part of it failed. Without its row no other worker could see that it is dead: the tasks
-    would wait until their leases pass, and be charged a loss.
+    """Delete the worker's row. Before that, release the tasks that the worker still has: after a second signal, or
+    after a part of it has failed, the worker does not wait for its attempts. Without the row no other worker could see
+    that this one is dead: the tasks would wait until their leases pass, and this would count as a loss of each.
     """
     try:
         async with pool.acquire() as connection:

@@ -40,8 +40,8 @@ _PATIENCE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release the lease, because the worker is stopping. The task is charged neither an attempt nor a loss (of a
-    worker).
+    """Release the lease, because the worker is stopping. This counts neither as an attempt of the task, nor as a loss
+    of its worker.
     """
 
     lease: Lease
@@ -95,7 +95,7 @@ class SettlementBatcher:
         self.start, self.close = self._batcher.start, self._batcher.close
 
     async def settle(self, settlement: Settlement) -> Answer:
-        """Settle, and return PostgreSQL's answer. Waits while the database is away, for any time."""
+        """Settle, and return PostgreSQL's answer. While the database is away, this waits without a limit of time."""
         return await self._batcher.ask(settlement)
 
     async def _settle(
@@ -135,8 +135,8 @@ class SettlementBatcher:
         return [answers[settlement.lease.task_id] for settlement in batch]
 
     async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
-        """One statement for each kind of settlement in the batch. Exception: a CancelAcknowledged has none. It gets no
-        answer here, so it counts as refused, and `_settle` acknowledges the cancel.
+        """Run one statement for each kind of settlement in the batch. Exception: a CancelAcknowledged has none. It gets
+        no answer here, so it counts as refused, and `_settle` acknowledges the cancel.
         """
         completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
         others = [settlement for settlement in batch if not isinstance(settlement, Completion)]  # mostly none
@@ -198,7 +198,7 @@ class SettlementBatcher:
                 workflow_of_step[settlement.step_to_claim] = task_id
         if not completed_ids and not workflow_of_step:
             return {}
-        held_ids = self._heartbeat.all_held()  # the worker knows that it has these: they are not claimed again
+        held_ids = self._heartbeat.all_held()  # the worker holds these already: they are not claimed again
         by_task = await claims.claim_again(connection, completed_ids, workflow_of_step, self._terms, held_ids)
         return {task_id: replace(answers[task_id], next=claimed) for task_id, claimed in by_task.items()}
 
