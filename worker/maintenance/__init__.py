@@ -1,1 +1,1 @@
-"""The duties of a worker beside its attempts: takeover, relay, admissions, schedules, retention."""
+"""The duties of a worker besides its attempts: takeover, relay, admissions, schedules, retention."""

@@ -1,4 +1,4 @@
-"""Starts jobs that a concurrency limit holds back (admits them), as soon as another job of the limit has ended."""
+"""Admits (lets start) the jobs that wait at a concurrency limit, as soon as another job of that limit has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Admitter:
     def __init__(self, pool: Pool, announcer: Announcer) -> None:
         self._pool = pool
         self._announcer = announcer
-        self._search = concurrency.new_search()  # how often `admit` may search for waiting jobs
+        self._search = concurrency.new_search()  # decides when `admit` may search for waiting jobs
         self._ended: set[UUID] = set()
         self._has_ended = asyncio.Event()
 

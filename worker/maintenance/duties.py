@@ -1,9 +1,9 @@
-"""The duties of a worker: the maintenance that it repeats beside its attempts.
+"""The duties of a worker: the maintenance that it repeats besides its attempts.
 
 Each duty runs in a loop of its own (Periodic), so no duty's error ends another. Some duties run only in the leader, one
-worker at a time. The takeover of dead workers' tasks has a connection of the worker's pool (leasehold/db/pool_sizes.py)
-for itself. The other frequent duties share two connections, and all housekeeping duties share one: a duty waits for
-others only until a connection is free.
+worker at a time. The takeover of dead workers' tasks takes a connection from the worker's pool
+(leasehold/db/pool_sizes.py) without waiting for other duties. The other frequent duties share two connections of the
+pool, and all housekeeping duties share one. Such a duty waits for others only until a connection is free.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Duties:
         return Periodic(name, when_leading, every=every)
 
     def _tidying_duty(self, name: str, statement: Callable[[Connection], Awaitable[bool | None]]) -> Periodic:
-        """A duty of the leading worker that calls `statement` once a minute, with a housekeeping connection; soon again
-        if it returns True, because more rows may be due.
+        """A duty of the leading worker that calls `statement` once a minute, with a housekeeping connection. If
+        `statement` returns True, more rows may be due, and the duty calls it again soon.
         """
         return self._leader_duty(name, partial(self._housekeeping.tidy, statement))
 
@@ -269,8 +269,8 @@ class Duties:
 def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
     """A function that lends connections of the pool: at most `at_most` at once to all its callers.
 
-    It raises one of TRY_AGAIN for a connection to a standby, which may lack the newest rows. A duty would act on the
-    older ones: housekeeping would delete the objects of a job that was retried since.
+    It raises one of TRY_AGAIN for a connection to a standby, which may lack the newest rows. With older rows,
+    housekeeping would delete the objects of a job that was retried since.
     """
     permits = asyncio.Semaphore(at_most)
 

@@ -139,8 +139,8 @@ class Housekeeping:
         deleted.
 
         Returns the pause to the next turn; None: the usual pause, because this turn had no units, or because the store
-        refused each of them. (If the store refuses all other units, too, fast turns would set each of them aside.)
-        Raises StoreUnavailable if the store is away, and one of TRY_AGAIN if the database is away.
+        refused each of them. (If the store refuses every unit, frequent turns would soon set all units aside.) Raises
+        StoreUnavailable if the store is away, and one of TRY_AGAIN if the database is away.
         """
         deleted, refused, outage = await self._delete_objects(units, delete)
         if deleted or refused:
@@ -175,7 +175,7 @@ class Housekeeping:
     async def _is_outage(self, error: Exception) -> bool:
         """Whether the error of a unit's `delete` means that the database is away, or could not do the work now. An
         OSError may also come from the code of a kind of work, and a timeout from a statement of this unit that is too
-        slow. So after such an error this asks the database: if the database does not answer, it is away.
+        slow. So after such an error this method sends a query: if the database does not answer, it is away.
         """
         if not may_try_again(error):
             return False

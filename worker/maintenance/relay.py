@@ -31,9 +31,9 @@ _BATCH = 500
 #: A row of `outbox_batch` has several hints, mostly at most a hundred. One turn splits at most this many of these rows
 #: into rows of `outbox`.
 _BATCHES = 20
-#: A turn reads only the rows that are in the poll window: those that became due since the last turn. Normally a turn
-#: reads the whole outbox each time that this many seconds have passed, for rows that became visible too late for the
-#: window. In most cases, a slot pool's poll has found the task of such a row earlier.
+#: Most turns read only the rows in the poll window: those that became due since the last turn. About once in this many
+#: seconds, a turn reads the whole outbox, for rows that became visible too late for the window. In most cases, a slot
+#: pool's poll has found the task of such a row before that.
 _WHOLE_EVERY_SECONDS = 60.0
 
 

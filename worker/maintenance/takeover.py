@@ -1,4 +1,5 @@
-"""The leadership, and the leader's most urgent duty: to make the tasks of dead workers runnable within a second.
+"""Decides which worker leads, and carries out the leader's most urgent duty: to make the tasks of dead workers runnable
+within a second.
 
 The leader is the worker that carries out the duties that only one worker at a time needs to do (duties.py).
 """
