@@ -39,9 +39,9 @@ _Kind = Literal["permanent", "retryable", "unforeseen"]
 def live(pipeline: Pipeline, own_fences: fences.Fences, zygote: int, channel: int, output: int) -> NoReturn:
     """Run as a child and exit. The function never returns into the zygote's code.
 
-    `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the id of the process with
-    which the child dies. `channel`: the socket to the worker, for frames. `output`: the descriptor that becomes stdout
-    and stderr.
+    `own_fences`: the restrictions of the sandbox that the child still has to add. `zygote`: the zygote's process id;
+    when the zygote ends, the kernel kills the child. `channel`: the socket to the worker, for frames. `output`: the
+    descriptor that becomes stdout and stderr.
     """
     status = 1
     try:
@@ -145,8 +145,8 @@ def _log_to_worker(level: int) -> None:
 
 
 class _WorkerLink:
-    """The handler's way to the worker: sends progress and chunks (values for the job's stream) over the channel, and
-    sees the worker's request to stop. That request is a file in the parent of the run's `directory`.
+    """Connects the handler with the worker: sends progress and chunks (values for the job's stream) over the channel,
+    and checks whether the worker requests a stop. That request is a file in the parent of the run's `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -192,7 +192,7 @@ def _work(pipeline: Pipeline, run: frames.Run) -> Work:
 
 
 def _use_directory(directory: Path) -> None:
-    """Make the run's directory the place of the handler's relative paths and temporary files."""
+    """Make the run's directory the current directory of the handler, and the directory of its temporary files."""
     os.chdir(directory)
     os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
 

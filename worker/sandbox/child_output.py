@@ -44,7 +44,9 @@ class ChildOutput:
         self._loop.add_reader(self._read_end, self._read)
 
     def begin(self, pipeline: str, step: str) -> None:
-        """A run begins: give it a new allowance, and name it in the log. The attempt calls this in its own context."""
+        """A run begins: let it print MAX_BYTES_PER_RUN, and name it in the log. The attempt calls this in its own
+        context.
+        """
         self._log_last_line()
         self._recorder = current()
         self._context = copy_context()  # names the job in the worker's log

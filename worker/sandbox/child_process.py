@@ -1,5 +1,5 @@
-"""One child process, as its worker sees it: the worker sends it one run, and kills it. The zygote (the process that
-forked the child) then reaps it.
+"""`ChildProcess`: the worker's handle of one child process. The worker sends the child one run, and kills the child
+after the run. The zygote (the process that forked the child) then reaps it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ChildProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether the child lives. Asks the kernel, which knows of a death before the event loop does: a run that is
-        given to a dead spare child would count as crashed.
+        """Whether the child lives. This reads the state of the channel from the kernel, because the event loop learns
+        of a death later: a run on a dead spare child would count as crashed.
         """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 
@@ -179,7 +179,7 @@ def kill_child(pid: int) -> None:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Whether the other end is closed. The kernel knows that before the event loop does."""
+    """Whether the other end is closed. The event loop would report that later than the kernel does."""
     if connection.fileno() < 0:
         return True
     poll = select.poll()

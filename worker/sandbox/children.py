@@ -37,8 +37,8 @@ class Children:
     """Runs steps of `pipelines`, at most `size` at once.
 
     `source`: "module:callable" that returns the registry of pipelines. The inputs and directories of all runs lie
-    beneath `work_dir`. Each child reads and writes those of its own run only. `result_limits`: the limits of the
-    results of an app's tasks; None: the defaults of the settings.
+    beneath `work_dir`. Each child can read and write only those of its own run. `result_limits`: the limits for results
+    of an app's tasks; None: the defaults of the settings.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Children:
     async def start(self) -> None:
         """Start all zygotes, and wait until they have loaded their handlers.
 
-        At most one zygote for each core starts at the same time. One core is left to the worker, which begins to serve
-        meanwhile.
+        Zygotes start at the same time, one for each core except one: that core is left to the worker, which begins to
+        serve meanwhile.
 
         Raises DeclarationError when a module or a handler is missing.
         """
@@ -130,8 +130,8 @@ class Children:
         """Run one step in a new child, as soon as there is room. `timeout`: seconds from the start of the run in the
         child.
 
-        If a file `cancel` appears beside `directory`, the handler stops at its next checkpoint. When the caller is
-        cancelled, the child is killed immediately.
+        If a file `cancel` appears in the parent of `directory`, the handler stops at its next checkpoint. When the
+        caller is cancelled, the child is killed immediately.
 
         Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed. Any other
         exception of the handler becomes Unforeseen. An invalid answer becomes Permanent("bad_output").

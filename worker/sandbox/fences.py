@@ -8,9 +8,10 @@ forks a child for each run), the child and the worker set them up, in this order
 3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Code that has
    taken the child over cannot loosen these limits.
 
-A zygote that root starts stays root: as `nobody` it could not read a Python that is installed in a private home. But
-without capabilities, root is an ordinary owner of its files. The filter of system calls denies further processes.
-RLIMIT_NPROC is only a second guard, against too many threads: it counts per user, and does not bind root.
+If root starts the worker, the zygote stays root: as `nobody` it could not read a Python that is installed in a private
+home. But root without capabilities is an ordinary user, who owns root's files. The filter of system calls denies
+further processes. RLIMIT_NPROC is only a second guard, against too many threads: it counts per user, and does not bind
+root.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent's thread ends. Exits now if `parent` has ended already."""
+    """Make the kernel kill this process when the thread that started it ends. Exits now if `parent` has ended."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -139,9 +140,9 @@ class Fences:
 
     @classmethod
     def around(cls, packages: set[str], work_dir: Path) -> Self:
-        """Call this in a zygote before it loads handlers. It gives up privileges and the file system, and also the
-        network where the kernel has no filter of system calls. `packages`: the packages that children may import,
-        besides Python's own. Raises OSError.
+        """Call this in a zygote before it loads handlers. The zygote then gives up privileges and the file system. If
+        the kernel has no filter of system calls, it also gives up the network. `packages`: the packages that children
+        may import, besides Python's own. Raises OSError.
 
         These fences come before the handlers load, because handlers may start threads while they load, and these fences
         hold only for threads that start later. The filter of system calls comes after that, in the child, because
@@ -203,7 +204,7 @@ def _name_of(mechanisms: Sequence[str]) -> str:
 def import_roots() -> list[Path]:
     """The folders on `sys.path`. Children may list them, because the import system does."""
     entries = [entry or "." for entry in sys.path]
-    # Path.is_dir raises an error where this user may not look: there Python finds nothing, and goes on.
+    # Path.is_dir raises an error for a folder that this user may not read. Python's import skips such a folder.
     return [Path(entry).resolve() for entry in entries if os.path.isdir(entry)]  # noqa: PTH112
 
 

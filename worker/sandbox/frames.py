@@ -19,7 +19,7 @@ LENGTH = struct.Struct(">I")
 #: The reader refuses larger frames. A frame has room for a result of 1 MiB, the largest LEASEHOLD_RESULT_INLINE_BYTES.
 MAX_FRAME = 1280 * 1024  # bytes
 MAX_TEXT = 2000  # characters
-#: The name of a file beside a run's `out` directory, which asks the handler to stop.
+#: The name of a file that asks the handler to stop. It is in the parent of the run's `out` directory.
 CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024  # characters
 MAX_MESSAGE = 8192  # characters of a line that a handler logs

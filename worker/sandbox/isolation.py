@@ -34,8 +34,8 @@ def missing(isolation: str) -> list[str]:
 
 
 def of_this_kernel() -> str:
-    """The fences that this kernel offers for children. Network namespaces are left out: only a process that makes one
-    learns whether the kernel allows them.
+    """The fences that this kernel offers for children. Network namespaces are left out: whether the kernel allows them
+    shows only when a process makes one.
     """
     fences = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(fences) or "limits only"

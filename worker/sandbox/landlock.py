@@ -1,5 +1,5 @@
-"""Landlock: a process restricts itself to some files from now on, and also gives up TCP if the kernel's Landlock can
-deny it. The process needs no privileges to do so.
+"""Uses Landlock, a mechanism of the kernel by which a process without privileges restricts itself to some files. If the
+kernel's Landlock can deny TCP, too, the process also gives up TCP.
 
 A Landlock domain (the restrictions that a thread has entered) covers the calling thread, and the threads and processes
 that this thread starts later. A library may start a thread pool while it loads. So a zygote (the process that forks the
@@ -43,7 +43,7 @@ def version() -> int:
 
 
 def _rights(abi: int) -> int:
-    """The rights that this Landlock version knows. All of them are denied, except those that a rule allows."""
+    """The rights that this Landlock version can deny. It denies all of them, except those that a rule allows."""
     rights = _BASE_RIGHTS
     if abi >= 2:  # noqa: PLR2004 - the first version with it
         rights |= _REFER

@@ -1,4 +1,4 @@
-"""A zygote, as its worker sees it. The worker starts it, makes it fork and reap children, and stops it.
+"""`Zygote`: the worker's handle of a zygote. The worker starts a zygote, makes it fork and reap children, and stops it.
 
 A zygote is a process that has loaded a pipeline's handlers. Each child that it forks runs one isolated step.
 """
@@ -48,7 +48,7 @@ _FIXED_VARIABLES = {
 }
 #: Seconds within which a zygote must have loaded the handlers.
 _WARM_UP_SECONDS = 60
-#: A zygote that does not answer for this long (it is stopped, or the machine thrashes) is killed and replaced.
+#: The worker kills and replaces a zygote that does not answer for this long: it is stopped, or the machine thrashes.
 _ANSWER_SECONDS = 60.0
 #: The most bytes of a zygote's first frame.
 _GREETING_BYTES = 256 * 1024
@@ -56,7 +56,7 @@ _GREETING_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start a zygote. `source`: where the pipelines are, as `module:callable`."""
+    """How to start a zygote. `source`: `module:callable` that returns the registry of pipelines."""
 
     source: str
     pipeline: str
