@@ -2,7 +2,7 @@
 
 SIGTERM or SIGINT drains the worker: it claims nothing more, and ends when its attempts have ended. A second signal
 stops it immediately. While the worker starts, the first signal stops it immediately. If a handler catches its
-CancelledError and goes on, the process ends without that handler.
+CancelledError and goes on, the process ends without waiting for that handler.
 """
 
 from __future__ import annotations

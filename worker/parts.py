@@ -75,7 +75,7 @@ _PATIENCE_SECONDS = 60.0
 #: Before a worker claims tasks, it waits for its presence (the lock by which other workers see that it lives), for at
 #: most this many seconds.
 _PRESENCE_SECONDS = 5.0
-#: Seconds that the connections of handlers have to come back before they are cut, when the worker closes.
+#: When the worker closes, it waits this many seconds for handlers to return their connections. Then it cuts these.
 _CLOSE_SECONDS = 2.0
 
 
@@ -286,7 +286,7 @@ async def _close_pool(pool: Pool) -> None:
 
 async def _servable_queues(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
     """Wait for the children. Returns the queues that the worker may serve: the isolated queues only if this kernel has
-    the fences that confine children.
+    the fences that confine children, or if LEASEHOLD_ISOLATION=best_effort.
     """
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)

@@ -140,11 +140,12 @@ class Worker:
             self._run("isolated queues", self._serve_isolated)
 
     async def _serve_isolated(self) -> None:
-        """Serve the isolated queues, too, as soon as their children are ready. If the handlers cannot be loaded, let
-        the running attempts end (drain), and then raise DeclarationError.
+        """Serve the isolated queues, too, as soon as their children are ready. If the children cannot load their
+        handlers, drain the worker, and then raise DeclarationError.
         """
         try:
-            # All queues that the worker may serve. If the children lack fences, only the inline queues, as before.
+            # All queues that the worker may serve. If the children lack fences, these are only the inline queues, as
+            # before.
             queues = await asyncio.shield(self.parts.warming)
         except DeclarationError:
             await self.drain()
