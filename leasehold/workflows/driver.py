@@ -199,7 +199,7 @@ class Driver:
         return False
 
     async def _reopen(self, port: Port, error: BaseException | None) -> None:
-        """If the workflow ends with the SignalInvalid of a wait, record the wait as open and its signal as consumed: a
+        """If the workflow ends with the SignalInvalid of a wait, record the wait as open and its signal as consumed. A
         retried run then waits for another signal. Exception: if the journal has the wait as done already, a retried run
         gets the same payload again.
         """
@@ -395,7 +395,7 @@ class Driver:
 
     def _end_sleep(self, call: SleepCall, branch: Branch, entry: Entry) -> None:
         """Let the workflow go on after its sleep, and record the end of the sleep. The record is committed with the
-        next calls: to reach these, a replay must pass the sleep, even if PostgreSQL's clock has gone back since.
+        next calls. A replay must pass the sleep to reach these calls, even if PostgreSQL's clock has gone back since.
         """
         if entry.state == "open":
             self.calls.append(Call(call.branch, call.number, call.kind, call.name, "done"))
@@ -583,9 +583,9 @@ class Driver:
 
     async def _call_function(self, port: Port, call: LocalCall[Any], *, commits_first: bool, undoes: bool) -> Any:
         """Call the function. `commits_first`: commit `calls` before the function has an effect. The code has come to
-        this call because of these rows: if the worker dies, a replay comes to the call only if the journal has them.
-        `undoes`: when the code made the call, it had seen the cancel of its run. Raises _NotCalled if a cancel came
-        that the code had not seen.
+        this call because of these rows. If the worker dies, a replay comes to the call only if the journal has the
+        rows. `undoes`: when the code made the call, it had seen the cancel of its run. Raises _NotCalled if a cancel
+        came that the code had not seen.
         """
         if commits_first and (not await self._commit(port) or self._cancelling is not undoes):
             raise _NotCalled
@@ -730,7 +730,7 @@ def _open_wait(call: SignalCall[Any], signal: int | None = None) -> Call:
 
 
 def _may_undo(call: Journaled[Any], branch: Branch) -> bool:
-    """Whether the call may begin while the run is being cancelled, to undo work: only `ctx.call` and
+    """Whether the call may begin while the run is being cancelled, to undo work. Only `ctx.call` and
     `ctx.detached.start` may, and only in a branch in which Cancelled was raised.
     """
     return branch.cancelled and (isinstance(call, LocalCall) or (isinstance(call, StartCall) and call.detach))

@@ -21,7 +21,7 @@ def needed_ends(pending: Pending[Any] | None) -> int | None:
         return needed_ends(pending.waits_for)
     if not isinstance(pending, Gather):
         return None
-    open_parts = {part for part in pending.parts if not part.is_done}  # a set: one part may stand there several times
+    open_parts = {part for part in pending.parts if not part.is_done}  # a set: one part may occur several times
     # A branch among the parts may go on before the other parts have ended: the workflow must wake for the first branch
     # that can go on.
     other_parts = [part for part in open_parts if not isinstance(part, RunCall)]

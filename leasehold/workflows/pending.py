@@ -195,7 +195,7 @@ class Gather(Pending[list[Any]]):
 @dataclass(slots=True)
 class Outcome:
     """Whether the workflow `ended`, and with which `result`. Otherwise it waits. It is due again when
-    `wakes_after_ends` more steps have ended (None: no step makes it due), and at the latest after `delay` seconds
+    `wakes_after_ends` more steps have ended (None: no step makes it due). At the latest it is due after `delay` seconds
     (None: never by time). The worker sets `suspension`, the settlement that suspends it.
     """
 
