@@ -1,7 +1,8 @@
 """Makes, names and removes the directories of attempts.
 
 An attempt's directory lies beneath the worker's work directory. A child (the process of an isolated step) reads its
-inputs in `in` and writes to `out`. The worker asks the child to stop by making a file (frames.CANCEL) beside these two.
+inputs in `in` and writes to `out`. The worker asks the child to stop by making a file (frames.CANCEL) in the attempt's
+directory.
 """
 
 from __future__ import annotations

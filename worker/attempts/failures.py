@@ -41,7 +41,8 @@ _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
 #: The most characters of an error's code. An index of the jobs has the code, and PostgreSQL refuses a long entry.
 _MAX_CODE = 200
-#: The folder of the worker's own code. In a traceback its frames stand above the handler's, and explain nothing.
+#: The folder of the worker's own code. In a traceback, the frames of this code come before the handler's, and explain
+#: nothing.
 _WORKER_FOLDER = __file__.removesuffix("attempts/failures.py")
 
 

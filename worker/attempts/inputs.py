@@ -40,8 +40,8 @@ class Source:
 
 
 async def sources_of(pool: Pool, held: HeldLease, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
-    """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input, or when two different
-    objects have the same name, because the handler finds them by their names.
+    """The objects that `Step.reads` names. Raises Permanent when the job lacks a declared input. Raises Permanent, too,
+    when two different objects have the same name, because the handler finds objects by name.
     """
     sources = []
     for name in step.reads:

@@ -39,7 +39,7 @@ class LogAndStream:
             with self._writers.lock:
                 if self.log is None:
                     self.stream, self.log = self._writers.make(self._claimed)
-                    if self._closed:  # the caller is a thread that outlived its attempt: nobody writes its lines
+                    if self._closed:  # the caller is a thread that outlived its attempt: its lines are dropped
                         self.log.buffer.close()
                         self.stream.buffer.close()
         return self.log.buffer

@@ -43,7 +43,7 @@ class BlockingAttempt:
         self._loop.call_soon_threadsafe(self._attempt.progress, percent, summary)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _PUBLIC:  # tools that print tracebacks ask for many names
+        if name not in _PUBLIC:  # tools that print tracebacks read many other names
             raise AttributeError(name)
         if self._has_ended:
             raise Cancelled

@@ -70,13 +70,13 @@ _logger = logging.getLogger(__name__)  # each call of getLogger takes a lock
 #: for the database.
 _AFTER_LIMIT_SECONDS = 120.0
 #: Seconds for which a worker puts off a task whose code it lacks: the worker may be of an older release. If no living
-#: worker has the code, the pause grows with the age of the job, up to _MAX_UNKNOWN_SECONDS, because each pause adds two
-#: events to the job's history. When a worker that has the code starts, it wakes the task earlier
+#: worker has the code, the pause grows with the age of the job, up to _MAX_UNKNOWN_SECONDS. The reason: each pause adds
+#: two events to the job's history. When a worker that has the code starts, it wakes the task earlier
 #: (transitions/unknown_tasks.py). A worker of an older release cannot do so.
 _UNKNOWN_SECONDS, _MAX_UNKNOWN_SECONDS = 30.0, 86_400.0
-#: A cancelled attempt has the job's grace to end, but at least and at most these seconds. Without a bound, a handler
-#: that catches the CancelledError and goes on would keep its slot for ever, and a draining worker would never end. A
-#: container is killed about _MAX_STOP_SECONDS after the end of its time to drain.
+#: A cancelled attempt has the job's grace to end, but at least and at most these seconds. Without the upper bound, a
+#: handler could catch the CancelledError and go on. It would keep its slot for ever, and a draining worker would never
+#: end. A container is killed about _MAX_STOP_SECONDS after the end of its time to drain.
 _MIN_STOP_SECONDS, _MAX_STOP_SECONDS = 1.0, 10.0
 
 #: Errors that mean: no template can be read now, or there is none.
@@ -143,7 +143,7 @@ class Runner:
 
         `parent`: the trace headers of the hint; None for a task that no hint announced.
         `slot`: the slot that the attempt runs in. While its `may_continue` returns True, the attempt may start the
-        job's later steps speculatively, and the settlement of the step also claims the job's next step.
+        job's later steps speculatively, and its settlement also claims the job's next step.
 
         Returns the job's next step, if the settlement has claimed one.
         """

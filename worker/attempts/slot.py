@@ -1,4 +1,6 @@
-"""The slot of an attempt, as the attempt sees it. The slot pool (worker/claiming) makes a slot for each attempt."""
+"""`Slot`: the methods of its slot that an attempt may call. The slot pool (worker/claiming) makes a slot for each
+attempt.
+"""
 
 from __future__ import annotations
 

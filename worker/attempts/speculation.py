@@ -75,7 +75,7 @@ class Speculation:
         """Whether this speculation does exactly the work of the attempt: the same parameters and inputs."""
         # A speculation begins before the first claim of the step (epoch 1). It runs the code of the pipeline itself (no
         # `handler`), with the time limit of the declared step (no `timeout_seconds`). For a file that the client has
-        # uploaded, `source.sha256` is None, so the digest of the bytes that the step before has read stands in for it.
+        # uploaded, `source.sha256` is None. Then the digest of the bytes that the step before has read takes its place.
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None
