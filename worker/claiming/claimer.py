@@ -25,9 +25,9 @@ _TAKEOVER_PAUSES = (0.02, 0.1, 0.3)
 
 
 class Claimer:
-    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence (a
-    lock in PostgreSQL that each living worker holds) is on; only then the claimer can see that the owner of a lease has
-    died.
+    """Serves all slot pools of a worker. `max_claims`: the most tasks of one poll. `takes_over`: whether presence is on
+    (a lock in PostgreSQL that each living worker holds). Without presence, the claimer cannot see that the owner of a
+    lease has died.
     """
 
     def __init__(

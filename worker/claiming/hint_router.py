@@ -13,7 +13,7 @@ from leasehold.worker.claiming.slot_pool import SlotPool
 
 #: When so many hints of one tenant wait in a slot pool, the pool gets no more of this tenant's hints from the worker's
 #: own commits. The broker limits how many hints it delivers, but nothing limits how many steps a tenant's workflows
-#: start: without this bound, all their hints would stay in memory. A hint that the router leaves out comes later
+#: start. Without this bound, all their hints would stay in memory. A hint that the router leaves out comes later
 #: through the broker, or a poll finds its task.
 _MAX_WAITING = 1000
 

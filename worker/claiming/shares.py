@@ -26,7 +26,7 @@ class Rooms:
     `by_tenant`: tenant -> (the steps that it runs in the pool, the tasks that the poll may claim for it).
     `for_others`: the tasks that the poll may claim for each tenant that is not in `by_tenant`.
     `others_overdue`: the poll leaves a `pending` task of these tenants to its hint until the task has been due for this
-    many seconds; None: for as long as a task of any other tenant.
+    many seconds; None: the same time as for all other tenants.
     """
 
     by_tenant: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ seconds, and whenever the broker may have lost hints. A poll also finds the task
 snoozed steps, and all tasks while the broker is away.
 
 Tenants share the slots (shares.py). If the tenant of a hint may not take a slot now, the hint waits here
-unacknowledged, and hints of other tenants may wait behind it in the broker. So a crowded pool also polls, four times a
+unacknowledged. Hints of other tenants may then wait behind it in the broker. So a crowded pool also polls, four times a
 second, for the tasks of tenants that run fewer steps.
 """
 
@@ -240,7 +240,7 @@ class SlotPool:
         arrived. If these hints stayed, the pool would count them as other tasks that wait, and jobs of many steps would
         leave their slots after each step.
         """
-        # Not `holds`: after an outage of the database, the worker may have lost tasks that it believes to hold.
+        # Not `holds`: after an outage of the database, the worker may have lost tasks that `holds` still reports.
         duplicates = self._hints.remove(self._claimer.holds_for_certain)
         if not duplicates:
             return
