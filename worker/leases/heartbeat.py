@@ -2,9 +2,9 @@
 lease while a handler blocks the main loop.
 
 A lease is trusted until `start of the last good renewal + lease_seconds - trust_margin_seconds`. After that another
-worker may hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing
-a lease when its attempt outlives the time limit, and stops the attempt: else a worker whose main loop hangs would keep
-its tasks for ever.
+worker may hold the lease: the heartbeat stops the attempt, and the attempt writes nothing. When an attempt runs long
+after its time limit (HeldLease.renew_until), the heartbeat stops the attempt and renews the lease no more. Otherwise a
+worker whose main loop hangs would keep its tasks for ever.
 
 The heartbeat's session holds the worker's presence, a lock by which other workers see that this one lives.
 """
@@ -54,9 +54,9 @@ class _RowLostError(Exception):
 
 
 class Heartbeat:
-    """Create this in the worker's main loop, where the heartbeat calls the two callbacks: `on_failure` when an error
-    ends the heartbeat's thread, `on_drain` when an operator asks this worker to drain (to end once its attempts have
-    ended). Each renewal of the worker's row also writes how many attempts have started (`starts`).
+    """Create this in the worker's main loop. There the heartbeat calls `on_failure` when an error has ended the
+    heartbeat's thread, and `on_drain` when an operator asks this worker to drain (to end once its attempts have ended).
+    Each renewal of the worker's row also writes how many attempts have started (`starts`).
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Heartbeat:
         self._thread.start()
 
     async def wait_for_presence(self, within: float) -> None:
-        """Wait until the heartbeat has connected once, at most `within` seconds. Without presence, no other worker
-        would see the death of this worker, and its tasks would wait until their leases pass. If the database is away,
-        this returns after `within` seconds, and the heartbeat goes on trying.
+        """Wait until this worker is present for the first time (or presence is off), at most `within` seconds. Without
+        presence, no other worker would see the death of this worker, and its tasks would wait until their leases pass.
+        If the database is away, this returns after `within` seconds, and the heartbeat goes on trying.
         """
         await asyncio.to_thread(self._connected.wait, within)
 
@@ -174,9 +174,9 @@ class Heartbeat:
         return not is_doubtful and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
     def record_lost_answer(self) -> None:
-        """Call this when the answer to a claiming statement is lost, and the caller does not repeat the statement, or
-        the repetition may miss some of its tasks. The heartbeat then releases the orphans: tasks that this worker owns
-        by PostgreSQL's rows, but does not hold (orphans.py).
+        """Call this when the answer to a claiming statement is lost. Exception: the caller repeats the statement, and
+        the repetition cannot miss any of its tasks. The heartbeat then releases the orphans: tasks that this worker
+        owns by PostgreSQL's rows, but does not hold (orphans.py).
         """
         self._answer_lost = True
 
