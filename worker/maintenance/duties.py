@@ -45,8 +45,7 @@ from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Lead
 _WATCH_SECONDS = 0.5
 #: Seconds between two searches for due schedules, and between two searches for webhooks to send.
 _EVERY_SECONDS = 0.5
-#: Seconds between two searches of this worker for tasks that it has the code for, and that a worker without the code
-#: has put off.
+#: Seconds between two searches for tasks that a worker without their code has put off, and whose code this worker has.
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
@@ -216,8 +215,8 @@ class Duties:
         return _NEXT_KNOWN_SECONDS if has_more else None
 
     async def _admit(self) -> None:
-        """Admit the waiting jobs that the admitter (admitter.py) does not see, because they do not wait for the end of
-        another job: for example, they wait until a rate has room again. Each turn serves some of the limits, in the
+        """Admit the waiting jobs that the admitter (admitter.py) does not handle, because they do not wait for the end
+        of another job. For example, they wait until a rate has room again. Each turn serves some of the limits, in the
         order of their names. After the last limit, the next turn begins again with the first one.
         """
         async with self._frequent_connection() as connection:

@@ -1,5 +1,5 @@
-"""The relay sends the hints (messages that tell workers of due tasks) that remain in the outbox, because the process
-that committed them died, or the broker was away.
+"""The relay sends the hints (messages about due tasks) that remain in the outbox: the process that committed them died,
+or the broker was away.
 """
 
 from __future__ import annotations
