@@ -158,7 +158,7 @@ FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
 
 def encode(frame: BaseModel) -> bytes:
     """The bytes of `frame`. Raises FrameError when the frame has no JSON form, when it is too large, or when the other
-    side could not read the JSON, because it is nested too deep or has an integer of thousands of digits.
+    side could not read the JSON. (It may be nested too deep, or have an integer of thousands of digits.)
     """
     try:
         body = frame.model_dump_json().encode()

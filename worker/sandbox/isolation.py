@@ -34,8 +34,8 @@ def missing(isolation: str) -> list[str]:
 
 
 def of_this_kernel() -> str:
-    """The fences that this kernel offers for children. Network namespaces are left out: whether the kernel allows them
-    shows only when a process makes one.
+    """The fences that this kernel offers for children. Network namespaces are left out: a process must make one to find
+    out whether the kernel allows it.
     """
     fences = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(fences) or "limits only"
