@@ -1,9 +1,8 @@
 """Starts the children of a worker (the processes of isolated steps) before the rest of the worker: the children load
 their handlers on other cores meanwhile.
 
-`Worker` enters `warm_up` first. This module must not import the rest of the worker, because that would delay the
-children: the import takes about half as long as a zygote (the process that forks the children) needs to load its
-handlers.
+`Worker` enters `warm_up` first. This module must not import the rest of the worker, because that import would delay the
+children. It takes about half as long as a zygote (the process that forks the children) needs to load its handlers.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from leasehold.worker.served_queues import ServedQueues
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The children, and the task that starts them: `started` ends when all zygotes have loaded their handlers, and
-    raises DeclarationError if a zygote cannot load its handlers.
+    """The children, and the task that starts them: `started` ends when all zygotes have loaded their handlers. It
+    raises DeclarationError if a zygote cannot load them.
     """
 
     work_dir: Path
