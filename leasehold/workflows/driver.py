@@ -102,7 +102,7 @@ class Driver:
         self._signals: deque[StoredSignal] = deque()
         # Together with a journal, the driver reads only the oldest signals. `_last_signal`: the id of the last of
         # these; None: there are no later signals. `_last_of_name`: name -> the id of the last signal of this name that
-        # the driver has read by itself (`_take_signal`).
+        # `_take_signal` has read later.
         self._last_signal: int | None = None
         self._last_of_name: dict[str, int] = {}
         # Waits that raised SignalInvalid, each with the id of its signal.

@@ -19,10 +19,10 @@ T = TypeVar("T")  # the result
 class Pending(Generic[T]):
     """A call of the context. Nothing happens before the workflow awaits it. A second await gives the same result.
 
-    A branch is one argument of `ctx.gather`, with all that it awaits. The workflow outside of `gather` is a branch,
-    too. The first await begins the call: the call gets its place in the journal in the branch that awaits it. A second
-    branch may await the call only if it cannot be the first at a replay: the call would then get another place. The
-    driver refuses all other awaits.
+    A branch is a coroutine that `ctx.gather` got as an argument. The workflow's own coroutine is a branch, too. The
+    first await begins the call: the call gets its place in the journal in the branch that awaits it. A second branch
+    may await the call only if it cannot be the first at a replay: the call would then get another place. The driver
+    refuses all other awaits.
 
     `owner`: the branch that began the call, or else the ancestor of that branch that has awaited the call since then.
     `is_first`: the owner had awaited nothing before it began the call.
@@ -80,8 +80,8 @@ class Runnable(Protocol):
 
 
 class Journaled(Pending[T]):
-    """A call with a place in the run's journal: `branch` (which argument of `gather` makes the call; empty outside a
-    `gather`) and `number`. `kind` and `name`: what the journal must have there at a replay.
+    """A call with a place in the run's journal: `branch` (which coroutine of a `gather` makes the call; empty for the
+    workflow's own coroutine) and `number`. `kind` and `name`: what the journal must have there at a replay.
     """
 
     __slots__ = ("branch", "deadline", "kind", "name", "number")
