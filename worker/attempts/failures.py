@@ -39,7 +39,8 @@ log = structlog.get_logger(__name__)
 #: such exception in a row fails the task for good (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
-#: The most characters of an error's code. An index of the jobs has the code, and PostgreSQL refuses a long entry.
+#: The most characters of an error's code. An index on the jobs contains the code, and PostgreSQL refuses a long index
+#: entry.
 _MAX_CODE = 200
 #: The folder of the worker's own code. In a traceback, the frames of this code come before the handler's, and explain
 #: nothing.

@@ -1,4 +1,4 @@
-"""Attempts at inline steps: the handler runs in the worker's own event loop, or in a thread if it is a plain function.
+"""Runs attempts at inline steps: the handler in the worker's own event loop, or in a thread if it is a plain function.
 
 The runner calls `InlineAttempts.perform`. The handler gets an `InlineAttempt`.
 """

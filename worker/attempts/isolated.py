@@ -1,4 +1,4 @@
-"""Attempts at isolated steps: fetch the inputs, run the handler in a child process, publish the outputs.
+"""Runs attempts at isolated steps: fetches the inputs, runs the handler in a child process, publishes the outputs.
 
 While the outputs are published, the attempt may start the next steps speculatively (speculation.py).
 """

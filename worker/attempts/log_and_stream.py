@@ -1,5 +1,5 @@
-"""The log of each attempt, and its stream (the values that its handler emits). The runner opens log and stream for a
-new attempt, and finishes them at the attempt's end.
+"""Collects and writes the log of each attempt, and its stream (the values that its handler emits). The runner opens log
+and stream for a new attempt, and finishes them at the attempt's end.
 
 Most attempts log and emit nothing. So an attempt has no buffers until its first line or value.
 """

@@ -1,9 +1,9 @@
 """Runs workflows: an attempt runs the workflow's function until it waits. inline.py calls `Workflows.drive`.
 
 A driver (leasehold/workflows/driver.py) runs the function's coroutine and collects its calls. The worker then keeps the
-driver with the coroutine in memory for a while. The coroutine goes on under the next claim of the same task, if this
-worker knows that the suspension is committed. Otherwise the workflow's function runs again from its top, and the
-journal (the rows of its calls) gives it the results of its earlier calls.
+driver with the coroutine in memory for a while. The coroutine goes on under the next claim of the same task, if
+PostgreSQL has confirmed the suspension to this worker. Otherwise the workflow's function runs again from its top, and
+the journal (the rows of its calls) gives it the results of its earlier calls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OUTPUT_OF_RUN = (
 @dataclass(slots=True)
 class _Suspended:
     """A suspended driver. `epoch`: the epoch of the lease under which it suspended. `committed`: PostgreSQL has
-    confirmed the suspension. `timer`: drops the driver when it has been in memory for long enough.
+    confirmed the suspension. `timer`: drops the driver after LEASEHOLD_WORKFLOW_MEMORY_SECONDS.
     """
 
     driver: Driver
