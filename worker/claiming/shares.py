@@ -1,4 +1,4 @@
-"""Counts how tenants share the slots of one pool. The slot pool asks `Shares` before it starts a step or a poll.
+"""Counts how tenants share the slots of one pool. The slot pool uses `Shares` before it starts a step or a poll.
 
 A pool cannot take a slot back from a step that runs for an hour. So it keeps slots for tenants that come later:
 
