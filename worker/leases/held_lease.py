@@ -18,8 +18,8 @@ class HeldLease:
 
     lease: Lease
     renew_until: float
-    #: Before this monotonic time the lease has not expired. Another worker may still have taken the task over: if
-    #: PostgreSQL lost the session of this worker, others take it for dead.
+    #: Before this monotonic time the lease has not expired. Nevertheless another worker may have taken the task over:
+    #: if PostgreSQL lost the session of this worker, the others take this worker for dead.
     trusted_until: float = field(init=False)
     #: The attempt's context variables. With them the heartbeat's log lines about this lease contain the job.
     context: Context = field(default_factory=copy_context, init=False)

@@ -90,8 +90,8 @@ class Registration:
 
     async def record_drain(self, pool: Pool) -> None:
         """Record that the worker claims nothing more. While its last attempts run, the worker must not count as one
-        that serves its queues. If PostgreSQL does not answer, the drain goes on without the record, because it must end
-        in time.
+        that serves its queues. If PostgreSQL does not answer, the drain goes on without the record, because a drain
+        must end in time.
         """
         try:
             async with asyncio.timeout(_DRAIN_SECONDS), pool.acquire() as connection, _missing_schema_as_outage():
