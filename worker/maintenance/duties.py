@@ -49,7 +49,7 @@ _EVERY_SECONDS = 0.5
 _KNOWN_SECONDS = 30.0
 #: The most tasks that one such search wakes, and the seconds until the next search if more tasks may wait.
 _MAX_KNOWN, _NEXT_KNOWN_SECONDS = 500, 0.5
-#: The most jobs of one turn of a duty that ends jobs or reports their ends. After a full turn the next one follows
+#: The most jobs that a duty ends, or whose ends it reports, in one turn. After a full turn the next one follows
 #: immediately, because any number of jobs may have passed their deadline at once.
 _JOBS_AT_ONCE = 100
 #: Seconds between two turns of retention, partitions and the deletion of old rows.

@@ -34,7 +34,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
 from leasehold.transitions.quarantine import run_known_units, set_aside
 
-#: How long the objects stay that processes wrote at their start to probe the store.
+#: For how long housekeeping keeps the objects that processes wrote at their start to probe the store.
 _PROBES_KEPT = timedelta(hours=1)
 #: A turn handles one batch. If more may be due after it, the next turn comes after this many seconds.
 NEXT_BATCH_SECONDS = 0.1
