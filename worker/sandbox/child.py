@@ -1,5 +1,5 @@
-"""A child process of the sandbox. The zygote (a process that has loaded the handlers) forks it and calls `live` in it.
-The child does one run of one step.
+"""The code that runs in a child process of the sandbox. The zygote (a process that has loaded the handlers) forks the
+child and calls `live` in it. The child does one run of one step.
 """
 
 from __future__ import annotations

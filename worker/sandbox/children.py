@@ -1,8 +1,8 @@
 """Runs isolated steps, each run in a child process of its own. The isolated attempts call `Children.run`.
 
-No two runs share a process: their inputs may belong to two tenants, and a hostile picture may take its decoder over.
-Each pipeline has a zygote: a process that has the handlers loaded and only forks (zygote.py). So a new child costs
-milliseconds. A few spare children are forked before a run needs them (spares.py).
+No two runs share a process: their inputs may belong to two tenants, and a hostile picture may take control of its
+decoder. Each pipeline has a zygote: a process that has the handlers loaded and only forks (zygote.py). So a new child
+costs milliseconds. A few spare children are forked before a run needs them (spares.py).
 """
 
 from __future__ import annotations

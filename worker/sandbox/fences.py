@@ -5,8 +5,8 @@ forks a child for each run), the child and the worker set them up, in this order
    the work directory (Landlock). If the kernel cannot filter system calls, it also gives up the network (a namespace).
 2. Before the child reads a client's bytes, it adds: a filter of system calls (seccomp: no network, no programs, no
    other processes), and a second Landlock layer that grants only the files of its own run.
-3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Code that has
-   taken the child over cannot loosen these limits.
+3. Before each run, the worker limits the child's memory, CPU, file size and open files with prlimit(2). Hostile code
+that controls the child cannot loosen these limits.
 
 If root starts the worker, the zygote stays root: as `nobody` it could not read a Python that is installed in a private
 home. But root without capabilities is an ordinary user, who owns root's files. The filter of system calls denies

@@ -1,8 +1,8 @@
 """The protocol between a worker, its zygotes (processes that load handlers, and fork a child for each run) and their
 children: length-prefixed JSON, never pickle.
 
-A hostile picture may have taken a child over. So the worker reads a bounded number of bytes and validates each frame
-with these models. A child can then report false results, but cannot make the worker run anything.
+A hostile picture may have taken control of a child. So the worker reads a bounded number of bytes and validates each
+frame with these models. A child can then report false results, but cannot make the worker run anything.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def _preload(pipeline: Pipeline) -> None:
 def _serve(control: socket.socket, pipeline: Pipeline, own_fences: fences.Fences) -> None:
     """Fork and reap children at the worker's requests, until the worker closes the channel. A request is one number:
     FORK, with the descriptors of the child's channel and output, or the process id of a child to reap. The zygote reaps
-    an ended child only when the worker requests its status: until then the system does not reuse its process id.
+    an ended child only when the worker requests its status: until then the system does not reuse the child's process
+    id.
     """
     zygote = os.getpid()
     while True:

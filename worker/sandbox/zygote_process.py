@@ -24,7 +24,7 @@ from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 from leasehold.worker.sandbox.child_process import ChildProcess, hung_up, kill_child
 
-#: The environment variables that a zygote inherits, because Python needs them. A zygote gets no other variables,
+#: The environment variables that a zygote inherits, because Python needs them. A zygote inherits no other variables,
 #: because these may be secrets.
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
@@ -48,7 +48,7 @@ _FIXED_VARIABLES = {
 }
 #: Seconds within which a zygote must have loaded the handlers.
 _WARM_UP_SECONDS = 60
-#: The worker kills and replaces a zygote that does not answer for this long: it is stopped, or the machine thrashes.
+#: The worker kills and replaces a zygote that does not answer for this long, for example because the machine thrashes.
 _ANSWER_SECONDS = 60.0
 #: The most bytes of a zygote's first frame.
 _GREETING_BYTES = 256 * 1024
