@@ -144,8 +144,8 @@ class Worker:
         handlers, drain the worker, and then raise DeclarationError.
         """
         try:
-            # All queues that the worker may serve. If the children lack fences, these are only the inline queues, as
-            # before.
+            # All queues that the worker may serve. If isolation.py refuses the isolated queues, these are only the
+            # inline queues, as before.
             queues = await asyncio.shield(self.parts.warming)
         except DeclarationError:
             await self.drain()
@@ -162,8 +162,8 @@ class Worker:
 
     def _mark_complete(self) -> None:
         self.complete.set()
-        # A worker whose children lack fences serves only its inline queues. It does not become ready: else a rolling
-        # update would replace workers that serve all queues by workers that do not.
+        # A worker that refuses its isolated queues, because its children lack fences, does not become ready. Otherwise
+        # a rolling update would replace workers that serve all queues by workers that do not.
         self.health.is_ready = not self._draining and self.queues == self._chosen.every
 
     def _log_serving(self, later: frozenset[str]) -> None:

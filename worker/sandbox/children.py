@@ -134,7 +134,8 @@ class Children:
         caller is cancelled, the child is killed immediately.
 
         Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed. Any other
-        exception of the handler becomes Unforeseen. An invalid answer becomes Permanent("bad_output").
+        exception of the handler becomes Unforeseen. An answer with a name, path, type or value that is not allowed
+        becomes Permanent("bad_output"). An answer that breaks the protocol becomes ChildCrashed.
         """
         confinement, request = self._requests(pipeline, step, params, files, directory, item)
         await self._slots.acquire()
