@@ -7,7 +7,8 @@ WITH lease_batch AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
     -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `leased`: how many of the job's tasks have a
     -- lease. `external`: how many of the job's steps are done by external workers. `single_task`: the id of the job's
-    -- only task, if the view `history` derives events of this job, which are then not written (db/tables.py).
+    -- only task, if the view `history` derives events of this job (db/tables.py). Then no rows are written for these
+    -- events.
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (

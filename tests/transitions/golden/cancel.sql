@@ -37,7 +37,7 @@ WITH resumed_workflows AS (
            CASE WHEN stopped_count = 0 THEN status ELSE 'cancel_requested' END, $2::jsonb
     FROM advanced_jobs
 ), events AS (
-    -- One for each stopped step, numbered by `nth`. Only the last one has the job's new status.
+    -- One event for each stopped step, numbered by `nth`. Only the last one has the job's new status.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
            CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch

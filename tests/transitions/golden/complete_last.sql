@@ -7,7 +7,8 @@ WITH lease_batch AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases are
     -- arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`). `leased`: how many of the job's tasks have a
     -- lease. `external`: how many of the job's steps are done by external workers. `single_task`: the id of the job's
-    -- only task, if the view `history` derives events of this job, which are then not written (db/tables.py).
+    -- only task, if the view `history` derives events of this job (db/tables.py). Then no rows are written for these
+    -- events.
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
            j.created_at, j.single_task, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
@@ -28,8 +29,8 @@ WITH lease_batch AS MATERIALIZED (
     -- The leases' tasks that pass the guard (guard.py) succeed. This write waits until a renewal or a note has released
     -- a task's row, and then checks the guard on the newest version of the row. Other settlements lock the rows before
     -- they write. This statement does not, because each such lock is one more record in the WAL. If a job has a single
-    -- task, and the task succeeds at its first claim, this statement writes no event: the view `history` derives the
-    -- events of the claim and of the completion, from `claim_seq`, `claimed_by` and `done_seq`.
+    -- task, and the task succeeds at its first claim, this statement writes no event. The view `history` derives the
+    -- events of the claim and of the completion from `claim_seq`, `claimed_by` and `done_seq`.
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp(),
         claimed_by = CASE WHEN t.claim_seq IS NOT NULL AND t.epoch = 1 THEN t.lease_owner END,

@@ -19,8 +19,8 @@ WITH submissions AS MATERIALIZED (
 ), runs AS (
     UPDATE run r SET scheduled_at = p.available_at FROM postponed_tasks p WHERE r.job_id = p.job_id
 ), jobs AS (
-    -- The job's time limit begins when the job may start; a `held` job (one that waits at its concurrency limits) has
-    -- the limit `start_within_seconds`. A job that has started loses its dedupe key.
+    -- The job's time limit begins when the job may start. While a job is `held` (waits at its concurrency limits), its
+    -- time limit is `start_within_seconds`. A job that has started loses its dedupe key.
     UPDATE job j
     SET params = CASE WHEN p.job_id IS NULL THEN j.params ELSE w.params END,
         dedupe_key = CASE WHEN p.job_id IS NULL THEN NULL ELSE j.dedupe_key END,

@@ -32,8 +32,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     UNION ALL
     SELECT passed.tenant_id, passed.n FROM unnest($6::text[], $7::bigint[]) AS passed(tenant_id, n)
 ), shares AS MATERIALIZED (
-    -- For each tenant: how many tasks run with this worker (`running_here`), how many more the worker may claim
-    -- (`room`), and for how long a due `pending` task is left to its hint (`overdue`).
+    -- For each tenant: how many tasks run on this worker (`running_here`), and how many more the worker may claim
+    -- (`room`). `overdue`: for how long the poll skips a due `pending` task, because the task has a hint.
     SELECT tenants.*, worker_share.n AS running_here,
            CASE WHEN worker_share.tenant_id IS NULL THEN $11 ELSE worker_share.room END AS room,
            CASE WHEN worker_share.tenant_id IS NULL THEN $13::interval ELSE $12::interval END AS overdue
@@ -41,8 +41,8 @@ WITH RECURSIVE served_queues AS MATERIALIZED (
     LEFT JOIN unnest($8::text[], $9::int[], $10::int[]) AS worker_share(tenant_id, n, room)
         ON worker_share.tenant_id = tenants.tenant_id
 ), heads AS MATERIALIZED (
-    -- The oldest due tasks of each queue, priority and tenant. Of a tenant without room, only the oldest is read, for
-    -- its age. `since`: when the task became due, half a minute later for each lower priority.
+    -- The oldest due tasks of each queue, priority and tenant. If a tenant has no room, the statement reads only the
+    -- oldest task, for its age. `since`: when the task became due, plus half a minute for each lower priority.
     SELECT head.*, head.available_at + share.band * interval '30 seconds' AS since,
            share.tenant_id, share.running_here, share.room
     FROM shares share

@@ -5,10 +5,10 @@ WITH stored_signal AS (
     WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS unconsumed) < $5
     RETURNING id
 ), woken_workflow AS (
-    -- Count the signal in `news`. A workflow that runs compares the count when it suspends: if it is higher than when
+    -- Count the signal in `news`. A running workflow compares the count when it suspends. If the count has risen since
     -- the workflow read its journal, the workflow is due again immediately. A workflow that waits for this signal is
-    -- due now. Left out: the steps that the workflow has started (`contained`), and a workflow that was never claimed
-    -- (`epoch` is 0), because it reads all signals when it starts.
+    -- due now. The UPDATE leaves out the steps that the workflow has started (`contained`). It also leaves out a
+    -- workflow that was never claimed (`epoch` is 0), because such a workflow reads all signals when it starts.
     UPDATE task t
     SET news = t.news + 1,
         wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,
