@@ -74,9 +74,12 @@ class Bucket:
 
     async def is_untouched(self, client: S3Client) -> bool:
         """Whether it has neither an object nor an unfinished upload."""
-        objects = await client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
-        uploads = await client.list_multipart_uploads(Bucket=self.bucket)
-        return not objects.get("Contents") and not uploads.get("Uploads")
+        if (await client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)).get("Contents"):
+            return False
+        try:
+            return not (await client.list_multipart_uploads(Bucket=self.bucket)).get("Uploads")
+        except botocore.exceptions.ClientError as error:
+            return bool(error.response["Error"]["Code"] == "NoSuchUpload")  # rclone's answer where there is none
 
     async def delete(self, client: S3Client) -> None:
         """Delete the bucket with all its objects.
