@@ -59,9 +59,8 @@ PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
-#: FastAPI tries routes in order: first the busiest routes, then the routes of the shipped kinds of work (such as
-#: media), then the rest. After them come the routes of other kinds, which may use no path of the platform. The
-#: console's routes come last.
+#: FastAPI tries routes in this order: the busiest routes, the routes of the shipped kinds of work (such as media), the
+#: rest, the routes of other kinds, and the console's routes. Other kinds may use no path of the platform.
 _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
@@ -131,8 +130,8 @@ def make_app(settings: Settings) -> FastAPI:
     for router in routers:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, _api_routes([router]), public)
-        # `include_router` would make copies of the routes at the first request. The API then would not serve the route
-        # objects that were checked here.
+        # `include_router` would make copies of the routes at the first request. The API would serve these copies, and
+        # not the route objects that were checked here.
         app.router.routes.extend(router.routes)
     routes = _api_routes(routers)
     app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
@@ -157,9 +156,9 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
     shipped_routers = [load(name) for kind in kinds if kind in SHIPPED for name in kind.routers]
     platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *monitoring]
     used_paths = _paths_of(platform_routers)
-    # The console comes last, because its last route takes every path below the console's path. A route of another kind
-    # comes before it, and could hide a page of the console: such a kind is refused. To find such a route, each
-    # parameter in the path of a page is replaced by an example, `x`.
+    # The console's routes come last, because the last of them matches every path below the console's path. The routes
+    # of other kinds come before the console's routes and could hide its pages. A kind with such a route is refused. To
+    # find such a route, this function puts an example, `x`, in place of each parameter in the path of a page.
     console_paths = {_PARAMETER.sub("x", path) for path in _paths_of(consoles)}
     routers_of_other_kinds: list[APIRouter] = []
     for kind in kinds:
@@ -197,9 +196,9 @@ def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:
-    """Answer an error that an endpoint raised. FastAPI calls this for each class of expected errors."""
+    """Answer an error that an endpoint raised. FastAPI calls this function for errors of the expected classes."""
     methods: Methods = request.app.state.methods
-    # `corrected`: a 404 becomes a 405 if a route without parameters has this path, but another method; a 405 gets its
-    # `Allow` header.
+    # `corrected` changes a 404 to a 405 if a route without parameters has this path, but another method. It also adds
+    # the `Allow` header to a 405.
     problem = methods.corrected(problem_of(error), request.method, request.url.path)
     return problem.response(identity_of(request).request_id)

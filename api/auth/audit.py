@@ -63,7 +63,7 @@ class AuditedRequire(Require):
         except Unauthenticated as error:
             log_access(_event_of(error, credentials), request)
             raise
-        except Forbidden:  # `admit` has added the client to the log context, so the line names it
+        except Forbidden:  # `admit` has added the client to the log context, so the line names the client
             log_access("auth.forbidden", request, scope=self.scope)
             raise
         log_access("auth.success", request, caller)

@@ -104,7 +104,7 @@ class Require:
         """The caller whose key the request has. Raises Unauthenticated, WrongCell if another installation serves the
         key's tenant, or one of TRY_AGAIN (leasehold.runtime.transient) if PostgreSQL does not answer.
         """
-        # Several headers are refused, because nothing says which of them counts.
+        # A request with several Authorization headers is refused, because it is unclear which of them counts.
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         return with_source(request, await services_of(request).keyring.identify(credentials.credentials))
@@ -135,7 +135,7 @@ def with_source(request: Request, caller: Caller) -> Caller:
 
 def stranger(request: Request, key: str) -> Actor:
     """The actor that the audit names for a refused key. `key`: the text that the client sent. If the text has the form
-    of a key, the audit gets its public prefix, and else nothing of the text.
+    of a key, the actor has its public prefix. Otherwise the actor has no part of the text.
     """
     presented = parse_key(key)
     prefix = None if presented is None else presented.prefix
@@ -154,7 +154,7 @@ def requirements(dependant: Dependant) -> list[Require]:
 
 
 def scopes_of(routes: Iterable[APIRoute]) -> dict[tuple[str, str], list[str]]:
-    """By (path, method in lower case): the scopes that a key needs."""
+    """The scopes that a key needs for each route. The key of the result: (path, method in lower case)."""
     return {
         (route.path_format, method.lower()): sorted({require.scope for require in requirements(route.dependant)})
         for route in routes

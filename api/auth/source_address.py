@@ -19,7 +19,7 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 def source_address(request: Request) -> str | None:
     """The first address, on the way from this server to the client, that is not in LEASEHOLD_TRUSTED_PROXIES. If all
-    addresses are in it: the last address. None: the server does not know the address of its peer.
+    addresses belong to trusted proxies: the last address. None: the server does not know the address of its peer.
 
     Each proxy appends the address of its own peer to X-Forwarded-For. So this function reads the header from its end.
     It reads only the entries that trusted proxies wrote, because a client may have invented the others.
@@ -32,7 +32,7 @@ def source_address(request: Request) -> str | None:
     source = request.client.host
     while forwarded_addresses and _is_in(source, proxies):
         previous = forwarded_addresses.pop()
-        if _parsed(previous) is None:  # no address: the proxy is the last known source
+        if _parsed(previous) is None:  # the entry is no address: the proxy is the last known source
             break
         source = previous
     return source
